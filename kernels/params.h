@@ -1,0 +1,136 @@
+// Launch parameters of every kernel: the single source both sides share. The Rust side,
+// `crates/core/params.rs`, is generated from this file by bindgen and a test keeps it current.
+// Strides are in elements unless a name says bytes. Pointers are device addresses.
+#pragma once
+#include "plan_layout.h"
+
+/* plan.cu: one block plans the whole batch. */
+typedef struct FmPlanParams {
+  FmPlanShape shape;
+  FmPlanLayout layout;
+  const int32_t* seq_lens;
+  int64_t seq_lens_stride;
+  uint8_t* plan;
+} FmPlanParams;
+
+/* decode.cu: attention over a paged 16-bit latent cache. Q and the cache come in two parts, the latent
+   ("nope", 512 wide) and the rotary ("rope", 64 wide, absent for d_qk 512); one tensor is the case where
+   both point into the same rows. */
+typedef struct FmDecodeParams {
+  const void* q_nope;
+  const void* q_rope;
+  int64_t q_nope_stride[3]; /* batch, token, head */
+  int64_t q_rope_stride[3];
+  const void* kv_nope;      /* used by the gather loader; the TMA loader has tensor maps */
+  const void* kv_rope;
+  int64_t kv_nope_stride[3]; /* page, token, kv head */
+  int64_t kv_rope_stride[3];
+  const int32_t* block_table;
+  int64_t block_table_stride;
+  int32_t max_pages;
+  int32_t num_pages;
+  int32_t page_size;
+  int32_t group;       /* query heads per KV head */
+  int32_t team;        /* CTAs that share one unit, one row block each */
+  int32_t causal;
+  int32_t box_rows;    /* rows of one TMA box: gcd(page_size, 64) */
+  float scale_log2;    /* softmax_scale * log2(e) */
+  const float* attn_sink; /* [heads] or null */
+  const uint8_t* plan;
+  int64_t plan_worker_begin; /* byte offsets into the plan */
+  int64_t plan_items;
+  void* out;
+  int64_t out_stride[3];
+  float* lse;
+  int64_t lse_stride[3];
+  float* partial_out; /* [slots, unit_rows, 512], each normalised */
+  float* partial_lse; /* [slots, unit_rows], base 2 */
+} FmDecodeParams;
+
+/* combine.cu: the split units of a plan, partials to output. */
+typedef struct FmCombineParams {
+  const uint8_t* plan;
+  int64_t plan_merges;
+  const float* partial_out;
+  const float* partial_lse;
+  int32_t unit_rows;
+  int32_t group;
+  const float* attn_sink;
+  void* out;
+  int64_t out_stride[3];
+  float* lse;
+  int64_t lse_stride[3];
+} FmCombineParams;
+
+/* merge.cu: merge_states over [rows = dim0 * dim1 * dim2, 512]. */
+typedef struct FmMergeParams {
+  const void* out_a;
+  const void* out_b;
+  const float* lse_a;
+  const float* lse_b;
+  void* out;
+  float* lse;
+  int32_t dim[3];
+  int32_t d_v;
+  int64_t out_a_stride[3];
+  int64_t out_b_stride[3];
+  int64_t out_stride[3];
+  int64_t lse_a_stride[3];
+  int64_t lse_b_stride[3];
+  int64_t lse_stride[3];
+} FmMergeParams;
+
+/* cache.cu: append_kv. Rows of 16-bit elements, copied bit for bit. */
+typedef struct FmAppendParams {
+  const void* kv_c;
+  const void* k_pe; /* null when rope_dim is 0 */
+  int64_t kv_c_stride;
+  int64_t k_pe_stride;
+  const int64_t* slots;
+  int64_t slots_stride;
+  void* cache_nope;
+  void* cache_rope;
+  int64_t cache_nope_stride[2]; /* page, token */
+  int64_t cache_rope_stride[2];
+  int64_t tokens;
+  int64_t num_pages;
+  int32_t page_size;
+  int32_t nope_dim;
+  int32_t rope_dim;
+  int32_t reserved;
+} FmAppendParams;
+
+/* cache.cu: offsets[r] = sum of the clamped lengths before r; one block. */
+typedef struct FmOffsetsParams {
+  const int32_t* seq_lens;
+  int64_t seq_lens_stride;
+  int64_t* offsets;
+  int32_t batch;
+  int32_t max_seq_len;
+} FmOffsetsParams;
+
+/* cache.cu: gather_kv. out[t] = the cached row of token t, absent rows are zeros. Either by block_table
+   (token t of request r where offsets[r] <= t < offsets[r + 1]) or by explicit physical ids. */
+typedef struct FmGatherParams {
+  const void* cache_nope;
+  const void* cache_rope;
+  int64_t cache_nope_stride[2];
+  int64_t cache_rope_stride[2];
+  const int32_t* block_table; /* null: by ids */
+  int64_t block_table_stride;
+  const int64_t* offsets; /* [batch + 1], by block_table only: running sum of the lengths */
+  const void* ids;
+  int64_t ids_stride;
+  int32_t ids_are_64bit;
+  int32_t reserved;
+  void* out;
+  int64_t out_stride;
+  int64_t tokens;   /* rows of out */
+  int64_t num_pages;
+  int32_t batch;
+  int32_t max_pages;
+  int32_t page_size;
+  int32_t nope_dim;
+  int32_t rope_dim;
+  int32_t source_fp16; /* the cache holds fp16: converted to bf16 on the way */
+} FmGatherParams;

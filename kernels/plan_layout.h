@@ -1,0 +1,97 @@
+// The bytes of a plan: what the planner (host or device) writes and the attention kernels read.
+// Single source of the layout for C++ and Rust: `crates/schedule/plan_layout.rs` is generated from this
+// file by bindgen and a test keeps it current.
+//
+// A plan is one buffer of int32 words:
+//
+//   FmPlanHeader                       at 0
+//   int32 worker_begin[workers + 1]    items of worker w: worker_begin[w] .. worker_begin[w + 1]
+//   FmMerge   merges[max_merges]       the units that were split, for the combine
+//   FmWorkItem items[max_items]
+//   int64 unit_start[units + 1]        planner scratch: position of each unit on the work line
+//   int32 unit_item[units + 1]         planner scratch: first item of each unit
+//
+// Offsets are in bytes, 16-byte aligned, and follow from FmPlanShape alone (never from the lengths), so a
+// captured graph can plan again in place.
+#pragma once
+#include <stdint.h>
+
+#define FM_PLAN_VERSION 1
+#define FM_TILE_TOKENS 64 /* tokens of one KV tile */
+#define FM_TILE_ROWS 64   /* query rows (token, head) of one CTA */
+#define FM_MAX_INVARIANT_PARTS 16
+#define FM_INVARIANT_TILES 64 /* batch_invariant cuts a request into ceil(tiles / this) parts */
+
+/* How a unit may be cut into parts. */
+#define FM_SPLIT_AUTO 0      /* wherever the even shares of the workers fall */
+#define FM_SPLIT_FIXED 1     /* into num_splits parts */
+#define FM_SPLIT_INVARIANT 2 /* into parts that depend on the unit's own length only */
+
+/* Everything that decides a plan except the lengths. */
+typedef struct FmPlanShape {
+  int32_t batch;        /* requests */
+  int32_t q_len;        /* query tokens per request (uniform) */
+  int32_t group;        /* query heads per KV head */
+  int32_t kv_heads;
+  int32_t causal;       /* 0 or 1 */
+  int32_t unit_rows;    /* rows of one unit: FM_TILE_ROWS times the CTAs of a team */
+  int32_t workers;      /* teams (CUDA) or worker slots (CPU) that share the work line */
+  int32_t split_mode;   /* FM_SPLIT_* */
+  int32_t num_splits;   /* FM_SPLIT_FIXED only */
+  int32_t max_seq_len;  /* longer lengths are clamped to this */
+  int32_t fixed_cost;   /* what a unit costs before its first tile, in tiles */
+  int32_t split_cost;   /* what being split costs, in tiles: below this gain units stay whole */
+  int32_t min_part;     /* no part of a split unit is shorter than this, in tiles */
+  int32_t reserved[3];
+} FmPlanShape;
+
+typedef struct FmPlanHeader {
+  int32_t version;
+  int32_t items;
+  int32_t merges;
+  int32_t slots; /* partial results in use */
+  int32_t whole; /* FM_SPLIT_AUTO decided to cut nothing */
+  int32_t share; /* target length of one worker's stretch of the work line */
+  int32_t reserved[10];
+} FmPlanHeader;
+
+/* One worker's visit to one unit: a request's row block times a range of KV tiles. */
+typedef struct FmWorkItem {
+  int32_t request;
+  int32_t kv_head;
+  int32_t row_begin;  /* first row of the unit; row = query token * group + head in group */
+  int32_t q_begin;    /* first query token of the request along q's token axis (0 for uniform q_len) */
+  int32_t q_len;
+  int32_t seq_len;    /* clamped to [0, max_seq_len] */
+  int32_t tile_begin;
+  int32_t tile_end;   /* tile_begin == tile_end: the unit sees no key */
+  int32_t slot;       /* where the partial result goes; -1: the unit is whole, write the output */
+  int32_t reserved[3];
+} FmWorkItem;
+
+/* A unit whose parts are combined: its partial results are slots first_slot .. first_slot + parts. */
+typedef struct FmMerge {
+  int32_t request;
+  int32_t kv_head;
+  int32_t row_begin;
+  int32_t q_begin;
+  int32_t q_len;
+  int32_t first_slot;
+  int32_t parts;
+  int32_t reserved;
+} FmMerge;
+
+typedef struct FmPlanLayout {
+  int64_t worker_begin;
+  int64_t merges;
+  int64_t items;
+  int64_t unit_start;
+  int64_t unit_item;
+  int64_t bytes; /* of the whole buffer */
+  int32_t units;
+  int32_t blocks;     /* units per (request, KV head) */
+  int32_t max_items;
+  int32_t max_merges;
+  int32_t max_slots;
+  int32_t reserved;
+} FmPlanLayout;
