@@ -1,1 +1,25 @@
-//! placeholder, replaced by its first real commit
+//! Multi-head latent attention (MLA) over a paged KV cache, on NVIDIA Hopper GPUs and on CPUs.
+//!
+//! Every operation takes [`View`]s (pointer, type, device, shape, strides) of memory its caller owns, checks
+//! them once, and runs on the device they are on. The way of a call is: arguments, checked views, problem,
+//! [`Plan`], workspace, launch; the backends differ in the last step only.
+
+mod cache;
+mod decode;
+mod dtype;
+mod error;
+mod merge;
+mod plan;
+mod support;
+mod view;
+
+pub use cache::{
+    AppendArgs, CacheShape, GatherArgs, GatherSource, append_kv, cache_shape, gather_kv,
+};
+pub use decode::{DecodeArgs, DecodeOutputs, decode, decode_outputs};
+pub use dtype::{DType, Device, KvFormat};
+pub use error::{Error, Result};
+pub use merge::{MergeArgs, merge_states};
+pub use plan::{Plan, PlanArgs, workspace_bytes};
+pub use support::{Support, SupportRow, support};
+pub use view::{Dims, MAX_RANK, Parts, Stream, View};
