@@ -35,6 +35,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod algorithm;
 mod choose;
 mod error;
 mod layout;
