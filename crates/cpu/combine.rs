@@ -1,6 +1,6 @@
 //! The split units of a plan: their partial results, in part order, to one output row each.
 
-use ferromla_schedule::FmMerge;
+use ferromla_schedule::Merge;
 use rayon::prelude::*;
 
 use crate::element::Element;
@@ -12,7 +12,7 @@ use crate::{DecodeCpu, NOPE_DIM};
 /// # Safety
 /// As [`decode`](crate::decode), with every partial result of the plan written.
 pub(crate) unsafe fn combine<E: Element>(args: &DecodeCpu, output: &Output) {
-    args.plan.merges.par_iter().for_each(|merge| {
+    args.plan.merges().par_iter().for_each(|merge| {
         let unit = unit_of(args, merge);
         let mut sum = vec![0.0; NOPE_DIM];
         for row in 0..unit.rows {
@@ -25,7 +25,7 @@ pub(crate) unsafe fn combine<E: Element>(args: &DecodeCpu, output: &Output) {
     });
 }
 
-fn unit_of(args: &DecodeCpu, merge: &FmMerge) -> Unit {
+fn unit_of(args: &DecodeCpu, merge: &Merge) -> Unit {
     Unit {
         request: merge.request as usize,
         kv_head: merge.kv_head as usize,
@@ -35,16 +35,16 @@ fn unit_of(args: &DecodeCpu, merge: &FmMerge) -> Unit {
         first_row: merge.row_begin as usize,
         rows: 0,
     }
-    .clip(args.plan.unit_rows)
+    .clip(args.unit_rows)
 }
 
 /// Puts the weighted mean of a row's parts into `sum`; gives their joint log-sum-exp in base 2.
 ///
 /// # Safety
 /// The merge's slots are written and nobody else writes them.
-unsafe fn combine_row(args: &DecodeCpu, merge: &FmMerge, row: usize, sum: &mut [f32]) -> f64 {
+unsafe fn combine_row(args: &DecodeCpu, merge: &Merge, row: usize, sum: &mut [f32]) -> f64 {
     let parts = merge.first_slot as usize..(merge.first_slot + merge.parts) as usize;
-    let index = |slot: usize| [slot * args.plan.unit_rows + row];
+    let index = |slot: usize| [slot * args.unit_rows + row];
     // SAFETY: the slots were written through the same views, which checked them.
     let lse = |slot| unsafe { args.partial_lse.read(index(slot)) };
     let max = parts.clone().map(lse).fold(f32::NEG_INFINITY, f32::max);

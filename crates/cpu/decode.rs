@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use ferromla_schedule::{FmMerge, FmWorkItem};
+use ferromla_schedule::{PlanView, WorkItem};
 use rayon::prelude::*;
 
 use crate::combine::combine;
@@ -17,19 +17,6 @@ use crate::softmax::RowState;
 use crate::tile::{KeySource, Tile, widen_row};
 use crate::unit::{Unit, keys_seen};
 use crate::{Format, NOPE_DIM, Parts, ROPE_DIM, Strided, TILE_TOKENS};
-
-/// The used part of a host plan.
-#[derive(Debug, Clone, Copy)]
-pub struct PlanItems<'a> {
-    /// Items of worker `w`: `worker_begin[w] .. worker_begin[w + 1]`.
-    pub worker_begin: &'a [i32],
-    /// The work, in unit order.
-    pub items: &'a [FmWorkItem],
-    /// The split units.
-    pub merges: &'a [FmMerge],
-    /// Rows of one unit.
-    pub unit_rows: usize,
-}
 
 /// Arguments of [`decode`]. `h = h_kv * group`; `d_qk` is 576, or 512 where the rope parts are absent.
 #[derive(Debug, Clone, Copy)]
@@ -51,7 +38,9 @@ pub struct DecodeCpu<'a> {
     /// `[h]`: `out` is multiplied by `exp(lse) / (exp(lse) + exp(sink))`.
     pub attn_sink: Option<Strided<f32, 1>>,
     /// Made for these shapes.
-    pub plan: PlanItems<'a>,
+    pub plan: PlanView<'a>,
+    /// Rows of one unit of the plan.
+    pub unit_rows: usize,
     /// Rows of `[b, s_q, h]`, 512 wide.
     pub out: Strided<u16, 3>,
     /// `[b, s_q, h]`, natural logarithm.
@@ -77,13 +66,26 @@ pub struct DecodeCpu<'a> {
 /// When the partial buffers are too small for the plan's slots.
 ///
 /// ```
-/// use ferromla_cpu::{DecodeCpu, Format, Parts, PlanItems, Strided, decode};
-/// use ferromla_schedule::FmWorkItem;
+/// use ferromla_cpu::{DecodeCpu, Format, Parts, Strided, decode};
+/// use ferromla_schedule::{PlanView, Problem, Split, Target, layout, plan_into};
 /// // One request, one head, one cached token: attention gives back its value.
+/// let problem = Problem {
+///     batch: 1,
+///     q_len: 1,
+///     group: 1,
+///     kv_heads: 1,
+///     causal: true,
+///     max_seq_len: 1,
+///     split: Split::Auto,
+///     target: Target::Cpu { threads: 1 },
+/// };
+/// let shape = problem.shape()?;
+/// let mut words = vec![0; layout(&shape)?.words()];
+/// plan_into(&shape, [1].as_slice(), &mut words)?;
+///
 /// let one = 0x3f80u16; // 1.0 in bfloat16
 /// let (q, kv, table) = (vec![0u16; 512], vec![one; 512], [0i32]);
 /// let (mut out, mut lse) = (vec![0u16; 512], [0.0f32]);
-/// let item = FmWorkItem { q_len: 1, seq_len: 1, tile_end: 1, slot: -1, ..Default::default() };
 /// let rows = |ptr| Strided::new(ptr, [1, 1, 1], [512, 512, 512]);
 /// let none = Strided::new(std::ptr::NonNull::dangling().as_ptr(), [0], [1]);
 /// let args = DecodeCpu {
@@ -95,7 +97,8 @@ pub struct DecodeCpu<'a> {
 ///     causal: true,
 ///     softmax_scale: 512f64.powf(-0.5),
 ///     attn_sink: None,
-///     plan: PlanItems { worker_begin: &[0, 1], items: &[item], merges: &[], unit_rows: 64 },
+///     plan: PlanView::new(&shape, &words)?,
+///     unit_rows: shape.unit_rows as usize,
 ///     out: rows(out.as_mut_ptr()),
 ///     lse: Strided::new(lse.as_mut_ptr(), [1, 1, 1], [1, 1, 1]),
 ///     partial_out: none,
@@ -104,6 +107,7 @@ pub struct DecodeCpu<'a> {
 /// // SAFETY: all views describe the vectors above.
 /// unsafe { decode(&args) };
 /// assert!(out.iter().all(|x| *x == one) && lse == [0.0]);
+/// # Ok::<(), ferromla_schedule::PlanError>(())
 /// ```
 pub unsafe fn decode(args: &DecodeCpu) {
     // SAFETY: the caller's promise.
@@ -115,9 +119,9 @@ pub unsafe fn decode(args: &DecodeCpu) {
 unsafe fn decode_as<E: Element>(args: &DecodeCpu) {
     let plan = &args.plan;
     let output = Output { out: args.out, lse: args.lse, attn_sink: args.attn_sink };
-    plan.worker_begin
-        .par_windows(2)
-        .map(|w| &plan.items[w[0] as usize..w[1] as usize])
+    (0..plan.workers())
+        .into_par_iter()
+        .map(|worker| plan.worker(worker))
         .filter(|items| !items.is_empty())
         .for_each_init(
             || Scratch::new(args),
@@ -154,7 +158,7 @@ struct Run {
 impl Scratch {
     fn new(args: &DecodeCpu) -> Self {
         let width = NOPE_DIM + if args.q.rope.is_some() { ROPE_DIM } else { 0 };
-        let rows = args.plan.unit_rows.min(args.q.nope.shape()[1] * args.group);
+        let rows = args.unit_rows.min(args.q.nope.shape()[1] * args.group);
         Self {
             q: vec![0.0; rows * width],
             tile: Tile::new(width),
@@ -226,7 +230,7 @@ impl Scratch {
 unsafe fn run_item<E: Element>(
     args: &DecodeCpu,
     output: &Output,
-    item: &FmWorkItem,
+    item: &WorkItem,
     scratch: &mut Scratch,
 ) {
     let (seq_len, q_len) = (item.seq_len as usize, item.q_len as usize);
@@ -239,7 +243,7 @@ unsafe fn run_item<E: Element>(
         first_row: item.row_begin as usize,
         rows: 0,
     }
-    .clip(args.plan.unit_rows);
+    .clip(args.unit_rows);
     let Some(last_token) = unit.tokens().last().map(|(token, _)| token) else { return };
     let keys = |token| keys_seen(args.causal, seq_len, q_len, token);
     let source = KeySource {
@@ -269,7 +273,7 @@ unsafe fn run_item<E: Element>(
             // SAFETY: the row is this item's alone (caller's promise).
             Err(_) => unsafe { output.write_row::<E>(unit.index(row), acc, state.lse2()) },
             Ok(slot) => {
-                let index = slot * args.plan.unit_rows + row;
+                let index = slot * args.unit_rows + row;
                 // SAFETY: the slot is this item's alone (caller's promise), and inside (asserted).
                 unsafe { write_partial(args, index, acc, state.lse2()) };
             }

@@ -23,7 +23,7 @@ mod tile;
 mod unit;
 
 pub use append::{AppendCpu, append_kv};
-pub use decode::{DecodeCpu, PlanItems, decode};
+pub use decode::{DecodeCpu, decode};
 pub use element::Format;
 pub use gather::{GatherCpu, GatherSource, gather_kv, gather_offsets};
 pub use merge::{MergeCpu, merge_states};
@@ -35,4 +35,4 @@ pub const NOPE_DIM: usize = 512;
 pub const ROPE_DIM: usize = 64;
 
 /// Tokens of one KV tile.
-const TILE_TOKENS: usize = ferromla_schedule::FM_TILE_TOKENS as usize;
+const TILE_TOKENS: usize = ferromla_schedule::plan_layout::FM_TILE_TOKENS as usize;

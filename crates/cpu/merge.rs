@@ -64,10 +64,12 @@ pub unsafe fn merge_states(args: &MergeCpu) {
     });
 }
 
+/// Numbers of a row that are mixed at a time.
+const CHUNK: usize = 128;
+
 /// # Safety
 /// As [`merge_states`]; nobody else uses the row at `index`.
 unsafe fn merge_row<E: Element>(args: &MergeCpu, index: [usize; 3]) {
-    const CHUNK: usize = 128;
     // SAFETY: the caller's promise, here and below.
     let (lse_a, lse_b) = unsafe { (args.lse_a.read(index), args.lse_b.read(index)) };
     let state = Weights::new(lse_a, lse_b);
@@ -84,7 +86,8 @@ unsafe fn merge_row<E: Element>(args: &MergeCpu, index: [usize; 3]) {
             state.mix::<E>(a, b, joint);
         }
         // SAFETY: nothing else borrows the row now.
-        unsafe { args.out.row_mut(index, args.d_v) }[range].copy_from_slice(joint);
+        let out = unsafe { args.out.row_mut(index, args.d_v) };
+        out[range].copy_from_slice(joint);
     }
 }
 
@@ -104,9 +107,8 @@ impl Weights {
         }
         let (wa, wb) = ((a - max).exp(), (b - max).exp());
         let total = wa + wb;
-        let lse = if wa == 0.0 || wb == 0.0 { max } else { max + total.ln() };
-        let nan_or = |lse: f64| if total.is_nan() { f64::NAN } else { lse };
-        Self { a: (wa / total) as f32, b: (wb / total) as f32, lse: nan_or(lse) as f32 }
+        let lse = (max + total.ln()) as f32;
+        Self { a: (wa / total) as f32, b: (wb / total) as f32, lse }
     }
 
     fn mix<E: Element>(&self, a: &[u16], b: &[u16], joint: &mut [u16]) {
@@ -115,7 +117,7 @@ impl Weights {
             (_, 0.0) => joint.copy_from_slice(a),
             (0.0, _) => joint.copy_from_slice(b),
             (weight_a, weight_b) => {
-                let (mut wide_a, mut wide_b) = ([0.0; 128], [0.0; 128]);
+                let (mut wide_a, mut wide_b) = ([0.0; CHUNK], [0.0; CHUNK]);
                 let (wide_a, wide_b) = (&mut wide_a[..a.len()], &mut wide_b[..a.len()]);
                 E::widen(a, wide_a);
                 E::widen(b, wide_b);
