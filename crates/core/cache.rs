@@ -1,8 +1,11 @@
 //! Writing to and reading from a paged cache: `append_kv`, `gather_kv`, `cache_shape`.
 
-use crate::dtype::{DType, KvFormat};
+use crate::check::supported_format;
+use crate::dtype::{DType, Device, KvFormat};
 use crate::error::{Error, Result};
+use crate::problem::{NOPE_DIM, ROPE_DIM};
 use crate::view::{Dims, Parts, Stream, View};
+use crate::{check_cache, cpu, cuda, values};
 
 /// The arguments of [`append_kv`].
 #[derive(Debug, Clone)]
@@ -29,12 +32,25 @@ pub struct AppendArgs {
 /// # Safety
 /// As for [`decode`](crate::decode). Two tokens with one slot leave either of them there.
 pub unsafe fn append_kv(args: &AppendArgs) -> Result<()> {
-    let _ = args;
-    Err(Error::unsupported("kv_cache", "any", "not in this build"))
+    let problem = check_cache::append(args)?;
+    if problem.tokens == 0 {
+        return Ok(());
+    }
+    if values::checked() {
+        // SAFETY: the slots are live (the caller's promise) and have been checked.
+        unsafe { values::slots(&problem)? };
+    }
+    match problem.device {
+        // SAFETY: the caller's promise, and the problem has been checked.
+        Device::Cpu => unsafe { cpu::append(&problem) },
+        // SAFETY: as above.
+        Device::Cuda(ordinal) => unsafe { cuda::append(ordinal, &problem) },
+    }
 }
 
 /// Which tokens [`gather_kv`] takes.
 #[derive(Debug, Clone)]
+#[allow(clippy::large_enum_variant)] // lives for one call, and views are `Copy`
 pub enum GatherSource {
     /// The tokens of each request, one request after another.
     Pages {
@@ -72,8 +88,17 @@ pub struct GatherArgs {
 /// # Safety
 /// As for [`decode`](crate::decode).
 pub unsafe fn gather_kv(args: &GatherArgs) -> Result<()> {
-    let _ = args;
-    Err(Error::unsupported("cache", "any", "not in this build"))
+    let problem = check_cache::gather(args)?;
+    if values::checked() {
+        // SAFETY: the index arrays are live (the caller's promise) and have been checked.
+        unsafe { values::gather(&problem)? };
+    }
+    match problem.device {
+        // SAFETY: the caller's promise, and the problem has been checked.
+        Device::Cpu => unsafe { cpu::gather(&problem) },
+        // SAFETY: as above.
+        Device::Cuda(ordinal) => unsafe { cuda::gather(ordinal, &problem) },
+    }
 }
 
 /// How to allocate a cache.
@@ -94,12 +119,28 @@ pub struct CacheShape {
 /// # Errors
 /// [`Error::InvalidArgument`] for a negative size, a `page_size` of 0, a `d_qk` other than 576 and 512, or
 /// more bytes than an address can name; [`Error::Unsupported`] for a quantised format.
-pub fn cache_shape(
-    num_pages: i64,
-    page_size: i64,
-    kv_format: KvFormat,
-    d_qk: i64,
-) -> Result<CacheShape> {
-    let _ = (num_pages, page_size, kv_format, d_qk);
-    Err(Error::unsupported("kv_format", "any", "not in this build"))
+///
+/// ```
+/// use ferromla::{KvFormat, cache_shape};
+/// let cache = cache_shape(100, 64, KvFormat::Bf16, 576)?;
+/// assert_eq!((&cache.shape[..], cache.bytes), (&[100, 64, 576][..], 100 * 64 * 1152));
+/// # Ok::<(), ferromla::Error>(())
+/// ```
+pub fn cache_shape(num_pages: i64, page_size: i64, kv_format: KvFormat, d_qk: i64) -> Result<CacheShape> {
+    for (name, value, low) in [("num_pages", num_pages, 0), ("page_size", page_size, 1)] {
+        if !(low..=i64::from(i32::MAX)).contains(&value) {
+            return Err(Error::invalid(name, value, format!("between {low} and {}", i32::MAX)));
+        }
+    }
+    if d_qk != NOPE_DIM && d_qk != NOPE_DIM + ROPE_DIM {
+        return Err(Error::invalid("d_qk", d_qk, "576 or 512"));
+    }
+    supported_format(kv_format)?;
+    let dtype = kv_format.dtype().unwrap_or(DType::Bf16);
+    let bytes = i128::from(num_pages) * i128::from(page_size) * i128::from(d_qk) * i128::from(dtype.size());
+    if bytes > i128::from(i64::MAX) {
+        return Err(Error::invalid("num_pages", num_pages, "a cache of fewer than 2^63 bytes"));
+    }
+    let shape = Dims::new(&[num_pages, page_size, d_qk]);
+    Ok(CacheShape { shape, strides: shape.contiguous_strides(), dtype, bytes: bytes as u64 })
 }
