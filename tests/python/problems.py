@@ -104,8 +104,8 @@ def make(
     """A random problem; ``options`` go to decode."""
     generator = torch.Generator().manual_seed(seed)
     lens = lengths(b, seq, varlen, generator) if lens is None else torch.tensor(lens, dtype=torch.int32)
-    s = int(lens.max()) if lens.numel() else 0
-    keys = torch.randn(b, max(s, 0), h_kv, d_qk, generator=generator).to(device, dtype)
+    b, s = len(lens), max([0, *lens.tolist()])
+    keys = torch.randn(b, s, h_kv, d_qk, generator=generator).to(device, dtype)
     q = torch.randn(b, s_q, h, d_qk, generator=generator).to(device, dtype)
     cache, table = page(keys, lens, page_size, generator)
     lens = lens.to(device)
