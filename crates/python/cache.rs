@@ -93,8 +93,8 @@ pub fn append_kv<'py>(
 ///     >>> rows, offsets = ferromla.gather_kv(cache, table, lens)
 ///     >>> rows.shape, rows.dtype.name, offsets.tolist()
 ///     ((75, 576), 'bfloat16', [0, 70, 75])
-///     >>> ferromla.gather_kv(cache, ids=np.array([0, -1])).sum(axis=1).tolist()
-///     [576, 0]
+///     >>> ferromla.gather_kv(cache, ids=np.array([0, -1]))[:, :2].tolist()
+///     [[1.0, 1.0], [0.0, 0.0]]
 #[pyfunction]
 #[pyo3(signature = (cache, block_table=None, seq_lens=None, *, ids=None, kv_format=None, num_tokens=None,
     out=None, offsets=None))]

@@ -73,7 +73,8 @@ pub fn empty<'py>(
 pub fn bytes<'py>(near: &Tensor<'py>, device: Device, count: u64) -> PyResult<Tensor<'py>> {
     let py = near.object.py();
     let shape = [i64::try_from(count).unwrap_or(i64::MAX)];
-    if near.view.device() == device {
+    let unknown_on_cpu = near.kind.framework == Framework::Other && device == Device::Cpu;
+    if near.view.device() == device && !unknown_on_cpu {
         return empty(near, "workspace", &shape, DType::U8);
     }
     let object = match (device, near.kind.framework) {

@@ -186,6 +186,13 @@ impl Plan {
         self.inner.plan_bytes()
     }
 
+    /// Byte offsets into `workspace` of the plan's worker starts, merges, items and planner scratch; its
+    /// header is at 0.
+    #[getter]
+    fn plan_offsets(&self) -> (u64, u64, u64, u64) {
+        self.inner.plan_offsets().into()
+    }
+
     fn __repr__(&self) -> String {
         let args = self.inner.args();
         format!(
