@@ -118,7 +118,11 @@ pub unsafe fn decode(args: &DecodeCpu) {
 /// As [`decode`].
 unsafe fn decode_as<E: Element>(args: &DecodeCpu) {
     let plan = &args.plan;
-    let output = Output { out: args.out, lse: args.lse, attn_sink: args.attn_sink };
+    let output = Output {
+        out: args.out,
+        lse: args.lse,
+        attn_sink: args.attn_sink,
+    };
     (0..plan.workers())
         .into_par_iter()
         .map(|worker| plan.worker(worker))
@@ -174,7 +178,12 @@ impl Scratch {
     /// # Safety
     /// The unit lies in `q`, which describes live memory.
     unsafe fn begin<E: Element>(&mut self, unit: &Unit, q: &Parts<3>) {
-        for (row, out) in self.q.chunks_exact_mut(self.tile.width).take(unit.rows).enumerate() {
+        for (row, out) in self
+            .q
+            .chunks_exact_mut(self.tile.width)
+            .take(unit.rows)
+            .enumerate()
+        {
             // SAFETY: the caller's promise.
             unsafe { widen_row::<E, 3>(q, unit.index(row), out) };
         }
@@ -197,12 +206,23 @@ impl Scratch {
 
     /// Folds the loaded tile into the rows.
     fn attend(&mut self, scale_log2: f32) {
-        let Self { q, tile, scores, acc, state, runs } = self;
+        let Self {
+            q,
+            tile,
+            scores,
+            acc,
+            state,
+            runs,
+        } = self;
         let width = tile.width;
         for Run { rows, seen } in runs.iter().filter(|run| run.seen > 0) {
             let count = rows.len();
-            let matrix = |data, rows, cols, row_stride, col_stride| {
-                Matrix { data, rows, cols, row_stride, col_stride }
+            let matrix = |data, rows, cols, row_stride, col_stride| Matrix {
+                data,
+                rows,
+                cols,
+                row_stride,
+                col_stride,
             };
             let scores = &mut scores[rows.clone()];
             let acc = &mut acc[rows.start * NOPE_DIM..rows.end * NOPE_DIM];
@@ -244,7 +264,9 @@ unsafe fn run_item<E: Element>(
         rows: 0,
     }
     .clip(args.unit_rows);
-    let Some(last_token) = unit.tokens().last().map(|(token, _)| token) else { return };
+    let Some(last_token) = unit.tokens().last().map(|(token, _)| token) else {
+        return;
+    };
     let keys = |token| keys_seen(args.causal, seq_len, q_len, token);
     let source = KeySource {
         kv: &args.kv_cache,
@@ -266,7 +288,12 @@ unsafe fn run_item<E: Element>(
             scratch.attend(scale_log2);
         }
     }
-    for (row, acc) in scratch.acc.chunks_exact_mut(NOPE_DIM).take(unit.rows).enumerate() {
+    for (row, acc) in scratch
+        .acc
+        .chunks_exact_mut(NOPE_DIM)
+        .take(unit.rows)
+        .enumerate()
+    {
         let state = scratch.state[row];
         acc.iter_mut().for_each(|x| *x *= state.normaliser());
         match usize::try_from(item.slot) {
@@ -285,10 +312,15 @@ unsafe fn run_item<E: Element>(
 /// As [`decode`]; nobody else uses row `index` of the partial results.
 unsafe fn write_partial(args: &DecodeCpu, index: usize, row: &[f32], lse2: f64) {
     let slots = args.partial_out.shape()[0].min(args.partial_lse.shape()[0]);
-    assert!(index < slots, "the plan needs more partial rows than the {slots} given");
+    assert!(
+        index < slots,
+        "the plan needs more partial rows than the {slots} given"
+    );
     // SAFETY: the index was just checked, the rest is the caller's promise.
     unsafe {
-        args.partial_out.row_mut([index], NOPE_DIM).copy_from_slice(row);
+        args.partial_out
+            .row_mut([index], NOPE_DIM)
+            .copy_from_slice(row);
         args.partial_lse.write([index], lse2 as f32);
     }
 }
