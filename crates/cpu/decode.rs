@@ -140,6 +140,10 @@ unsafe fn decode_as<E: Element>(args: &DecodeCpu) {
     unsafe { combine::<E>(args, &output) };
 }
 
+/// A score is summed in parts of this many products: shorter chains of float32 additions lose less, and
+/// the error of a score is that of `lse`.
+const DOT_PART: usize = 64;
+
 /// What one worker computes in, kept from item to item.
 struct Scratch {
     /// `[rows, width]`
@@ -226,9 +230,18 @@ impl Scratch {
             };
             let scores = &mut scores[rows.clone()];
             let acc = &mut acc[rows.start * NOPE_DIM..rows.end * NOPE_DIM];
-            let queries = matrix(&q[rows.start * width..], count, width, width, 1);
-            let keys = matrix(&tile.rows, width, *seen, 1, width);
-            multiply(queries, keys, scores.as_flattened_mut(), TILE_TOKENS, false);
+            for part in (0..width).step_by(DOT_PART) {
+                let dims = DOT_PART.min(width - part);
+                let queries = matrix(&q[rows.start * width + part..], count, dims, width, 1);
+                let keys = matrix(&tile.rows[part..], dims, *seen, 1, width);
+                multiply(
+                    queries,
+                    keys,
+                    scores.as_flattened_mut(),
+                    TILE_TOKENS,
+                    part > 0,
+                );
+            }
             let states = state[rows.clone()].iter_mut();
             for ((state, scores), acc) in
                 states.zip(&mut *scores).zip(acc.chunks_exact_mut(NOPE_DIM))

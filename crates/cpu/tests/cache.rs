@@ -59,7 +59,7 @@ fn append_writes_each_slot_and_nothing_else() {
     for (seed, layout) in LAYOUTS.iter().enumerate() {
         for (tokens, page_size, pages) in [(0, 16, 3), (5, 1, 7), (40, 61, 2), (2000, 16, 70)] {
             let mut rng = Rng(seed as u64);
-            let mut layout_rng = layout.strided.then(|| Rng(99));
+            let mut layout_rng = layout.strided.then_some(Rng(99));
             let mut held = Held::new(
                 [tokens],
                 layout.width,
@@ -150,7 +150,7 @@ fn expected_bits(format: Format, row: &[u16]) -> Vec<u16> {
 
 fn random_cache(layout: &Layout, format: Format, shape: [usize; 2]) -> Held<2> {
     let mut rng = Rng(5);
-    let mut layout_rng = layout.strided.then(|| Rng(98));
+    let mut layout_rng = layout.strided.then_some(Rng(98));
     let mut cache = Held::new(
         shape,
         layout.width,

@@ -80,7 +80,7 @@ impl Inputs {
             .max()
             .unwrap_or(0)
             + 1;
-        let mut layout_rng = case.strided.then(|| Rng(case.seed ^ 0xabcd));
+        let mut layout_rng = case.strided.then_some(Rng(case.seed ^ 0xabcd));
         let mut held =
             |shape, two| Held::new(shape, case.width, two, NAN_BITS, layout_rng.as_mut());
         let q = held([b, case.s_q, case.h], case.two_part);
@@ -176,7 +176,7 @@ impl Inputs {
         plan_into(&shape, seq_lens, &mut words).unwrap();
 
         let rows = [seq_lens.len(), case.s_q, case.h];
-        let mut layout_rng = case.strided.then(|| Rng(case.seed ^ 0x1234));
+        let mut layout_rng = case.strided.then_some(Rng(case.seed ^ 0x1234));
         let mut out = Rows::new(rows, 512, 0xbeef, layout_rng.as_mut());
         let mut lse = Rows::new(rows, 1, 777.0, layout_rng.as_mut());
         let slots = [plan_layout.max_slots as usize * shape.unit_rows as usize];
