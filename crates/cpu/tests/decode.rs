@@ -45,7 +45,7 @@ fn random_case(rng: &mut Rng) -> Case {
             seed: rng.next(),
         };
         let tokens: usize = case.seq_lens.iter().map(|len| *len as usize).sum();
-        if h % case.h_kv == 0 && tokens * case.s_q * h * 1100 <= BUDGET {
+        if h.is_multiple_of(case.h_kv) && tokens * case.s_q * h * 1100 <= BUDGET {
             return case;
         }
     }

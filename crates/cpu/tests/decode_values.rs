@@ -129,6 +129,34 @@ fn page_ids_outside_the_cache_make_their_tokens_absent() {
 }
 
 #[test]
+fn absent_tokens_hold_nothing_of_the_request_before() {
+    let case = Case {
+        seq_lens: vec![64; 16],
+        page_size: 16,
+        h: 2,
+        threads: 1,
+        ..Case::default()
+    };
+    let mut inputs = Inputs::new(&case);
+    for request in (0..16).step_by(2) {
+        for position in 0..64 {
+            inputs.set_token(request, position, &[f32::NAN; 576]);
+        }
+        inputs.table.set_row([request + 1, 2], &[-1]);
+    }
+    let got = inputs.run();
+    for index in indices([16, 1, 2]) {
+        let nan = index[0] % 2 == 0;
+        let out = got.out_row(case.format, index);
+        assert!(
+            out.iter().all(|x| x.is_nan() == nan),
+            "request {}",
+            index[0]
+        );
+    }
+}
+
+#[test]
 fn lengths_outside_the_table_are_clamped() {
     let case = Case {
         seq_lens: vec![128, 128, 100],
