@@ -5,8 +5,10 @@ use ferromla_schedule::{Choice, PlanError, Problem, Split, Target, choose, layou
 
 const GPU: Target = Target::Gpu { sm_count: 132 };
 
-/// batch, query heads per KV head, q_len -> team, workers, units.
-const WORKLOADS: &[(&str, (i32, i32, i32), (i32, i32, i32))] = &[
+/// Name, (batch, query heads per KV head, q_len), (team, workers, units).
+type Workload = (&'static str, (i32, i32, i32), (i32, i32, i32));
+
+const WORKLOADS: &[Workload] = &[
     ("DeepSeek V3, one GPU of 8", (128, 16, 1), (1, 132, 128)),
     (
         "DeepSeek V3, one GPU of 8, one draft token",
