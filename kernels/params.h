@@ -4,6 +4,10 @@
 #pragma once
 #include "plan_layout.h"
 
+#define FM_DECODE_THREADS 512
+#define FM_DECODE_SMEM_BYTES 231936
+#define FM_COMBINE_THREADS 512
+
 /* plan.cu: one block plans the whole batch. */
 typedef struct FmPlanParams {
   FmPlanShape shape;
@@ -34,6 +38,8 @@ typedef struct FmDecodeParams {
   int32_t team;        /* CTAs that share one unit, one row block each */
   int32_t causal;
   int32_t box_rows;    /* rows of one TMA box: gcd(page_size, 64) */
+  int32_t head_chunks_nope; /* 64-wide column blocks from one KV head to the next in the tensor maps */
+  int32_t head_chunks_rope;
   float scale_log2;    /* softmax_scale * log2(e) */
   const float* attn_sink; /* [heads] or null */
   const uint8_t* plan;
