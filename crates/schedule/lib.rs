@@ -1,1 +1,56 @@
-//! placeholder, replaced by its first real commit
+//! The tile scheduler of `ferromla`: which worker does which part of which request.
+//!
+//! The requests of a batch, cut into *units* (one request, one KV head, one block of query rows), are laid
+//! one after another on a *work line* whose length is their cost in KV tiles. Even shares of that line go to
+//! the workers; a share that ends inside a unit splits it, and the partial results are merged afterwards.
+//! The result is a *plan*: one buffer of `i32` words that the CPU backend and the CUDA kernels both read.
+//! `kernels/plan_algorithm.h` is the same arithmetic for the device; both write the same bytes.
+//!
+//! Pure functions over integers: no CUDA, no threads, no allocation, no `unsafe`.
+//!
+//! ```
+//! use ferromla_schedule::{PlanView, Problem, Split, Target, layout, plan_into};
+//!
+//! let shape = Problem {
+//!     batch: 2,
+//!     q_len: 1,
+//!     group: 128,
+//!     kv_heads: 1,
+//!     causal: true,
+//!     max_seq_len: 1 << 20,
+//!     split: Split::Auto,
+//!     target: Target::Gpu { sm_count: 132 },
+//! }
+//! .shape()?;
+//! let mut words = vec![0; layout(&shape)?.words()];
+//! plan_into(&shape, [4096, 100].as_slice(), &mut words)?;
+//!
+//! let plan = PlanView::new(&shape, &words)?;
+//! for worker in 0..plan.workers() {
+//!     for item in plan.worker(worker) {
+//!         assert!(item.tile_begin <= item.tile_end);
+//!     }
+//! }
+//! # Ok::<(), ferromla_schedule::PlanError>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod algorithm;
+mod choose;
+mod error;
+mod layout;
+mod plan;
+#[allow(missing_docs)]
+#[rustfmt::skip]
+pub mod plan_layout;
+mod view;
+
+pub use choose::{Choice, FIXED_COST, MIN_PART, Problem, SPLIT_COST, Split, Target, choose};
+pub use error::PlanError;
+pub use layout::layout;
+pub use plan::{SeqLens, plan_into};
+pub use plan_layout::{
+    FmMerge as Merge, FmPlanHeader as PlanHeader, FmPlanLayout as PlanLayout,
+    FmPlanShape as PlanShape, FmWorkItem as WorkItem,
+};
+pub use view::PlanView;

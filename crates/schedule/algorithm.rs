@@ -1,0 +1,355 @@
+//! The arithmetic of the planner: what a unit costs, where the shares of the workers end, into which parts
+//! a unit is cut. `kernels/plan_algorithm.h` is the same for the device, name by name.
+//!
+//! Everything that multiplies or sums is 64 bit, and nothing overflows within the limits that
+//! [`layout`](crate::layout()) checks: a unit has at most 2^25 tiles and costs less than 2^32, and there are
+//! fewer than 2^31 units.
+
+use crate::layout::DivCeil;
+use crate::plan_layout::{
+    FM_INVARIANT_TILES, FM_MAX_INVARIANT_PARTS, FM_PLAN_VERSION, FM_SPLIT_AUTO, FM_SPLIT_FIXED,
+    FM_TILE_TOKENS, FmMerge, FmPlanHeader, FmPlanShape, FmWorkItem,
+};
+
+/// One request, one KV head, one block of query rows.
+#[derive(Clone, Copy)]
+pub(crate) struct Unit {
+    pub(crate) request: i32,
+    pub(crate) kv_head: i32,
+    pub(crate) row_begin: i32,
+}
+
+pub(crate) fn unit_at(shape: &FmPlanShape, blocks: i32, unit: i32) -> Unit {
+    let head = unit / blocks; // of all requests
+    Unit {
+        request: head / shape.kv_heads,
+        kv_head: head % shape.kv_heads,
+        row_begin: (unit % blocks) * shape.unit_rows,
+    }
+}
+
+pub(crate) fn clamp_seq_len(shape: &FmPlanShape, seq_len: i32) -> i32 {
+    seq_len.clamp(0, shape.max_seq_len)
+}
+
+/// KV tiles that any row of the unit sees. `seq_len` is clamped already.
+pub(crate) fn unit_tiles(shape: &FmPlanShape, row_begin: i32, seq_len: i32) -> i32 {
+    let seq_len = i64::from(seq_len);
+    let mut visible = seq_len;
+    if shape.causal != 0 {
+        let rows = i64::from(shape.q_len) * i64::from(shape.group);
+        let row_end = rows.min(i64::from(row_begin) + i64::from(shape.unit_rows));
+        let last_token = (row_end - 1) / i64::from(shape.group);
+        visible = (seq_len - i64::from(shape.q_len) + last_token + 1).clamp(0, seq_len);
+    }
+    visible.div_ceil_positive(FM_TILE_TOKENS) as i32
+}
+
+/// An even share of the work line for each worker.
+pub(crate) fn even_share(total: i64, workers: i32) -> i64 {
+    total.div_ceil_positive(workers).max(1)
+}
+
+/// Positions of the units on the line, as the device keeps them: `i64` in two words each, low word first.
+#[derive(Clone, Copy)]
+pub(crate) struct Starts<'a>(pub(crate) &'a [[i32; 2]]);
+
+impl Starts<'_> {
+    pub(crate) fn at(&self, unit: i32) -> i64 {
+        let [low, high] = self.0[unit as usize];
+        (i64::from(high) << 32) | i64::from(low as u32)
+    }
+
+    pub(crate) fn words(position: i64) -> [i32; 2] {
+        [position as i32, (position >> 32) as i32]
+    }
+}
+
+/// The units laid one after another: unit `u` stands at `start[u] .. start[u + 1]`, its fixed cost first,
+/// then its tiles.
+#[derive(Clone, Copy)]
+pub(crate) struct Line<'a> {
+    pub(crate) start: Starts<'a>,
+    pub(crate) total: i64,
+    /// Cut `c` is wished for at `c * share`.
+    pub(crate) share: i64,
+    pub(crate) units: i32,
+    /// `FM_SPLIT_AUTO`: no unit is cut.
+    pub(crate) whole: bool,
+}
+
+/// The parts a unit is cut into: inner part `j` begins at tile `origin + j * step`.
+#[derive(Clone, Copy)]
+pub(crate) struct Parts {
+    origin: i64,
+    step: i64,
+    pub(crate) count: i32,
+    tiles: i32,
+}
+
+impl Parts {
+    /// First tile of part `j`, `0 <= j <= count`; the end of the unit for `j == count`.
+    pub(crate) fn tile(&self, j: i32) -> i32 {
+        if j == 0 {
+            0
+        } else if j >= self.count {
+            self.tiles
+        } else {
+            (self.origin + i64::from(j) * self.step) as i32
+        }
+    }
+}
+
+fn line_tiles(shape: &FmPlanShape, line: &Line, unit: i32) -> i32 {
+    (line.start.at(unit + 1) - line.start.at(unit) - i64::from(shape.fixed_cost)) as i32
+}
+
+/// The first cut that is at least `min_part` tiles into the unit whose tiles begin at `first_tile`.
+fn first_inner_cut(shape: &FmPlanShape, line: &Line, first_tile: i64) -> i64 {
+    (first_tile + i64::from(shape.min_part))
+        .div_ceil_positive(line.share)
+        .max(1)
+}
+
+/// The cuts that fall inside a unit, no nearer than `min_part` to its ends: as cuts are evenly spaced, a
+/// closed range of them.
+fn parts_at_shares(shape: &FmPlanShape, line: &Line, unit: i32) -> Parts {
+    let first_tile = line.start.at(unit) + i64::from(shape.fixed_cost);
+    let first = first_inner_cut(shape, line, first_tile);
+    let end = line.start.at(unit + 1) - i64::from(shape.min_part);
+    let last = (end / line.share).min(i64::from(shape.workers) - 1);
+    Parts {
+        origin: (first - 1) * line.share - first_tile,
+        step: line.share,
+        count: (last - first + 1).max(0) as i32 + 1,
+        tiles: line_tiles(shape, line, unit),
+    }
+}
+
+/// Even parts, as many as the mode asks for; rounding up their length may leave fewer.
+fn parts_by_count(shape: &FmPlanShape, line: &Line, unit: i32) -> Parts {
+    let tiles = line_tiles(shape, line, unit);
+    if tiles == 0 {
+        return Parts {
+            origin: 0,
+            step: 0,
+            count: 1,
+            tiles: 0,
+        };
+    }
+    let tiles64 = i64::from(tiles);
+    let wanted = if shape.split_mode == FM_SPLIT_FIXED {
+        i64::from(shape.num_splits).clamp(1, tiles64)
+    } else {
+        tiles64
+            .div_ceil_positive(FM_INVARIANT_TILES)
+            .clamp(1, FM_MAX_INVARIANT_PARTS.into())
+    };
+    let step = tiles64.div_ceil_positive(wanted);
+    Parts {
+        origin: 0,
+        step,
+        count: tiles64.div_ceil_positive(step) as i32,
+        tiles,
+    }
+}
+
+pub(crate) fn parts_of(shape: &FmPlanShape, line: &Line, unit: i32) -> Parts {
+    if shape.split_mode != FM_SPLIT_AUTO {
+        parts_by_count(shape, line, unit)
+    } else if line.whole {
+        Parts {
+            origin: 0,
+            step: 0,
+            count: 1,
+            tiles: line_tiles(shape, line, unit),
+        }
+    } else {
+        parts_at_shares(shape, line, unit)
+    }
+}
+
+/// Where a worker's stretch begins: at a part of a unit; at part 0 of unit `units` for the line's end.
+#[derive(Clone, Copy)]
+pub(crate) struct Cut {
+    pub(crate) unit: i32,
+    pub(crate) part: i32,
+}
+
+/// The last unit that begins at or before `x`.
+fn unit_containing(line: &Line, x: i64) -> i32 {
+    let (mut low, mut high) = (0, line.units - 1);
+    while low < high {
+        let middle = high - (high - low) / 2;
+        if line.start.at(middle) <= x {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    low
+}
+
+/// The part boundary nearest to `x`, the lower of two equally near.
+fn nearest_boundary(shape: &FmPlanShape, line: &Line, x: i64) -> Cut {
+    let unit = unit_containing(line, x);
+    let parts = parts_of(shape, line, unit);
+    let first_tile = line.start.at(unit) + i64::from(shape.fixed_cost);
+    let mut part = 0;
+    if parts.count > 1 && x > first_tile {
+        part = ((x - first_tile) / parts.step).min(i64::from(parts.count) - 1) as i32;
+    }
+    let last = part + 1 == parts.count;
+    let boundary = |j| first_tile + i64::from(parts.tile(j));
+    let below = if part == 0 {
+        line.start.at(unit)
+    } else {
+        boundary(part)
+    };
+    let above = if last {
+        line.start.at(unit + 1)
+    } else {
+        boundary(part + 1)
+    };
+    if x - below <= above - x {
+        Cut { unit, part }
+    } else if last {
+        Cut {
+            unit: unit + 1,
+            part: 0,
+        }
+    } else {
+        Cut {
+            unit,
+            part: part + 1,
+        }
+    }
+}
+
+/// The cut at `x` itself, unless a part would become shorter than `min_part`.
+fn cut_at_share(shape: &FmPlanShape, line: &Line, cut: i32, x: i64) -> Cut {
+    let unit = unit_containing(line, x);
+    let first_tile = line.start.at(unit) + i64::from(shape.fixed_cost);
+    let tile = x - first_tile;
+    let tiles = line.start.at(unit + 1) - first_tile;
+    let near_start = tile < i64::from(shape.min_part);
+    let near_end = tiles - tile < i64::from(shape.min_part);
+    if !near_start && !near_end {
+        let first = first_inner_cut(shape, line, first_tile);
+        return Cut {
+            unit,
+            part: (i64::from(cut) - first + 1) as i32,
+        };
+    }
+    let to_end = if near_start && near_end {
+        2 * tile >= tiles
+    } else {
+        near_end
+    };
+    Cut {
+        unit: unit + i32::from(to_end),
+        part: 0,
+    }
+}
+
+/// Where worker `cut` begins, `0 <= cut <= workers`.
+pub(crate) fn cut_of(shape: &FmPlanShape, line: &Line, cut: i32) -> Cut {
+    if cut == 0 || line.units == 0 {
+        return Cut { unit: 0, part: 0 };
+    }
+    if cut == shape.workers {
+        return Cut {
+            unit: line.units,
+            part: 0,
+        };
+    }
+    let x = (i64::from(cut) * line.share).min(line.total);
+    if shape.split_mode == FM_SPLIT_AUTO && !line.whole {
+        cut_at_share(shape, line, cut, x)
+    } else {
+        nearest_boundary(shape, line, x)
+    }
+}
+
+/// Whether a worker's stretch of whole units is about as good as an even share. `line.whole` is set.
+pub(crate) fn whole_stretch_is_fair(shape: &FmPlanShape, line: &Line, worker: i32) -> bool {
+    let begin = line.start.at(cut_of(shape, line, worker).unit);
+    let end = line.start.at(cut_of(shape, line, worker + 1).unit);
+    end - begin <= line.share + i64::from(shape.split_cost)
+}
+
+/// The share to cut at once units are to be cut: parts must not get shorter than `min_part`.
+pub(crate) fn cutting_share(shape: &FmPlanShape, share: i64) -> i64 {
+    share.max(shape.min_part.into())
+}
+
+/// Part `j` of a unit. `first_slot` is that of part 0.
+pub(crate) fn make_item(
+    shape: &FmPlanShape,
+    unit: Unit,
+    seq_len: i32,
+    parts: &Parts,
+    j: i32,
+    first_slot: i32,
+) -> FmWorkItem {
+    FmWorkItem {
+        request: unit.request,
+        kv_head: unit.kv_head,
+        row_begin: unit.row_begin,
+        q_begin: 0,
+        q_len: shape.q_len,
+        seq_len,
+        tile_begin: parts.tile(j),
+        tile_end: parts.tile(j + 1),
+        slot: if parts.count > 1 { first_slot + j } else { -1 },
+        reserved: [0; 3],
+    }
+}
+
+pub(crate) fn make_merge(
+    shape: &FmPlanShape,
+    unit: Unit,
+    parts: &Parts,
+    first_slot: i32,
+) -> FmMerge {
+    FmMerge {
+        request: unit.request,
+        kv_head: unit.kv_head,
+        row_begin: unit.row_begin,
+        q_begin: 0,
+        q_len: shape.q_len,
+        first_slot,
+        parts: parts.count,
+        reserved: 0,
+    }
+}
+
+/// Items, merges and slots of the units so far.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Tally {
+    pub(crate) items: i32,
+    pub(crate) merges: i32,
+    pub(crate) slots: i32,
+}
+
+impl Tally {
+    pub(crate) fn add(&mut self, parts: &Parts) {
+        self.items += parts.count;
+        if parts.count > 1 {
+            self.merges += 1;
+            self.slots += parts.count;
+        }
+    }
+}
+
+pub(crate) fn make_header(line: &Line, all: Tally) -> FmPlanHeader {
+    FmPlanHeader {
+        version: FM_PLAN_VERSION,
+        items: all.items,
+        merges: all.merges,
+        slots: all.slots,
+        whole: line.whole.into(),
+        share: line.share.min(i32::MAX.into()) as i32,
+        reserved: [0; 10],
+    }
+}

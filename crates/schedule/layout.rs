@@ -1,0 +1,194 @@
+//! Where the parts of a plan lie in its buffer: a function of the shape alone, so that a captured graph
+//! can plan again in place whatever the lengths become.
+
+use crate::plan_layout::{
+    FM_INVARIANT_TILES, FM_MAX_INVARIANT_PARTS, FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT,
+    FM_TILE_TOKENS, FmMerge, FmPlanHeader, FmPlanLayout, FmPlanShape, FmWorkItem,
+};
+use crate::{PlanError, WorkItem};
+
+const ALIGN: i64 = 16;
+
+/// Offsets (bytes, 16-byte aligned) and capacities of the plan of `shape`.
+///
+/// # Errors
+///
+/// [`PlanError::Field`] for a field outside its range, [`PlanError::TooLarge`] where a count does not fit
+/// 32 bits.
+///
+/// ```
+/// # use ferromla_schedule::{PlanShape, layout};
+/// let shape = PlanShape {
+///     batch: 3, q_len: 1, group: 16, kv_heads: 1, unit_rows: 64, workers: 8,
+///     max_seq_len: 4096, fixed_cost: 2, split_cost: 6, min_part: 1, ..PlanShape::default()
+/// };
+/// let layout = layout(&shape)?;
+/// assert_eq!((layout.units, layout.max_items, layout.max_merges, layout.max_slots), (3, 10, 3, 10));
+/// # Ok::<(), ferromla_schedule::PlanError>(())
+/// ```
+pub fn layout(shape: &FmPlanShape) -> Result<FmPlanLayout, PlanError> {
+    check(shape)?;
+    let rows = fits("rows", i128::from(shape.q_len) * i128::from(shape.group))?;
+    let blocks = i64::from(rows).div_ceil_positive(shape.unit_rows);
+    let units = fits(
+        "units",
+        i128::from(shape.batch) * i128::from(shape.kv_heads) * i128::from(blocks),
+    )?;
+    let capacity = Capacity::of(shape, units)?;
+
+    let mut end = size_of::<FmPlanHeader>() as i64;
+    let mut section = |count: i64, size: usize| {
+        let begin = end;
+        end = (begin + count * size as i64 + ALIGN - 1) / ALIGN * ALIGN;
+        begin
+    };
+    let worker_begin = section(i64::from(shape.workers) + 1, size_of::<i32>());
+    let merges = section(capacity.merges.into(), size_of::<FmMerge>());
+    let items = section(capacity.items.into(), size_of::<FmWorkItem>());
+    let unit_start = section(i64::from(units) + 1, size_of::<i64>());
+    let unit_item = section(i64::from(units) + 1, size_of::<i32>());
+    Ok(FmPlanLayout {
+        worker_begin,
+        merges,
+        items,
+        unit_start,
+        unit_item,
+        bytes: end,
+        units,
+        blocks: blocks as i32, // <= rows, which fits
+        max_items: capacity.items,
+        max_merges: capacity.merges,
+        max_slots: capacity.slots,
+        reserved: 0,
+    })
+}
+
+impl FmPlanLayout {
+    /// Words (`i32`) of the whole buffer.
+    pub fn words(&self) -> usize {
+        self.bytes as usize / size_of::<i32>()
+    }
+}
+
+/// The most entries any lengths can need.
+struct Capacity {
+    items: i32,
+    merges: i32,
+    slots: i32,
+}
+
+impl Capacity {
+    fn of(shape: &FmPlanShape, units: i32) -> Result<Self, PlanError> {
+        if units == 0 {
+            return Ok(Self {
+                items: 0,
+                merges: 0,
+                slots: 0,
+            });
+        }
+        if shape.split_mode == FM_SPLIT_AUTO {
+            // Each of the workers - 1 inner cuts adds one item, and one slot beyond its unit's first.
+            let cuts = shape.workers - 1;
+            let merges = units.min(cuts);
+            return Ok(Self {
+                items: fits("items", i128::from(units) + i128::from(cuts))?,
+                merges,
+                slots: fits("slots", i128::from(merges) + i128::from(cuts))?,
+            });
+        }
+        let parts = max_parts(shape);
+        let items = fits("items", i128::from(units) * i128::from(parts))?;
+        let split = parts > 1;
+        Ok(Self {
+            items,
+            merges: if split { units } else { 0 },
+            slots: if split { items } else { 0 },
+        })
+    }
+}
+
+/// The most parts a unit is cut into in the modes that fix them.
+fn max_parts(shape: &FmPlanShape) -> i32 {
+    let tiles = i64::from(shape.max_seq_len).div_ceil_positive(FM_TILE_TOKENS);
+    let parts = if shape.split_mode == FM_SPLIT_FIXED {
+        i64::from(shape.num_splits).min(tiles)
+    } else {
+        tiles
+            .div_ceil_positive(FM_INVARIANT_TILES)
+            .min(FM_MAX_INVARIANT_PARTS.into())
+    };
+    parts.max(1) as i32 // <= 2^25
+}
+
+fn check(shape: &FmPlanShape) -> Result<(), PlanError> {
+    let at_least = |field, value: i32, least: i32, rule| {
+        if value >= least {
+            Ok(())
+        } else {
+            Err(PlanError::Field {
+                field,
+                value: value.into(),
+                rule,
+            })
+        }
+    };
+    at_least("batch", shape.batch, 0, "0 or more")?;
+    at_least("q_len", shape.q_len, 0, "0 or more")?;
+    at_least("group", shape.group, 1, "1 or more")?;
+    at_least("kv_heads", shape.kv_heads, 1, "1 or more")?;
+    at_least("unit_rows", shape.unit_rows, 1, "1 or more")?;
+    at_least("workers", shape.workers, 1, "1 or more")?;
+    at_least("max_seq_len", shape.max_seq_len, 0, "0 or more")?;
+    at_least("fixed_cost", shape.fixed_cost, 0, "0 or more")?;
+    at_least("split_cost", shape.split_cost, 0, "0 or more")?;
+    at_least("min_part", shape.min_part, 1, "1 or more")?;
+    let one_of = |field, value: i32, ok: bool, rule| {
+        if ok {
+            Ok(())
+        } else {
+            Err(PlanError::Field {
+                field,
+                value: value.into(),
+                rule,
+            })
+        }
+    };
+    one_of(
+        "causal",
+        shape.causal,
+        matches!(shape.causal, 0 | 1),
+        "0 or 1",
+    )?;
+    one_of(
+        "split_mode",
+        shape.split_mode,
+        matches!(
+            shape.split_mode,
+            FM_SPLIT_AUTO | FM_SPLIT_FIXED | FM_SPLIT_INVARIANT
+        ),
+        "0 (auto), 1 (fixed) or 2 (invariant)",
+    )?;
+    if shape.split_mode == FM_SPLIT_FIXED {
+        at_least("num_splits", shape.num_splits, 1, "1 or more")?;
+    }
+    Ok(())
+}
+
+fn fits(what: &'static str, count: i128) -> Result<i32, PlanError> {
+    i32::try_from(count).map_err(|_| PlanError::TooLarge { what, count })
+}
+
+/// `ceil(self / by)` for `self >= 0`, `by > 0`: the signed `div_ceil` is not stable.
+pub(crate) trait DivCeil {
+    fn div_ceil_positive(self, by: impl Into<i64>) -> i64;
+}
+
+impl DivCeil for i64 {
+    fn div_ceil_positive(self, by: impl Into<i64>) -> i64 {
+        let by = by.into();
+        self / by + i64::from(self % by != 0)
+    }
+}
+
+const _: () =
+    assert!(size_of::<WorkItem>() as i64 % ALIGN == 0 && size_of::<FmMerge>() as i64 % ALIGN == 0);
