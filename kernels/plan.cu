@@ -10,10 +10,10 @@
 //   write_workers    a thread per cut: which item it falls on; in a cut unit, that item
 //
 // A unit's thread writes the unit's first item and a cut's thread the item that begins there, so nobody
-// loops over the parts of a long request; only fixed numbers of parts (at most a few) are looped over.
+// loops over the parts of a long request. In the modes that fix the parts of a unit its thread writes all.
 //
-// Shared memory: 8-byte unit starts and 4-byte unit items for up to 3072 units (36,880 bytes), and 2 x 32
-// warp sums. Above that many units both arrays live in the scratch sections of the plan.
+// Shared memory: 8-byte unit starts and 4-byte unit items for up to 3072 units (36,876 bytes), and 2 x 32
+// warp sums (512 bytes). Above that many units both arrays live in the scratch sections of the plan.
 //
 // Tiles are read off the line in all steps after the first, so lengths that change under a running planner
 // give a plan for a mixture of both, never a write outside the layout.

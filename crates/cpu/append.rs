@@ -42,7 +42,9 @@ const TOKENS_PER_LANE: usize = 256;
 /// ```
 pub unsafe fn append_kv(args: &AppendCpu) {
     let [tokens] = args.slots.shape();
-    let lanes = tokens.div_ceil(TOKENS_PER_LANE).clamp(1, rayon::current_num_threads());
+    let lanes = tokens
+        .div_ceil(TOKENS_PER_LANE)
+        .clamp(1, rayon::current_num_threads());
     // A lane has the slots of its residue to itself: no races, and duplicates keep their order.
     (0..lanes).into_par_iter().for_each(|lane| {
         for token in 0..tokens {
@@ -72,9 +74,14 @@ unsafe fn copy_token(args: &AppendCpu, token: usize, index: [usize; 2]) {
     // SAFETY: the caller's promise.
     unsafe {
         let row = args.tokens.nope.row([token], NOPE_DIM);
-        args.cache.nope.row_mut(index, NOPE_DIM).copy_from_slice(row);
+        args.cache
+            .nope
+            .row_mut(index, NOPE_DIM)
+            .copy_from_slice(row);
         if let (Some(tokens), Some(cache)) = (&args.tokens.rope, &args.cache.rope) {
-            cache.row_mut(index, ROPE_DIM).copy_from_slice(tokens.row([token], ROPE_DIM));
+            cache
+                .row_mut(index, ROPE_DIM)
+                .copy_from_slice(tokens.row([token], ROPE_DIM));
         }
     }
 }

@@ -56,7 +56,9 @@ unsafe fn combine_row(args: &DecodeCpu, merge: &Merge, row: usize, sum: &mut [f3
         total += weight;
         // SAFETY: as for the log-sum-exps.
         let part = unsafe { args.partial_out.row(index(slot), NOPE_DIM) };
-        sum.iter_mut().zip(part).for_each(|(sum, x)| *sum += weight * x);
+        sum.iter_mut()
+            .zip(part)
+            .for_each(|(sum, x)| *sum += weight * x);
     }
     let normaliser = if total == 0.0 { 0.0 } else { 1.0 / total };
     sum.iter_mut().for_each(|x| *x *= normaliser);

@@ -118,7 +118,11 @@ pub unsafe fn decode(args: &DecodeCpu) {
 /// As [`decode`].
 unsafe fn decode_as<E: Element>(args: &DecodeCpu) {
     let plan = &args.plan;
-    let output = Output { out: args.out, lse: args.lse, attn_sink: args.attn_sink };
+    let output = Output {
+        out: args.out,
+        lse: args.lse,
+        attn_sink: args.attn_sink,
+    };
     (0..plan.workers())
         .into_par_iter()
         .map(|worker| plan.worker(worker))
@@ -135,6 +139,10 @@ unsafe fn decode_as<E: Element>(args: &DecodeCpu) {
     // SAFETY: the caller's promise; all partial results are written.
     unsafe { combine::<E>(args, &output) };
 }
+
+/// A score is summed in parts of this many products: shorter chains of float32 additions lose less, and
+/// the error of a score is that of `lse`.
+const DOT_PART: usize = 64;
 
 /// What one worker computes in, kept from item to item.
 struct Scratch {
@@ -174,7 +182,12 @@ impl Scratch {
     /// # Safety
     /// The unit lies in `q`, which describes live memory.
     unsafe fn begin<E: Element>(&mut self, unit: &Unit, q: &Parts<3>) {
-        for (row, out) in self.q.chunks_exact_mut(self.tile.width).take(unit.rows).enumerate() {
+        for (row, out) in self
+            .q
+            .chunks_exact_mut(self.tile.width)
+            .take(unit.rows)
+            .enumerate()
+        {
             // SAFETY: the caller's promise.
             unsafe { widen_row::<E, 3>(q, unit.index(row), out) };
         }
@@ -197,18 +210,38 @@ impl Scratch {
 
     /// Folds the loaded tile into the rows.
     fn attend(&mut self, scale_log2: f32) {
-        let Self { q, tile, scores, acc, state, runs } = self;
+        let Self {
+            q,
+            tile,
+            scores,
+            acc,
+            state,
+            runs,
+        } = self;
         let width = tile.width;
         for Run { rows, seen } in runs.iter().filter(|run| run.seen > 0) {
             let count = rows.len();
-            let matrix = |data, rows, cols, row_stride, col_stride| {
-                Matrix { data, rows, cols, row_stride, col_stride }
+            let matrix = |data, rows, cols, row_stride, col_stride| Matrix {
+                data,
+                rows,
+                cols,
+                row_stride,
+                col_stride,
             };
             let scores = &mut scores[rows.clone()];
             let acc = &mut acc[rows.start * NOPE_DIM..rows.end * NOPE_DIM];
-            let queries = matrix(&q[rows.start * width..], count, width, width, 1);
-            let keys = matrix(&tile.rows, width, *seen, 1, width);
-            multiply(queries, keys, scores.as_flattened_mut(), TILE_TOKENS, false);
+            for part in (0..width).step_by(DOT_PART) {
+                let dims = DOT_PART.min(width - part);
+                let queries = matrix(&q[rows.start * width + part..], count, dims, width, 1);
+                let keys = matrix(&tile.rows[part..], dims, *seen, 1, width);
+                multiply(
+                    queries,
+                    keys,
+                    scores.as_flattened_mut(),
+                    TILE_TOKENS,
+                    part > 0,
+                );
+            }
             let states = state[rows.clone()].iter_mut();
             for ((state, scores), acc) in
                 states.zip(&mut *scores).zip(acc.chunks_exact_mut(NOPE_DIM))
@@ -244,7 +277,9 @@ unsafe fn run_item<E: Element>(
         rows: 0,
     }
     .clip(args.unit_rows);
-    let Some(last_token) = unit.tokens().last().map(|(token, _)| token) else { return };
+    let Some(last_token) = unit.tokens().last().map(|(token, _)| token) else {
+        return;
+    };
     let keys = |token| keys_seen(args.causal, seq_len, q_len, token);
     let source = KeySource {
         kv: &args.kv_cache,
@@ -266,7 +301,12 @@ unsafe fn run_item<E: Element>(
             scratch.attend(scale_log2);
         }
     }
-    for (row, acc) in scratch.acc.chunks_exact_mut(NOPE_DIM).take(unit.rows).enumerate() {
+    for (row, acc) in scratch
+        .acc
+        .chunks_exact_mut(NOPE_DIM)
+        .take(unit.rows)
+        .enumerate()
+    {
         let state = scratch.state[row];
         acc.iter_mut().for_each(|x| *x *= state.normaliser());
         match usize::try_from(item.slot) {
@@ -285,10 +325,15 @@ unsafe fn run_item<E: Element>(
 /// As [`decode`]; nobody else uses row `index` of the partial results.
 unsafe fn write_partial(args: &DecodeCpu, index: usize, row: &[f32], lse2: f64) {
     let slots = args.partial_out.shape()[0].min(args.partial_lse.shape()[0]);
-    assert!(index < slots, "the plan needs more partial rows than the {slots} given");
+    assert!(
+        index < slots,
+        "the plan needs more partial rows than the {slots} given"
+    );
     // SAFETY: the index was just checked, the rest is the caller's promise.
     unsafe {
-        args.partial_out.row_mut([index], NOPE_DIM).copy_from_slice(row);
+        args.partial_out
+            .row_mut([index], NOPE_DIM)
+            .copy_from_slice(row);
         args.partial_lse.write([index], lse2 as f32);
     }
 }

@@ -19,7 +19,10 @@ pub(crate) fn exp2(x: f32) -> f32 {
     let p = p * r + 0.5;
     let p = (p * r) * r + r;
     let p = p + 1.0;
-    let exponent = shifted.to_bits().wrapping_sub(ROUND.to_bits()).wrapping_add(127);
+    let exponent = shifted
+        .to_bits()
+        .wrapping_sub(ROUND.to_bits())
+        .wrapping_add(127);
     let y = p * f32::from_bits(exponent << 23);
     if tiny { 0.0 } else { y }
 }

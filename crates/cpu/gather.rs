@@ -58,13 +58,16 @@ pub struct GatherCpu {
 /// assert_eq!((out[0], out[512]), (7, 0));
 /// ```
 pub unsafe fn gather_kv(args: &GatherCpu) {
-    (0..args.out.shape()[0]).into_par_iter().with_min_len(64).for_each(|row| {
-        // SAFETY: the row lies in the output and is this closure's alone.
-        unsafe {
-            let token = locate(&args.source, args.cache.nope.shape(), row);
-            gather_row(args, token, row);
-        }
-    });
+    (0..args.out.shape()[0])
+        .into_par_iter()
+        .with_min_len(64)
+        .for_each(|row| {
+            // SAFETY: the row lies in the output and is this closure's alone.
+            unsafe {
+                let token = locate(&args.source, args.cache.nope.shape(), row);
+                gather_row(args, token, row);
+            }
+        });
 }
 
 /// Writes `offsets[r]`, the sum of the lengths before request `r`, each clamped to
@@ -108,9 +111,10 @@ unsafe fn locate(source: &GatherSource, shape: [usize; 2], row: usize) -> Option
     // SAFETY: the row lies in the ids (caller's promise); `locate_in_pages` as this function.
     let (page, offset) = unsafe {
         match source {
-            GatherSource::Pages { block_table, offsets } => {
-                locate_in_pages(block_table, offsets, page_size, row)?
-            }
+            GatherSource::Pages {
+                block_table,
+                offsets,
+            } => locate_in_pages(block_table, offsets, page_size, row)?,
             GatherSource::Ids32(ids) => split_id(i64::from(ids.read([row])), page_size)?,
             GatherSource::Ids64(ids) => split_id(ids.read([row]), page_size)?,
         }
@@ -138,7 +142,11 @@ unsafe fn locate_in_pages(
     let (mut request, mut past) = (0, batch);
     while request < past {
         let middle = request.midpoint(past);
-        if end_of(middle) <= row as i64 { request = middle + 1 } else { past = middle }
+        if end_of(middle) <= row as i64 {
+            request = middle + 1
+        } else {
+            past = middle
+        }
     }
     if request == batch {
         return None;
@@ -157,13 +165,23 @@ unsafe fn locate_in_pages(
 /// # Safety
 /// As [`gather_kv`], for a row and a token inside; nobody else uses the row.
 unsafe fn gather_row(args: &GatherCpu, token: Option<[usize; 2]>, row: usize) {
-    let rope_dim = if args.cache.rope.is_some() { ROPE_DIM } else { 0 };
+    let rope_dim = if args.cache.rope.is_some() {
+        ROPE_DIM
+    } else {
+        0
+    };
     // SAFETY: the caller's promise.
     let out = unsafe { args.out.row_mut([row], NOPE_DIM + rope_dim) };
-    let Some(index) = token else { return out.fill(0) };
+    let Some(index) = token else {
+        return out.fill(0);
+    };
     let (nope, rope) = out.split_at_mut(NOPE_DIM);
     // SAFETY: the caller's promise.
-    convert(args.format, unsafe { args.cache.nope.row(index, NOPE_DIM) }, nope);
+    convert(
+        args.format,
+        unsafe { args.cache.nope.row(index, NOPE_DIM) },
+        nope,
+    );
     if let Some(part) = &args.cache.rope {
         // SAFETY: the caller's promise.
         convert(args.format, unsafe { part.row(index, ROPE_DIM) }, rope);

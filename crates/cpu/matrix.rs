@@ -20,13 +20,7 @@ impl Matrix<'_> {
 }
 
 /// `c = a b`, or `c += a b` when `accumulate`; rows of `c` are `c_row_stride` apart and dense.
-pub(crate) fn multiply(
-    a: Matrix,
-    b: Matrix,
-    c: &mut [f32],
-    c_row_stride: usize,
-    accumulate: bool,
-) {
+pub(crate) fn multiply(a: Matrix, b: Matrix, c: &mut [f32], c_row_stride: usize, accumulate: bool) {
     assert_eq!(a.cols, b.rows);
     assert!(b.cols <= c_row_stride);
     a.assert_inside();
@@ -34,7 +28,10 @@ pub(crate) fn multiply(
     if a.rows == 0 || b.cols == 0 {
         return;
     }
-    assert!((a.rows - 1) * c_row_stride + b.cols <= c.len(), "product reaches past its slice");
+    assert!(
+        (a.rows - 1) * c_row_stride + b.cols <= c.len(),
+        "product reaches past its slice"
+    );
     let beta = if accumulate { 1.0 } else { 0.0 };
     // SAFETY: all three matrices lie in their slices (asserted above), `c` is borrowed mutably and so
     // overlaps neither `a` nor `b`, and its rows do not overlap each other.

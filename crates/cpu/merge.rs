@@ -57,11 +57,14 @@ pub struct MergeCpu {
 /// ```
 pub unsafe fn merge_states(args: &MergeCpu) {
     let [b, s_q, h] = args.out.shape();
-    (0..b * s_q * h).into_par_iter().with_min_len(64).for_each(|row| {
-        let index = [row / (s_q * h), row / h % s_q, row % h];
-        // SAFETY: the index lies in the common shape; rows are disjoint (caller's promise).
-        with_element!(args.format, E => unsafe { merge_row::<E>(args, index) });
-    });
+    (0..b * s_q * h)
+        .into_par_iter()
+        .with_min_len(64)
+        .for_each(|row| {
+            let index = [row / (s_q * h), row / h % s_q, row % h];
+            // SAFETY: the index lies in the common shape; rows are disjoint (caller's promise).
+            with_element!(args.format, E => unsafe { merge_row::<E>(args, index) });
+        });
 }
 
 /// Numbers of a row that are mixed at a time.
@@ -103,12 +106,20 @@ impl Weights {
         let (a, b) = (f64::from(lse_a), f64::from(lse_b));
         let max = a.max(b);
         if max == f64::NEG_INFINITY {
-            return Self { a: 0.0, b: 0.0, lse: f32::NEG_INFINITY };
+            return Self {
+                a: 0.0,
+                b: 0.0,
+                lse: f32::NEG_INFINITY,
+            };
         }
         let (wa, wb) = ((a - max).exp(), (b - max).exp());
         let total = wa + wb;
         let lse = (max + total.ln()) as f32;
-        Self { a: (wa / total) as f32, b: (wb / total) as f32, lse }
+        Self {
+            a: (wa / total) as f32,
+            b: (wb / total) as f32,
+            lse,
+        }
     }
 
     fn mix<E: Element>(&self, a: &[u16], b: &[u16], joint: &mut [u16]) {

@@ -23,7 +23,10 @@ impl Output {
         // SAFETY: the caller's promise.
         let (sink, out) = unsafe {
             self.lse.write(index, lse as f32);
-            (self.attn_sink.map(|sink| sink.read([index[2]])), self.out.row_mut(index, NOPE_DIM))
+            (
+                self.attn_sink.map(|sink| sink.read([index[2]])),
+                self.out.row_mut(index, NOPE_DIM),
+            )
         };
         let factor = sink.map_or(1.0, |sink| sink_factor(lse, f64::from(sink)));
         for (y, x) in out.iter_mut().zip(row) {
@@ -35,7 +38,11 @@ impl Output {
 /// `exp(lse) / (exp(lse) + exp(sink))`, without overflow.
 fn sink_factor(lse: f64, sink: f64) -> f32 {
     let no_effect = lse == f64::NEG_INFINITY || sink == f64::NEG_INFINITY;
-    if no_effect { 1.0 } else { (1.0 / (1.0 + (sink - lse).exp())) as f32 }
+    if no_effect {
+        1.0
+    } else {
+        (1.0 / (1.0 + (sink - lse).exp())) as f32
+    }
 }
 
 #[cfg(test)]

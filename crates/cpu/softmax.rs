@@ -14,7 +14,10 @@ pub(crate) struct RowState {
 }
 
 impl RowState {
-    pub const EMPTY: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
+    pub const EMPTY: Self = Self {
+        max: f32::NEG_INFINITY,
+        sum: 0.0,
+    };
 
     /// Turns a tile's raw scores into probabilities relative to the new maximum, and gives the factor
     /// that brings what was accumulated before to it. The first `seen` scores count.
@@ -31,11 +34,17 @@ impl RowState {
         scores[seen..].fill(f32::NEG_INFINITY);
         for (score, mask) in scores[..seen].iter_mut().zip(mask) {
             // An absent token's row is zeros, but 0 * inf in q would still be NaN: replace, not add.
-            *score = if *mask == 0.0 { *score * scale_log2 } else { *mask };
+            *score = if *mask == 0.0 {
+                *score * scale_log2
+            } else {
+                *mask
+            };
         }
-        let max = scores.chunks_exact(LANES).fold([self.max; LANES], |max, x| {
-            std::array::from_fn(|i| if x[i] > max[i] { x[i] } else { max[i] })
-        });
+        let max = scores
+            .chunks_exact(LANES)
+            .fold([self.max; LANES], |max, x| {
+                std::array::from_fn(|i| if x[i] > max[i] { x[i] } else { max[i] })
+            });
         let max = max.into_iter().fold(self.max, f32::max);
         let base = if max == f32::NEG_INFINITY { 0.0 } else { max };
         let mut sum = [0.0; LANES];
@@ -45,7 +54,11 @@ impl RowState {
                 *sum += *x;
             }
         }
-        let rescale = if max == self.max { 1.0 } else { exp2(self.max - base) };
+        let rescale = if max == self.max {
+            1.0
+        } else {
+            exp2(self.max - base)
+        };
         self.max = max;
         self.sum = self.sum * rescale + sum.into_iter().sum::<f32>();
         rescale

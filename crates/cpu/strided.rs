@@ -31,7 +31,11 @@ unsafe impl<T: Send + Sync, const D: usize> Sync for Strided<T, D> {}
 impl<T, const D: usize> Strided<T, D> {
     /// Describes memory; `ptr` must come from a `*mut T` where the operation writes.
     pub const fn new(ptr: *const T, shape: [usize; D], strides: [i64; D]) -> Self {
-        Self { ptr, shape, strides }
+        Self {
+            ptr,
+            shape,
+            strides,
+        }
     }
 
     /// The indexed extents.

@@ -46,7 +46,13 @@ pub(crate) struct Tile {
 impl Tile {
     pub fn new(width: usize) -> Self {
         let rows = vec![0.0; TILE_TOKENS * width];
-        Self { rows, width, len: 0, mask: [0.0; TILE_TOKENS], present: 0 }
+        Self {
+            rows,
+            width,
+            len: 0,
+            mask: [0.0; TILE_TOKENS],
+            present: 0,
+        }
     }
 
     /// Loads tokens `start .. start + len`, `len <= 64`.
@@ -59,7 +65,11 @@ impl Tile {
         for (j, row) in self.rows.chunks_exact_mut(self.width).take(len).enumerate() {
             // SAFETY: the caller's promise.
             let token = unsafe { source.locate(start + j) };
-            self.mask[j] = if token.is_some() { 0.0 } else { f32::NEG_INFINITY };
+            self.mask[j] = if token.is_some() {
+                0.0
+            } else {
+                f32::NEG_INFINITY
+            };
             self.present += usize::from(token.is_some());
             match token {
                 // SAFETY: `locate` gives indices inside the cache; liveness is the caller's promise.

@@ -27,12 +27,21 @@ impl Unit {
     /// Where row `row` of the block lies in q, out and lse: request, token, query head.
     pub fn index(&self, row: usize) -> [usize; 3] {
         let row = self.first_row + row;
-        [self.request, self.q_begin + row / self.group, self.kv_head * self.group + row % self.group]
+        [
+            self.request,
+            self.q_begin + row / self.group,
+            self.kv_head * self.group + row % self.group,
+        ]
     }
 
     /// The rows of the block, one run per query token, with the token's number.
     pub fn tokens(&self) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
-        let Unit { group, first_row, rows, .. } = *self;
+        let Unit {
+            group,
+            first_row,
+            rows,
+            ..
+        } = *self;
         let mut row = 0;
         std::iter::from_fn(move || {
             if row >= rows {
@@ -47,7 +56,11 @@ impl Unit {
 
 /// How many leading keys query token `token` sees.
 pub(crate) fn keys_seen(causal: bool, seq_len: usize, q_len: usize, token: usize) -> usize {
-    if causal { (seq_len + token + 1).saturating_sub(q_len).min(seq_len) } else { seq_len }
+    if causal {
+        (seq_len + token + 1).saturating_sub(q_len).min(seq_len)
+    } else {
+        seq_len
+    }
 }
 
 #[cfg(test)]
@@ -56,7 +69,15 @@ mod tests {
 
     #[test]
     fn tokens_cover_the_rows_in_order() {
-        let unit = Unit { request: 0, kv_head: 1, group: 3, q_begin: 0, q_len: 4, first_row: 4, rows: 0 };
+        let unit = Unit {
+            request: 0,
+            kv_head: 1,
+            group: 3,
+            q_begin: 0,
+            q_len: 4,
+            first_row: 4,
+            rows: 0,
+        };
         let unit = unit.clip(7);
         let runs: Vec<_> = unit.tokens().collect();
         assert_eq!(runs, [(1, 0..2), (2, 2..5), (3, 5..7)]);

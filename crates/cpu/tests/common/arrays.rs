@@ -41,11 +41,22 @@ impl<T: Copy + PartialEq, const D: usize> Rows<T, D> {
                 }
             }
         }
-        Self { data: vec![fill; extent], shape, strides, offset, width, fill }
+        Self {
+            data: vec![fill; extent],
+            shape,
+            strides,
+            offset,
+            width,
+            fill,
+        }
     }
 
     pub fn start(&self, index: [usize; D]) -> usize {
-        let offset: i64 = index.iter().zip(self.strides).map(|(i, s)| *i as i64 * s).sum();
+        let offset: i64 = index
+            .iter()
+            .zip(self.strides)
+            .map(|(i, s)| *i as i64 * s)
+            .sum();
         (self.offset as i64 + offset) as usize
     }
 
@@ -62,7 +73,11 @@ impl<T: Copy + PartialEq, const D: usize> Rows<T, D> {
 
     /// A view of the rows from their element `skip` on.
     pub fn view(&self, skip: usize) -> Strided<T, D> {
-        Strided::new(self.data.as_ptr().wrapping_add(self.offset + skip), self.shape, self.strides)
+        Strided::new(
+            self.data.as_ptr().wrapping_add(self.offset + skip),
+            self.shape,
+            self.strides,
+        )
     }
 
     /// The same, for writing.
@@ -79,7 +94,10 @@ impl<T: Copy + PartialEq, const D: usize> Rows<T, D> {
             inside[start..start + self.width].fill(true);
         }
         let untouched = |(x, inside): (&T, &bool)| *inside || *x == self.fill;
-        assert!(self.data.iter().zip(&inside).all(untouched), "wrote between the rows");
+        assert!(
+            self.data.iter().zip(&inside).all(untouched),
+            "wrote between the rows"
+        );
     }
 }
 
@@ -140,11 +158,15 @@ impl<const D: usize> Held<D> {
         match self {
             Held::One(rows) => {
                 let rope = (rows.width == 576).then(|| rows.view_mut(512));
-                Parts { nope: rows.view_mut(0), rope }
+                Parts {
+                    nope: rows.view_mut(0),
+                    rope,
+                }
             }
-            Held::Two(nope, rope) => {
-                Parts { nope: nope.view_mut(0), rope: Some(rope.view_mut(0)) }
-            }
+            Held::Two(nope, rope) => Parts {
+                nope: nope.view_mut(0),
+                rope: Some(rope.view_mut(0)),
+            },
         }
     }
 

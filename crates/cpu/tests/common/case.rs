@@ -73,15 +73,25 @@ impl Inputs {
         let b = case.seq_lens.len();
         let pages_of = |len: i32| (len.max(0) as usize).div_ceil(case.page_size);
         let used: usize = case.seq_lens.iter().map(|len| pages_of(*len)).sum();
-        let max_pages = case.seq_lens.iter().map(|len| pages_of(*len)).max().unwrap_or(0) + 1;
-        let mut layout_rng = case.strided.then(|| Rng(case.seed ^ 0xabcd));
-        let mut held = |shape, two| {
-            Held::new(shape, case.width, two, NAN_BITS, layout_rng.as_mut())
-        };
+        let max_pages = case
+            .seq_lens
+            .iter()
+            .map(|len| pages_of(*len))
+            .max()
+            .unwrap_or(0)
+            + 1;
+        let mut layout_rng = case.strided.then_some(Rng(case.seed ^ 0xabcd));
+        let mut held =
+            |shape, two| Held::new(shape, case.width, two, NAN_BITS, layout_rng.as_mut());
         let q = held([b, case.s_q, case.h], case.two_part);
         let cache = held([used + 2, case.page_size, case.h_kv], case.two_part);
         let table = Rows::new([b, max_pages], 1, UNUSED_PAGE, layout_rng.as_mut());
-        let mut inputs = Self { case: case.clone(), q, cache, table };
+        let mut inputs = Self {
+            case: case.clone(),
+            q,
+            cache,
+            table,
+        };
         inputs.fill(&mut rng, used + 2);
         inputs
     }
@@ -97,11 +107,13 @@ impl Inputs {
             for position in 0..(*len).max(0) as usize {
                 let (column, offset) = (position / case.page_size, position % case.page_size);
                 if offset == 0 {
-                    self.table.set_row([request, column], &[free.pop().unwrap()]);
+                    self.table
+                        .set_row([request, column], &[free.pop().unwrap()]);
                 }
                 let page = self.table.row([request, column])[0] as usize;
                 for head in 0..case.h_kv {
-                    self.cache.set_row([page, offset, head], &random_row(&case, rng));
+                    self.cache
+                        .set_row([page, offset, head], &random_row(&case, rng));
                 }
             }
         }
@@ -153,7 +165,9 @@ impl Inputs {
             causal: case.causal,
             max_seq_len: (self.table.shape[1] * case.page_size) as i32,
             split: case.split,
-            target: Target::Cpu { threads: case.threads },
+            target: Target::Cpu {
+                threads: case.threads,
+            },
         }
         .shape()
         .unwrap();
@@ -162,13 +176,16 @@ impl Inputs {
         plan_into(&shape, seq_lens, &mut words).unwrap();
 
         let rows = [seq_lens.len(), case.s_q, case.h];
-        let mut layout_rng = case.strided.then(|| Rng(case.seed ^ 0x1234));
+        let mut layout_rng = case.strided.then_some(Rng(case.seed ^ 0x1234));
         let mut out = Rows::new(rows, 512, 0xbeef, layout_rng.as_mut());
         let mut lse = Rows::new(rows, 1, 777.0, layout_rng.as_mut());
         let slots = [plan_layout.max_slots as usize * shape.unit_rows as usize];
         let mut partial_out = Rows::new(slots, 512, f32::NAN, None);
         let mut partial_lse = Rows::new(slots, 1, f32::NAN, None);
-        let sink = case.sink.as_ref().map(|sink| ferromla_cpu::Strided::new(sink.as_ptr(), [sink.len()], [1]));
+        let sink = case
+            .sink
+            .as_ref()
+            .map(|sink| ferromla_cpu::Strided::new(sink.as_ptr(), [sink.len()], [1]));
         let args = DecodeCpu {
             format: case.format,
             q: self.q.parts(),
@@ -198,16 +215,26 @@ impl Outputs {
     pub fn request(&self, request: usize) -> (Vec<u16>, Vec<u32>) {
         let [_, s_q, h] = self.out.shape;
         let rows = || indices([s_q, h]).map(|[t, h]| [request, t, h]);
-        let out = rows().flat_map(|index| self.out.row(index).to_vec()).collect();
-        let lse = rows().map(|index| self.lse.row(index)[0].to_bits()).collect();
+        let out = rows()
+            .flat_map(|index| self.out.row(index).to_vec())
+            .collect();
+        let lse = rows()
+            .map(|index| self.lse.row(index)[0].to_bits())
+            .collect();
         (out, lse)
     }
 
     pub fn out_row(&self, format: Format, index: [usize; 3]) -> Vec<f32> {
-        self.out.row(index).iter().map(|bits| from_bits(format, *bits)).collect()
+        self.out
+            .row(index)
+            .iter()
+            .map(|bits| from_bits(format, *bits))
+            .collect()
     }
 }
 
 fn random_row(case: &Case, rng: &mut Rng) -> Vec<u16> {
-    (0..case.width).map(|_| to_bits(case.format, rng.normal())).collect()
+    (0..case.width)
+        .map(|_| to_bits(case.format, rng.normal()))
+        .collect()
 }

@@ -1,0 +1,325 @@
+//! The layout follows from the shape alone, and says no in words.
+
+mod support;
+
+use ferromla_schedule::plan_layout::{FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT};
+use ferromla_schedule::{PlanError, PlanLayout, PlanShape, PlanView, SeqLens, layout, plan_into};
+use proptest::prelude::*;
+use support::cases;
+
+const SHAPE: PlanShape = PlanShape {
+    batch: 10,
+    q_len: 1,
+    group: 128,
+    kv_heads: 1,
+    causal: 1,
+    unit_rows: 64,
+    workers: 4,
+    split_mode: FM_SPLIT_AUTO,
+    num_splits: 0,
+    max_seq_len: 64 * 64 * 3,
+    fixed_cost: 2,
+    split_cost: 6,
+    min_part: 1,
+    reserved: [0; 3],
+};
+
+fn capacities(shape: PlanShape) -> (i32, i32, i32) {
+    let PlanLayout {
+        max_items,
+        max_merges,
+        max_slots,
+        ..
+    } = layout(&shape).unwrap();
+    (max_items, max_merges, max_slots)
+}
+
+#[test]
+fn capacities_of_each_mode() {
+    assert_eq!(capacities(SHAPE), (23, 3, 6));
+    assert_eq!(
+        capacities(PlanShape {
+            workers: 1,
+            ..SHAPE
+        }),
+        (20, 0, 0)
+    );
+    let fixed = PlanShape {
+        split_mode: FM_SPLIT_FIXED,
+        num_splits: 5,
+        ..SHAPE
+    };
+    assert_eq!(capacities(fixed), (100, 20, 100));
+    assert_eq!(
+        capacities(PlanShape {
+            num_splits: 1,
+            ..fixed
+        }),
+        (20, 0, 0)
+    );
+    assert_eq!(
+        capacities(PlanShape {
+            max_seq_len: 65,
+            ..fixed
+        }),
+        (40, 20, 40)
+    );
+    assert_eq!(
+        capacities(PlanShape {
+            max_seq_len: 0,
+            ..fixed
+        }),
+        (20, 0, 0)
+    );
+    let invariant = PlanShape {
+        split_mode: FM_SPLIT_INVARIANT,
+        ..SHAPE
+    };
+    assert_eq!(capacities(invariant), (60, 20, 60));
+    assert_eq!(
+        capacities(PlanShape {
+            max_seq_len: i32::MAX,
+            ..invariant
+        }),
+        (320, 20, 320)
+    );
+    assert_eq!(
+        capacities(PlanShape {
+            max_seq_len: 4096,
+            ..invariant
+        }),
+        (20, 0, 0)
+    );
+    assert_eq!(capacities(PlanShape { batch: 0, ..SHAPE }), (0, 0, 0));
+    assert_eq!(capacities(PlanShape { q_len: 0, ..fixed }), (0, 0, 0));
+}
+
+proptest! {
+    #[test]
+    fn sections_are_aligned_and_do_not_overlap(case in cases()) {
+        let PlanLayout { worker_begin, merges, items, unit_start, unit_item, bytes, .. } =
+            layout(&case.shape).unwrap();
+        let at = layout(&case.shape).unwrap();
+        let units = i64::from(at.units);
+        for (begin, size, next) in [
+            (0, 64, worker_begin),
+            (worker_begin, (i64::from(case.shape.workers) + 1) * 4, merges),
+            (merges, i64::from(at.max_merges) * 32, items),
+            (items, i64::from(at.max_items) * 48, unit_start),
+            (unit_start, (units + 1) * 8, unit_item),
+            (unit_item, (units + 1) * 4, bytes),
+        ] {
+            prop_assert_eq!(begin % 16, 0);
+            prop_assert!((begin + size..begin + size + 16).contains(&next));
+        }
+    }
+}
+
+#[test]
+fn fields_out_of_range_are_named() {
+    for (shape, message) in [
+        (
+            PlanShape { batch: -1, ..SHAPE },
+            "batch is -1, must be 0 or more",
+        ),
+        (
+            PlanShape { q_len: -2, ..SHAPE },
+            "q_len is -2, must be 0 or more",
+        ),
+        (
+            PlanShape { group: 0, ..SHAPE },
+            "group is 0, must be 1 or more",
+        ),
+        (
+            PlanShape {
+                kv_heads: 0,
+                ..SHAPE
+            },
+            "kv_heads is 0, must be 1 or more",
+        ),
+        (
+            PlanShape { causal: 2, ..SHAPE },
+            "causal is 2, must be 0 or 1",
+        ),
+        (
+            PlanShape {
+                unit_rows: 0,
+                ..SHAPE
+            },
+            "unit_rows is 0, must be 1 or more",
+        ),
+        (
+            PlanShape {
+                workers: 0,
+                ..SHAPE
+            },
+            "workers is 0, must be 1 or more",
+        ),
+        (
+            PlanShape {
+                split_mode: 3,
+                ..SHAPE
+            },
+            "split_mode is 3, must be 0 (auto), 1 (fixed) or 2 (invariant)",
+        ),
+        (
+            PlanShape {
+                split_mode: FM_SPLIT_FIXED,
+                ..SHAPE
+            },
+            "num_splits is 0, must be 1 or more",
+        ),
+        (
+            PlanShape {
+                max_seq_len: -1,
+                ..SHAPE
+            },
+            "max_seq_len is -1, must be 0 or more",
+        ),
+        (
+            PlanShape {
+                fixed_cost: -1,
+                ..SHAPE
+            },
+            "fixed_cost is -1, must be 0 or more",
+        ),
+        (
+            PlanShape {
+                split_cost: -1,
+                ..SHAPE
+            },
+            "split_cost is -1, must be 0 or more",
+        ),
+        (
+            PlanShape {
+                min_part: 0,
+                ..SHAPE
+            },
+            "min_part is 0, must be 1 or more",
+        ),
+    ] {
+        assert_eq!(layout(&shape).unwrap_err().to_string(), message);
+    }
+}
+
+#[test]
+fn counts_beyond_32_bits_are_refused_and_the_largest_are_not() {
+    let many = PlanShape {
+        batch: i32::MAX,
+        group: 1,
+        workers: 1,
+        ..SHAPE
+    };
+    assert_eq!(layout(&many).unwrap().units, i32::MAX);
+    for (shape, what) in [
+        (
+            PlanShape {
+                kv_heads: 2,
+                ..many
+            },
+            "units",
+        ),
+        (
+            PlanShape {
+                kv_heads: i32::MAX,
+                q_len: i32::MAX,
+                unit_rows: 1,
+                ..many
+            },
+            "units",
+        ),
+        (PlanShape { workers: 2, ..many }, "items"),
+        (
+            PlanShape {
+                split_mode: FM_SPLIT_FIXED,
+                num_splits: 2,
+                ..many
+            },
+            "items",
+        ),
+        (
+            PlanShape {
+                workers: i32::MAX,
+                batch: 1,
+                group: 1,
+                ..SHAPE
+            },
+            "",
+        ),
+        (
+            PlanShape {
+                q_len: i32::MAX,
+                group: 2,
+                ..SHAPE
+            },
+            "rows",
+        ),
+    ] {
+        match layout(&shape) {
+            Err(PlanError::TooLarge { what: found, .. }) => assert_eq!(found, what),
+            other => assert!(what.is_empty() && other.is_ok(), "{shape:?}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn slices_of_the_wrong_length_are_refused() {
+    let needed = layout(&SHAPE).unwrap().words();
+    let mut words = vec![0; needed];
+    let error = plan_into(&SHAPE, [0; 9].as_slice(), &mut words).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "seq_lens has 9 elements, exactly 10 needed"
+    );
+    let strided = SeqLens {
+        data: &[0; 18],
+        stride: 2,
+    };
+    let error = plan_into(&SHAPE, strided, &mut words).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "seq_lens has 18 elements, at least 19 needed"
+    );
+    let error = plan_into(&SHAPE, [0; 10].as_slice(), &mut words[1..]).unwrap_err();
+    assert_eq!(
+        error,
+        PlanError::Length {
+            argument: "words",
+            len: needed - 1,
+            needed,
+            rule: "at least"
+        }
+    );
+}
+
+#[test]
+fn a_plan_of_another_shape_is_refused() {
+    let mut words = vec![0; layout(&SHAPE).unwrap().words()];
+    let unwritten = PlanView::new(&SHAPE, &words).unwrap_err();
+    assert!(matches!(
+        unwritten,
+        PlanError::NotThisPlan {
+            field: "version",
+            value: 0,
+            ..
+        }
+    ));
+    plan_into(&SHAPE, [9000; 10].as_slice(), &mut words).unwrap();
+    assert!(PlanView::new(&SHAPE, &words).is_ok());
+    let other = PlanShape {
+        workers: 3,
+        ..SHAPE
+    };
+    assert!(matches!(
+        PlanView::new(&other, &words),
+        Err(PlanError::NotThisPlan {
+            field: "worker_begin",
+            ..
+        })
+    ));
+    let smaller = PlanShape { batch: 2, ..SHAPE };
+    assert!(matches!(
+        PlanView::new(&smaller, &words),
+        Err(PlanError::NotThisPlan { field: "items", .. })
+    ));
+}

@@ -1,0 +1,360 @@
+//! What holds for every plan.
+
+mod support;
+
+use ferromla_schedule::plan_layout::{FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT};
+use ferromla_schedule::{Merge, PlanView, SeqLens, WorkItem, layout, plan_into};
+use proptest::prelude::*;
+use support::{Case, ExpectedUnit, Planned, cases, cases_of, expected_units, plan, plan_over};
+
+/// The items of each unit, in the order of the plan.
+fn items_by_unit(items: &[WorkItem]) -> Vec<&[WorkItem]> {
+    items.chunk_by(|a, b| unit_key(a) == unit_key(b)).collect()
+}
+
+fn unit_key(item: &WorkItem) -> (i32, i32, i32) {
+    (item.request, item.kv_head, item.row_begin)
+}
+
+/// Where each boundary between parts stands on the work line, the line's end included.
+fn boundaries(case: &Case, items: &[WorkItem]) -> Vec<i64> {
+    let fixed = i64::from(case.shape.fixed_cost);
+    let mut position = 0;
+    let mut boundaries = Vec::new();
+    for item in items {
+        boundaries.push(position);
+        let own = if item.tile_begin == 0 { fixed } else { 0 };
+        position += own + i64::from(item.tile_end - item.tile_begin);
+    }
+    boundaries.push(position);
+    boundaries
+}
+
+fn even_share(case: &Case, units: &[ExpectedUnit]) -> (i64, i64) {
+    let total: i64 = units
+        .iter()
+        .map(|unit| unit.tiles + i64::from(case.shape.fixed_cost))
+        .sum();
+    let workers = i64::from(case.shape.workers);
+    (total, ((total + workers - 1) / workers).max(1))
+}
+
+/// The boundary nearest to `x`, the lower of two.
+fn nearest(boundaries: &[i64], x: i64) -> i64 {
+    *boundaries
+        .iter()
+        .min_by_key(|&&boundary| ((boundary - x).abs(), boundary))
+        .expect("not empty")
+}
+
+/// The longest stretch of a worker when no unit is cut.
+fn longest_whole_stretch(case: &Case, units: &[ExpectedUnit]) -> i64 {
+    let (total, share) = even_share(case, units);
+    let mut boundaries = vec![0];
+    for unit in units {
+        boundaries
+            .push(boundaries[boundaries.len() - 1] + unit.tiles + i64::from(case.shape.fixed_cost));
+    }
+    let workers = i64::from(case.shape.workers);
+    let cuts: Vec<i64> = (0..=workers)
+        .map(|cut| {
+            if cut == workers {
+                total
+            } else {
+                nearest(&boundaries, (cut * share).min(total))
+            }
+        })
+        .collect();
+    cuts.windows(2)
+        .map(|pair| pair[1] - pair[0])
+        .max()
+        .expect("a worker")
+}
+
+fn worker_loads(case: &Case, planned: &Planned) -> Vec<i64> {
+    let plan = planned.view();
+    (0..plan.workers())
+        .map(|worker| {
+            *boundaries(case, plan.worker(worker))
+                .last()
+                .expect("the end")
+        })
+        .collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(700))]
+
+    #[test]
+    fn every_tile_of_every_unit_is_covered_once_and_in_order(case in cases()) {
+        let planned = plan(&case);
+        let units = expected_units(&case);
+        let plan = planned.view();
+        let by_unit = items_by_unit(plan.items());
+        prop_assert_eq!(by_unit.len(), units.len());
+        for (items, unit) in by_unit.iter().zip(&units) {
+            let first = &items[0];
+            prop_assert_eq!(unit_key(first), (unit.request, unit.kv_head, unit.row_begin));
+            prop_assert_eq!(first.tile_begin, 0);
+            prop_assert_eq!(i64::from(items[items.len() - 1].tile_end), unit.tiles);
+            for pair in items.windows(2) {
+                prop_assert_eq!(pair[0].tile_end, pair[1].tile_begin);
+            }
+            let len = case.seq_lens[unit.request as usize].clamp(0, case.shape.max_seq_len);
+            for item in *items {
+                prop_assert!(item.tile_begin < item.tile_end || unit.tiles == 0 && items.len() == 1);
+                prop_assert_eq!((item.seq_len, item.q_len, item.q_begin), (len, case.shape.q_len, 0));
+                prop_assert_eq!(item.reserved, [0; 3]);
+            }
+        }
+    }
+
+    #[test]
+    fn slots_and_merges_name_every_part_of_a_cut_unit_once(case in cases()) {
+        let planned = plan(&case);
+        let plan = planned.view();
+        let mut next_slot = 0;
+        let mut merges = Vec::new();
+        for items in items_by_unit(plan.items()) {
+            if items.len() == 1 {
+                prop_assert_eq!(items[0].slot, -1);
+                continue;
+            }
+            let item = &items[0];
+            merges.push(Merge {
+                request: item.request,
+                kv_head: item.kv_head,
+                row_begin: item.row_begin,
+                q_begin: 0,
+                q_len: item.q_len,
+                first_slot: next_slot,
+                parts: items.len() as i32,
+                reserved: 0,
+            });
+            for item in items {
+                prop_assert_eq!(item.slot, next_slot);
+                next_slot += 1;
+            }
+        }
+        prop_assert_eq!(plan.merges(), merges.as_slice());
+        prop_assert_eq!(planned.header.slots, next_slot);
+        prop_assert!(next_slot <= planned.layout.max_slots);
+        prop_assert!(planned.header.items <= planned.layout.max_items);
+        prop_assert!(planned.header.merges <= planned.layout.max_merges);
+        prop_assert_eq!(planned.header.reserved, [0; 10]);
+        prop_assert_eq!(*plan.header(), planned.header);
+    }
+
+    #[test]
+    fn workers_take_all_items_one_stretch_each(case in cases()) {
+        let planned = plan(&case);
+        let plan = planned.view();
+        prop_assert_eq!(plan.workers(), case.shape.workers as usize);
+        let stretches: Vec<WorkItem> =
+            (0..plan.workers()).flat_map(|worker| plan.worker(worker)).copied().collect();
+        prop_assert_eq!(stretches.as_slice(), plan.items());
+    }
+
+    #[test]
+    fn whole_exactly_when_whole_units_share_out_evenly(case in cases_of(FM_SPLIT_AUTO)) {
+        let planned = plan(&case);
+        let units = expected_units(&case);
+        let (_, share) = even_share(&case, &units);
+        let longest = longest_whole_stretch(&case, &units);
+        let fair = longest <= share + i64::from(case.shape.split_cost);
+        prop_assert_eq!(planned.header.whole != 0, fair);
+        if fair {
+            prop_assert_eq!((planned.header.merges, planned.header.slots), (0, 0));
+            prop_assert_eq!(i64::from(planned.header.share), share.min(i32::MAX.into()));
+            prop_assert_eq!(worker_loads(&case, &planned).into_iter().max(), Some(longest));
+        }
+    }
+
+    #[test]
+    fn a_cut_plan_gives_each_worker_its_share(case in cases_of(FM_SPLIT_AUTO)) {
+        let planned = plan(&case);
+        prop_assume!(planned.header.whole == 0);
+        let min_part = i64::from(case.shape.min_part);
+        let (_, share) = even_share(&case, &expected_units(&case));
+        let share = share.max(min_part);
+        // A cut moves back over less than min_part tiles and the fixed cost, or on over less than min_part.
+        let slack = i64::from(case.shape.fixed_cost) + 2 * (min_part - 1);
+        for load in worker_loads(&case, &planned) {
+            prop_assert!(load <= share + slack, "load {} of share {}", load, share);
+        }
+        for items in items_by_unit(planned.view().items()).iter().filter(|items| items.len() > 1) {
+            for item in *items {
+                prop_assert!(i64::from(item.tile_end - item.tile_begin) >= min_part);
+            }
+        }
+    }
+
+    #[test]
+    fn fixed_and_invariant_parts_are_even(
+        case in prop_oneof![cases_of(FM_SPLIT_FIXED), cases_of(FM_SPLIT_INVARIANT)],
+    ) {
+        let planned = plan(&case);
+        let plan = planned.view();
+        for (items, unit) in items_by_unit(plan.items()).iter().zip(expected_units(&case)) {
+            let wanted = match case.shape.split_mode {
+                FM_SPLIT_FIXED => i64::from(case.shape.num_splits).min(unit.tiles),
+                _ => ((unit.tiles + 63) / 64).min(16),
+            };
+            prop_assert!(items.len() as i64 <= wanted.max(1));
+            let chunk = items[0].tile_end;
+            prop_assert_eq!(i64::from(chunk), if unit.tiles == 0 { 0 } else { (unit.tiles + wanted - 1) / wanted });
+            for item in &items[..items.len() - 1] {
+                prop_assert_eq!(item.tile_end - item.tile_begin, chunk);
+            }
+            prop_assert!(items[items.len() - 1].tile_end - items[items.len() - 1].tile_begin <= chunk);
+        }
+        prop_assert_eq!(planned.header.whole, 0);
+    }
+
+    #[test]
+    fn fixed_and_invariant_workers_begin_at_the_nearest_part(
+        mut case in prop_oneof![cases_of(FM_SPLIT_FIXED), cases_of(FM_SPLIT_INVARIANT)],
+    ) {
+        case.shape.fixed_cost = case.shape.fixed_cost.max(1); // so that no two parts begin at one place
+        let planned = plan(&case);
+        let plan = planned.view();
+        let boundaries = boundaries(&case, plan.items());
+        let (total, share) = even_share(&case, &expected_units(&case));
+        let mut begin = 0;
+        for worker in 0..plan.workers() {
+            let x = (worker as i64 * share).min(total);
+            prop_assert_eq!(boundaries[begin], nearest(&boundaries, x));
+            begin += plan.worker(worker).len();
+        }
+    }
+
+    #[test]
+    fn invariant_parts_depend_on_the_request_alone(case in cases_of(FM_SPLIT_INVARIANT), workers in 1..200i32) {
+        let planned = plan(&case);
+        for (request, &len) in case.seq_lens.iter().enumerate() {
+            let mut alone = Case { shape: case.shape, seq_lens: vec![len] };
+            alone.shape.batch = 1;
+            alone.shape.workers = workers;
+            let alone = plan(&alone);
+            let tiles = |items: &[WorkItem]| -> Vec<_> {
+                items.iter().map(|i| (i.kv_head, i.row_begin, i.tile_begin, i.tile_end)).collect()
+            };
+            let in_batch: Vec<WorkItem> = planned
+                .view()
+                .items()
+                .iter()
+                .filter(|item| item.request == request as i32)
+                .copied()
+                .collect();
+            prop_assert_eq!(tiles(&in_batch), tiles(alone.view().items()));
+        }
+    }
+
+    #[test]
+    fn equal_inputs_give_equal_plans_whatever_the_buffer_held(case in cases()) {
+        let (a, b) = (plan_over(&case, -1), plan_over(&case, 0x7f7f_7f7f));
+        prop_assert_eq!(a.header, b.header);
+        prop_assert_eq!(a.view().items(), b.view().items());
+        prop_assert_eq!(a.view().merges(), b.view().merges());
+        for worker in 0..a.view().workers() {
+            prop_assert_eq!(a.view().worker(worker), b.view().worker(worker));
+        }
+    }
+
+    #[test]
+    fn reordering_a_batch_reorders_its_fixed_and_invariant_parts(
+        case in prop_oneof![cases_of(FM_SPLIT_FIXED), cases_of(FM_SPLIT_INVARIANT)],
+        by in 0..50usize,
+    ) {
+        let batch = case.seq_lens.len();
+        prop_assume!(batch > 0);
+        let mut rotated = case.clone();
+        rotated.seq_lens.rotate_left(by % batch);
+        let (a, b) = (plan(&case), plan(&rotated));
+        let counts = |planned: &Planned| {
+            let header = planned.header;
+            (header.share, header.items, header.merges, header.slots)
+        };
+        prop_assert_eq!(counts(&a), counts(&b));
+        let mut renamed: Vec<_> = b.view().items().iter().map(|item| {
+            let request = (item.request as usize + by) % batch;
+            (request as i32, item.kv_head, item.row_begin, item.tile_begin, item.tile_end, item.slot >= 0)
+        }).collect();
+        renamed.sort_unstable();
+        let original: Vec<_> = a.view().items().iter().map(|item| {
+            (item.request, item.kv_head, item.row_begin, item.tile_begin, item.tile_end, item.slot >= 0)
+        }).collect();
+        prop_assert_eq!(renamed, original);
+    }
+
+    #[test]
+    fn strided_lengths_are_the_same_lengths(case in cases(), stride in 2..5usize) {
+        let layout = layout(&case.shape).unwrap();
+        let mut data = vec![-7; case.seq_lens.len() * stride];
+        for (i, &len) in case.seq_lens.iter().enumerate() {
+            data[i * stride] = len;
+        }
+        let mut words = vec![0x5a5a_5a5a; layout.words()];
+        plan_into(&case.shape, SeqLens { data: &data, stride }, &mut words).unwrap();
+        prop_assert_eq!(words, plan(&case).words);
+    }
+
+    #[test]
+    fn words_that_are_no_plan_are_refused_or_read_safely(
+        case in cases(),
+        spoiled in prop::collection::vec((0..200usize, -3..300i32), 1..4),
+    ) {
+        let mut planned = plan(&case);
+        for (index, value) in spoiled {
+            let index = index % planned.words.len();
+            planned.words[index] = value;
+        }
+        if let Ok(plan) = PlanView::new(&planned.shape, &planned.words) {
+            let items: usize = (0..plan.workers()).map(|worker| plan.worker(worker).len()).sum();
+            prop_assert_eq!(items, plan.items().len());
+        }
+    }
+}
+
+#[test]
+fn the_longest_lengths_do_not_overflow() {
+    for split_mode in [FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT] {
+        for workers in [1, 132] {
+            for causal in [0, 1] {
+                let shape = ferromla_schedule::PlanShape {
+                    batch: 3000,
+                    q_len: 1,
+                    group: 128,
+                    kv_heads: 2,
+                    causal,
+                    unit_rows: 64,
+                    workers,
+                    split_mode,
+                    num_splits: 7,
+                    max_seq_len: i32::MAX,
+                    fixed_cost: i32::MAX,
+                    split_cost: i32::MAX,
+                    min_part: i32::MAX,
+                    reserved: [0; 3],
+                };
+                let case = Case {
+                    shape,
+                    seq_lens: vec![i32::MAX; 3000],
+                };
+                let planned = plan(&case);
+                assert_eq!(
+                    planned.header.share,
+                    i32::MAX,
+                    "the share is clamped to its word"
+                );
+                let tiles: i64 = planned
+                    .view()
+                    .items()
+                    .iter()
+                    .map(|i| i64::from(i.tile_end - i.tile_begin))
+                    .sum();
+                assert_eq!(tiles, 12_000 * (1 << 25));
+            }
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Shapes and lengths to plan for, and a finished plan to look at.
+#![allow(dead_code)] // each test file uses its own part of this
+
+use ferromla_schedule::plan_layout::{FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT};
+use ferromla_schedule::{PlanHeader, PlanLayout, PlanShape, PlanView, layout, plan_into};
+use proptest::prelude::*;
+
+/// A batch to plan for.
+#[derive(Debug, Clone)]
+pub struct Case {
+    pub shape: PlanShape,
+    pub seq_lens: Vec<i32>,
+}
+
+/// A plan in its words, made into a buffer full of garbage.
+pub struct Planned {
+    pub shape: PlanShape,
+    pub layout: PlanLayout,
+    pub header: PlanHeader,
+    pub words: Vec<i32>,
+}
+
+impl Planned {
+    pub fn view(&self) -> PlanView<'_> {
+        PlanView::new(&self.shape, &self.words).expect("a plan just made is readable")
+    }
+}
+
+pub fn plan(case: &Case) -> Planned {
+    plan_over(case, 0x5a5a_5a5a)
+}
+
+/// Plans into words that all hold `garbage`.
+pub fn plan_over(case: &Case, garbage: i32) -> Planned {
+    let layout = layout(&case.shape).expect("cases are valid");
+    let mut words = vec![garbage; layout.words()];
+    let header =
+        plan_into(&case.shape, case.seq_lens.as_slice(), &mut words).expect("cases are valid");
+    Planned {
+        shape: case.shape,
+        layout,
+        header,
+        words,
+    }
+}
+
+/// Any small batch, with lengths of every kind up to the limits of `i32`.
+pub fn cases() -> impl Strategy<Value = Case> {
+    shapes().prop_flat_map(|shape| {
+        seq_lens(shape.batch as usize).prop_map(move |seq_lens| Case { shape, seq_lens })
+    })
+}
+
+/// [`cases`] of one split mode.
+pub fn cases_of(split_mode: i32) -> impl Strategy<Value = Case> {
+    cases().prop_map(move |mut case| {
+        case.shape.split_mode = split_mode;
+        case
+    })
+}
+
+prop_compose! {
+    fn shapes()(
+        batch in prop_oneof![1 => Just(0), 8 => 1..12i32, 2 => 12..90i32],
+        q_len in prop_oneof![1 => Just(0), 6 => 1..4i32, 1 => 4..70i32],
+        group in prop::sample::select(vec![1, 3, 9, 16, 63, 64, 126, 128]),
+        kv_heads in 1..4i32,
+        causal in 0..2i32,
+        unit_rows in prop::sample::select(vec![64, 128, 256, 512]),
+        workers in prop_oneof![6 => 1..20i32, 3 => prop::sample::select(vec![33, 66, 132]), 1 => 1000..1300i32],
+        split_mode in prop::sample::select(vec![FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT]),
+        num_splits in prop_oneof![4 => 1..10i32, 1 => 10..40i32],
+        max_seq_len in prop_oneof![
+            1 => 0..200i32,
+            3 => Just(4096),
+            3 => Just(1 << 20),
+            1 => Just(i32::MAX),
+        ],
+        fixed_cost in 0..5i32,
+        split_cost in 0..20i32,
+        min_part in 1..8i32,
+    ) -> PlanShape {
+        PlanShape {
+            batch, q_len, group, kv_heads, causal, unit_rows, workers, split_mode, num_splits,
+            max_seq_len, fixed_cost, split_cost, min_part, reserved: [0; 3],
+        }
+    }
+}
+
+fn seq_lens(batch: usize) -> impl Strategy<Value = Vec<i32>> {
+    let mixed = prop_oneof![
+        2 => Just(0),
+        4 => 0..300i32,
+        4 => 0..20_000i32,
+        1 => 0..2_000_000i32,
+        1 => any::<i32>(),
+    ];
+    prop_oneof![
+        4 => prop::collection::vec(mixed, batch),
+        2 => prop::collection::vec(0..5000i32, batch),
+        2 => (0..40_000i32).prop_map(move |len| vec![len; batch]),
+        1 => Just(vec![0; batch]),
+        1 => Just(vec![i32::MAX; batch]),
+    ]
+}
+
+/// A unit as the tests see it: its place in the batch and the tiles that its rows need, counted token by
+/// token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpectedUnit {
+    pub request: i32,
+    pub kv_head: i32,
+    pub row_begin: i32,
+    pub tiles: i64,
+}
+
+pub fn expected_units(case: &Case) -> Vec<ExpectedUnit> {
+    let shape = &case.shape;
+    let rows = shape.q_len * shape.group;
+    let mut units = Vec::new();
+    for request in 0..shape.batch {
+        for kv_head in 0..shape.kv_heads {
+            for row_begin in (0..rows).step_by(shape.unit_rows as usize) {
+                let row_end = rows.min(row_begin + shape.unit_rows);
+                let len = i64::from(case.seq_lens[request as usize].clamp(0, shape.max_seq_len));
+                let seen = (row_begin..row_end)
+                    .map(|row| match shape.causal {
+                        0 => len,
+                        _ => len - i64::from(shape.q_len) + i64::from(row / shape.group) + 1,
+                    })
+                    .max()
+                    .expect("a unit has rows");
+                let tiles = (seen.max(0) + 63) / 64;
+                units.push(ExpectedUnit {
+                    request,
+                    kv_head,
+                    row_begin,
+                    tiles,
+                });
+            }
+        }
+    }
+    units
+}

@@ -1,0 +1,37 @@
+// Barriers, fences, register allocation, programmatic dependent launch.
+#pragma once
+#include <stdint.h>
+
+namespace fm {
+
+// This thread within its warpgroup. Read anew each time: cheaper than a register held across a main loop.
+__device__ __forceinline__ int warpgroup_thread() {
+  int v;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(v));
+  return v % 128;
+}
+
+// A named barrier among `threads` threads of the CTA.
+template <int Id, int Threads>
+__device__ __forceinline__ void named_barrier() {
+  asm volatile("bar.sync %0, %1;" ::"n"(Id), "n"(Threads) : "memory");
+}
+
+// Makes this thread's ordinary shared-memory writes visible to wgmma and TMA; a barrier must follow.
+__device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+template <int Registers>
+__device__ __forceinline__ void registers_grow() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));
+}
+template <int Registers>
+__device__ __forceinline__ void registers_shrink() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Registers));
+}
+
+// The next kernel of the stream may be set up while this one still runs.
+__device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+// Everything the previous kernel wrote is visible from here on.
+__device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+}  // namespace fm

@@ -1,0 +1,53 @@
+// Single-instruction arithmetic and conversions.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+namespace fm {
+
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+
+// 2^x, about 2 ulp; 2^-inf = 0.
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Two floats to a pair of 16-bit numbers, round to nearest even, `low` in the low half.
+__device__ __forceinline__ uint32_t pack(__nv_bfloat16, float low, float high) {
+  uint32_t r;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+__device__ __forceinline__ uint32_t pack(__half, float low, float high) {
+  uint32_t r;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+
+// As pack, for results: a finite float stays finite (fp16 ends at 65504).
+__device__ __forceinline__ uint32_t pack_result(__nv_bfloat16 t, float low, float high) { return pack(t, low, high); }
+__device__ __forceinline__ uint32_t pack_result(__half t, float low, float high) {
+  auto clamp = [](float x) { return fabsf(x) < __int_as_float(0x7F800000) ? fminf(fmaxf(x, -65504.f), 65504.f) : x; };
+  return pack(t, clamp(low), clamp(high));
+}
+
+__device__ __forceinline__ float2 unpack(__nv_bfloat16, uint32_t v) {
+  return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xFFFF0000u));
+}
+__device__ __forceinline__ float2 unpack(__half, uint32_t v) { return __half22float2(*reinterpret_cast<__half2*>(&v)); }
+
+// Infinities and NaNs of a pair become zeros.
+__device__ __forceinline__ uint32_t finite_or_zero(__nv_bfloat16, uint32_t v) {
+  uint32_t keep = ((v & 0x7F80u) != 0x7F80u ? 0xFFFFu : 0) | ((v & 0x7F800000u) != 0x7F800000u ? 0xFFFF0000u : 0);
+  return v & keep;
+}
+__device__ __forceinline__ uint32_t finite_or_zero(__half, uint32_t v) {
+  uint32_t keep = ((v & 0x7C00u) != 0x7C00u ? 0xFFFFu : 0) | ((v & 0x7C000000u) != 0x7C000000u ? 0xFFFF0000u : 0);
+  return v & keep;
+}
+
+}  // namespace fm

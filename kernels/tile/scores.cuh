@@ -1,0 +1,297 @@
+// The scores role: one warpgroup computes S = Q K^T of a 64 x 64 tile, the online softmax, and hands P to the
+// values role through shared memory. The latent part of Q lives in registers as A operands (128 of them), its rope
+// part in shared memory, so that QK^T reads shared memory once per K byte.
+//
+// The softmax keeps a reference per row, not the exact running maximum: it moves only when a score exceeds it by
+// more than kReferenceSlack (in powers of two), so that accumulators are rarely rescaled. P may reach
+// 2^kReferenceSlack; the final division makes the result exact for any reference.
+#pragma once
+#include "../ptx/control.cuh"
+#include "../ptx/math.cuh"
+#include "../ptx/wgmma.cuh"
+#include "work.cuh"
+
+namespace fm {
+
+constexpr int kScoresBarrier = 1;  // named barrier of the scores warpgroup
+constexpr float kReferenceSlack = 8.f;
+constexpr float kNegInf = -__builtin_huge_valf();
+
+// The first of the two rows (the other is 8 on) that a thread of a warpgroup holds of a 64-row accumulator.
+__device__ __forceinline__ int accumulator_row(int thread) { return thread / 32 * 16 + thread % 32 / 4; }
+
+// Transposes the 4 x 4 words held by each group of four lanes: word i of lane j becomes word j of lane i.
+__device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], int lane) {
+  const bool high = lane & 2, odd = lane & 1;
+  uint32_t x = __shfl_xor_sync(~0u, high ? w[0] : w[2], 2), y = __shfl_xor_sync(~0u, high ? w[1] : w[3], 2);
+  (high ? w[0] : w[2]) = x, (high ? w[1] : w[3]) = y;
+  x = __shfl_xor_sync(~0u, odd ? w[0] : w[1], 1), y = __shfl_xor_sync(~0u, odd ? w[2] : w[3], 1);
+  (odd ? w[0] : w[1]) = x, (odd ? w[2] : w[3]) = y;
+}
+
+// The first chunks of this thread's Q rows as wgmma A operands: chunks of 64 columns, 4 steps of k16.
+struct QueryFragments {
+  uint32_t at[kRegisterChunks][4][4];
+
+  template <class T>
+  __device__ __forceinline__ void load(const FmDecodeParams& p, const RowBlock& r) {
+    const int thread = warpgroup_thread(), lane = thread % 32;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = r.row_begin + accumulator_row(thread) + half * 8;
+      const bool present = row < r.rows;
+      const T* source = reinterpret_cast<const T*>(p.q_nope) +
+                        row_offset(p, r, present ? row : r.row_begin, p.q_nope_stride) + (lane % 4) * 8;
+#pragma unroll
+      for (int i = 0; i < 2 * kRegisterChunks; ++i) {  // 32 columns: two steps of k16
+        uint4 v = __ldg(reinterpret_cast<const uint4*>(source + i * 32));
+        if (!present) v = make_uint4(0, 0, 0, 0);
+        uint32_t w[4] = {v.x, v.y, v.z, v.w};
+        transpose_quad(w, lane);
+        at[i / 2][i % 2 * 2][half] = w[0], at[i / 2][i % 2 * 2][half + 2] = w[1];
+        at[i / 2][i % 2 * 2 + 1][half] = w[2], at[i / 2][i % 2 * 2 + 1][half + 2] = w[3];
+      }
+    }
+  }
+};
+
+// One chunk (64 columns) of the block's Q rows to shared memory, swizzled.
+template <class T>
+__device__ __forceinline__ void load_query_chunk(const FmDecodeParams& p, const RowBlock& r, const void* q, int column,
+                                                 const int64_t (&stride)[3], uint8_t* to) {
+  const int thread = warpgroup_thread(), piece = thread % 8;
+#pragma unroll 2
+  for (int row = thread / 8; row < kTileRows; row += 16) {
+    uint4 v = make_uint4(0, 0, 0, 0);
+    if (r.row_begin + row < r.rows)
+      v = __ldg(reinterpret_cast<const uint4*>(reinterpret_cast<const T*>(q) +
+                                               row_offset(p, r, r.row_begin + row, stride) + column + piece * 8));
+    *reinterpret_cast<uint4*>(to + swizzled(row, piece)) = v;
+  }
+}
+
+template <class T, int QkDim>
+__device__ __forceinline__ void load_query(const FmDecodeParams& p, const RowBlock& r, QueryFragments& q,
+                                           uint8_t* shared) {
+  named_barrier<kScoresBarrier, 128>();  // every warp is done with the previous item's Q
+#pragma unroll
+  for (int i = 0; i < kSharedChunks; ++i)
+    load_query_chunk<T>(p, r, p.q_nope, (kRegisterChunks + i) * 64, p.q_nope_stride, shared + i * kRopeBytes);
+  if (QkDim > kLatent) load_query_chunk<T>(p, r, p.q_rope, 0, p.q_rope_stride, shared + kSharedChunks * kRopeBytes);
+  fence_async_shared();
+  q.load<T>(p, r);
+  named_barrier<kScoresBarrier, 128>();
+}
+
+// S = Q K^T, block by block as they arrive, the rope part first.
+template <class T, int QkDim>
+__device__ __forceinline__ void multiply_query_key(float (&s)[32], const QueryFragments& q, uint32_t smem,
+                                                   DecodeControl& control, Ring<kBlocks> block, int tile) {
+  constexpr bool kHasRope = QkDim > kLatent;
+  const uint32_t q_shared = smem + kQueryOffset;
+  if (kHasRope) {
+    wgmma_fence();
+    const uint32_t rope = smem + rope_offset(tile);
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      wgmma_ss_n64(T(), s, smem_descriptor(q_shared + kSharedChunks * kRopeBytes + k * 32, 0, kAtomBytes),
+                   smem_descriptor(rope + k * 32, 0, kAtomBytes), k != 0);
+  }
+#pragma unroll
+  for (int chunk = 0; chunk < 8; ++chunk) {
+    if (chunk % 2 == 0) {
+      mbarrier_wait(shared_address(&control.block_full[block.at]), block.parity);
+      wgmma_fence();
+    }
+    const uint32_t keys = smem + block_offset(block.at) + chunk % 2 * kAtomBytes;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const uint64_t b = smem_descriptor(keys + k * 32, 0, kGroupBytes);
+      const bool accumulate = kHasRope || chunk + k != 0;
+      if (chunk < kRegisterChunks)
+        wgmma_rs_n64(T(), s, q.at[chunk % kRegisterChunks][k], b, accumulate);
+      else
+        wgmma_ss_n64(T(), s,
+                     smem_descriptor(q_shared + (chunk - kRegisterChunks) * kRopeBytes + k * 32, 0, kAtomBytes), b,
+                     accumulate);
+    }
+    if (chunk % 2 == 1) block.advance();
+  }
+  wgmma_commit();
+  wgmma_wait<0>();
+}
+
+// Softmax state of the two rows a thread shares with three neighbours.
+struct RowState {
+  float reference[2] = {kNegInf, kNegInf};  // base-2 scaled scores
+  float sum[2] = {0.f, 0.f};                // this thread's part of the row sum
+
+  // Turns scores into unnormalised weights; returns what the rows' accumulators have to be multiplied with.
+  __device__ __forceinline__ float2 update(float (&s)[32]) {
+    float shrink[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float top = kNegInf;
+#pragma unroll
+      for (int g = 0; g < 8; ++g) top = fmaxf(top, fmaxf(s[4 * g + 2 * h], s[4 * g + 2 * h + 1]));
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+      shrink[h] = 1.f;
+      if (top > reference[h] + kReferenceSlack) {
+        if (reference[h] != kNegInf) shrink[h] = exp2_approx(reference[h] - top);
+        reference[h] = top;
+      }
+      const float zero_at = reference[h] == kNegInf ? 0.f : reference[h];
+      float sum_tile = 0.f;
+#pragma unroll
+      for (int g = 0; g < 8; ++g)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& x = s[4 * g + 2 * h + e];
+          x = exp2_approx(x - zero_at);
+          sum_tile += x;
+        }
+      sum[h] = sum[h] * shrink[h] + sum_tile;
+    }
+    return make_float2(shrink[0], shrink[1]);
+  }
+  __device__ __forceinline__ float row_sum(int h) const {
+    float v = sum[h] + __shfl_xor_sync(~0u, sum[h], 1);
+    return v + __shfl_xor_sync(~0u, v, 2);
+  }
+};
+
+// Tells the values role by what to multiply its rows before it adds this tile.
+__device__ __forceinline__ void announce_rescale(float2 shrink, DecodeControl& control, int stage) {
+  const int thread = warpgroup_thread(), row0 = accumulator_row(thread);
+  const bool moved = __any_sync(~0u, shrink.x != 1.f || shrink.y != 1.f);
+  if (thread % 32 == 0) control.rescale[stage][thread / 32] = moved;
+  if (moved && thread % 4 == 0) {
+    control.factor[stage][row0] = shrink.x;
+    control.factor[stage][row0 + 8] = shrink.y;
+  }
+}
+
+// The tokens of the tile that exist: valid page, inside the sequence.
+__device__ __forceinline__ uint64_t existing(uint64_t present, int in_sequence) {
+  return in_sequence < kTileTokens ? present & ((1ull << max(in_sequence, 0)) - 1) : present;
+}
+
+// Scores of absent tokens and of keys a row does not see become -inf.
+__device__ __forceinline__ void mask_tile(const FmDecodeParams& p, const RowBlock& r, float (&s)[32], int tile,
+                                          uint64_t present) {
+  const int thread = warpgroup_thread(), row0 = accumulator_row(thread), lane = thread % 32;
+  const int start = tile * kTileTokens;
+  present = existing(present, r.seq_len - start);
+  const uint64_t sees0 = existing(present, r.visible(p, r.row_begin + row0) - start) >> (2 * (lane % 4));
+  const uint64_t sees1 = existing(present, r.visible(p, r.row_begin + row0 + 8) - start) >> (2 * (lane % 4));
+#pragma unroll
+  for (int g = 0; g < 8; ++g)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      if (!(sees0 >> (8 * g + e) & 1)) s[4 * g + e] = kNegInf;
+      if (!(sees1 >> (8 * g + e) & 1)) s[4 * g + 2 + e] = kNegInf;
+    }
+}
+
+// Makes V safe to multiply with zero weights: rows of absent tokens become zeros; rows that some query rows of the
+// block see and others do not lose their infinities and NaNs (a query row that sees such a token has a NaN weight
+// already).
+template <class T>
+__device__ __forceinline__ void clean_values(const FmDecodeParams& p, const RowBlock& r, uint8_t* smem,
+                                             Ring<kBlocks> first_block, int tile, uint64_t present) {
+  const int start = tile * kTileTokens;
+  present = existing(present, r.seq_len - start);
+  const uint64_t seen_by_all = existing(present, r.visible(p, r.row_begin) - start);
+#pragma unroll 1
+  for (int i = warpgroup_thread(); i < kTileTokens * 64; i += 128) {
+    const int row = i / 64;
+    if (seen_by_all >> row & 1) continue;
+    Ring<kBlocks> block = first_block;
+    block.advance(i % 64 / 16);
+    uint4* at = reinterpret_cast<uint4*>(smem + block_offset(block.at) + latent_swizzled(row, i % 16));
+    uint4 v = make_uint4(0, 0, 0, 0);
+    if (present >> row & 1) {
+      v = *at;
+      v.x = finite_or_zero(T(), v.x), v.y = finite_or_zero(T(), v.y);
+      v.z = finite_or_zero(T(), v.z), v.w = finite_or_zero(T(), v.w);
+    }
+    *at = v;
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void store_weights(const float (&s)[32], uint32_t to) {
+  const int thread = warpgroup_thread();
+  const uint32_t first = to + swizzled(thread / 32 * 16 + thread % 16, thread / 16 % 2);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t at = first ^ (i * 32);  // piece 2i + lane / 16, through the swizzle
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
+                 "r"(pack(T(), s[8 * i], s[8 * i + 1])), "r"(pack(T(), s[8 * i + 2], s[8 * i + 3])),
+                 "r"(pack(T(), s[8 * i + 4], s[8 * i + 5])), "r"(pack(T(), s[8 * i + 6], s[8 * i + 7]))
+                 : "memory");
+  }
+}
+
+// Writes the rows' lse and leaves the factor that finishes the accumulated rows: 1 / sum, with the sink if whole.
+__device__ __forceinline__ void finish_rows(const FmDecodeParams& p, const RowBlock& r, const RowState& state,
+                                            DecodeControl& control) {
+  const int thread = warpgroup_thread(), row0 = accumulator_row(thread);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float sum = state.row_sum(h);
+    const int block_row = row0 + 8 * h, row = r.row_begin + block_row;
+    if (thread % 4 != 0) continue;
+    const float lse2 = sum == 0.f ? kNegInf : state.reference[h] + log2f(sum);
+    float result = sum == 0.f ? 0.f : 1.f / sum;
+    if (row < r.rows) {
+      if (r.slot >= 0) {
+        p.partial_lse[((int64_t)r.slot * p.team + r.block) * kTileRows + block_row] = lse2;
+      } else {
+        const float lse = lse2 * kLn2;
+        p.lse[row_offset(p, r, row, p.lse_stride)] = lse;
+        if (p.attn_sink != nullptr && sum != 0.f)
+          result /= 1.f + __expf(__ldg(p.attn_sink + r.kv_head * p.group + row % p.group) - lse);
+      }
+    }
+    control.result[block_row] = result;
+  }
+}
+
+template <class T, int QkDim>
+__device__ __forceinline__ void compute_scores(const FmDecodeParams& p, uint8_t* smem, DecodeControl& control) {
+  Ring<kBlocks> block;
+  Ring<kTiles> tile_at;
+  uint32_t result_parity = 1;
+  for_each_row_block(p, [&](int item, const RowBlock& range) {
+    QueryFragments q;
+    RowState state;
+    if (!range.empty()) load_query<T, QkDim>(p, range, q, smem + kQueryOffset);
+    // From this tile on, some row of the block does not see every token.
+    const int first_masked = min(range.visible(p, range.row_begin), range.seq_len) / kTileTokens;
+    for (int tile = range.tile_begin; tile < range.tile_end; ++tile) {
+      mbarrier_wait(shared_address(&control.tile_full[tile_at.at]), tile_at.parity);
+      float s[32];
+      multiply_query_key<T, QkDim>(s, q, shared_address(smem), control, block, tile_at.at);
+#pragma unroll
+      for (int i = 0; i < 32; ++i) s[i] *= p.scale_log2;
+      const bool masked = tile >= first_masked || control.present[tile_at.at] != ~0ull;
+      if (masked) mask_tile(p, load_row_block(p, item), s, tile, control.present[tile_at.at]);
+      announce_rescale(state.update(s), control, tile_at.at);
+      named_barrier<kScoresBarrier, 128>();  // every warp has read K: P may overwrite its rope part
+      store_weights<T>(s, shared_address(smem) + rope_offset(tile_at.at));
+      if (masked) clean_values<T>(p, load_row_block(p, item), smem, block, tile, control.present[tile_at.at]);
+      fence_async_shared();
+      arrive_once_per_warp(shared_address(&control.weights_full[tile_at.at]));
+      block.advance(kTileBlocks);
+      tile_at.advance();
+    }
+    mbarrier_wait(shared_address(&control.result_empty), result_parity);
+    finish_rows(p, load_row_block(p, item), state, control);
+    arrive_once_per_warp(shared_address(&control.result_full));
+    result_parity ^= 1;
+  });
+}
+
+}  // namespace fm

@@ -1,0 +1,80 @@
+// The shared memory of an attention CTA, in bytes, and its barriers.
+//
+//        0  ring of 11 latent blocks, 64 tokens x 128 columns each (16,384)
+//  180,224  ring of 3 rope blocks, 64 tokens x 64 columns (8,192); the tile's P, 64 rows x 64 tokens, replaces it
+//  204,800  Q, what is not in registers: columns 384..511 and the rope part, 64 rows x 64 columns each (3 x 8,192)
+//  229,376  control block (DecodeControl)
+//
+// A tile of 64 tokens takes four consecutive latent blocks and one rope block, so 2.75 tiles are resident.
+// Latent blocks are stored as [8 groups of 8 tokens][2 chunks of 64 columns][8 tokens][128 bytes], all others as
+// [64 rows][128 bytes]; every 1,024 bytes have the 128-byte swizzle: the 16-byte piece index within a row is XORed
+// with the row index modulo 8.
+#pragma once
+#include <stdint.h>
+
+#include "../params.h"
+#include "../ptx/mbarrier.cuh"
+
+namespace fm {
+
+constexpr int kTileTokens = FM_TILE_TOKENS;
+constexpr int kTileRows = FM_TILE_ROWS;
+constexpr int kLatent = 512;  // width of the latent part, which is also V
+constexpr int kBlockWidth = 128;
+constexpr int kTileBlocks = kLatent / kBlockWidth;
+constexpr int kBlocks = 11;
+constexpr int kTiles = 3;
+constexpr int kRegisterChunks = 6;  // chunks of 64 columns of Q that live in registers
+constexpr int kSharedChunks = 8 - kRegisterChunks;
+
+constexpr uint32_t kAtomBytes = 1024;  // 8 rows x 128 bytes, one swizzle atom
+constexpr uint32_t kGroupBytes = 2 * kAtomBytes;
+constexpr uint32_t kBlockBytes = 8 * kGroupBytes;
+constexpr uint32_t kRopeBytes = 8 * kAtomBytes;
+constexpr uint32_t kRopeOffset = kBlocks * kBlockBytes;
+constexpr uint32_t kQueryOffset = kRopeOffset + kTiles * kRopeBytes;
+constexpr uint32_t kControlOffset = kQueryOffset + (kSharedChunks + 1) * kRopeBytes;
+
+// What the warpgroups tell each other besides the tiles.
+struct DecodeControl {
+  uint64_t block_full[kBlocks];   // loader -> scores, values: a latent block has arrived
+  uint64_t block_empty[kBlocks];  // values -> loader: K and V of the block are used up
+  uint64_t tile_full[kTiles];     // loader -> scores: the rope block and `present` have arrived
+  uint64_t tile_empty[kTiles];    // values -> loader: P is used up
+  uint64_t weights_full[kTiles];  // scores -> values: P, rescale factors, cleaned V rows
+  uint64_t result_full;           // scores -> values: the factors of the finished item
+  uint64_t result_empty;          // values -> scores
+  uint64_t present[kTiles];       // bit t: token t of the tile has a valid page
+  uint32_t rescale[kTiles][4];    // per warp of 16 rows: did any row's reference maximum move?
+  float factor[kTiles][kTileRows];
+  float result[kTileRows];        // what the accumulated rows are multiplied with at the end
+  int2 token_at[2][kTileTokens];  // gather loader: page (-1 when absent) and offset in it of each token
+};
+static_assert(kControlOffset + sizeof(DecodeControl) <= FM_DECODE_SMEM_BYTES, "shared memory map and params.h differ");
+
+__device__ __forceinline__ uint32_t block_offset(int block) { return block * kBlockBytes; }
+__device__ __forceinline__ uint32_t rope_offset(int tile) { return kRopeOffset + tile * kRopeBytes; }
+
+// Byte offset of 16-byte piece `piece` (of 8) in row `row` of a [rows][128 bytes] swizzled block.
+__device__ __forceinline__ uint32_t swizzled(int row, int piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }
+
+// Byte offset of 16-byte piece `piece` (of 16) of token `row` in a latent block.
+__device__ __forceinline__ uint32_t latent_swizzled(int row, int piece) {
+  return (row >> 3) * kGroupBytes + (piece >> 3) * kAtomBytes + swizzled(row & 7, piece & 7);
+}
+
+// A position in a ring of N buffers: which one, and the parity of the pass over the ring.
+template <int N>
+struct Ring {
+  int at = 0;
+  uint32_t parity = 0;
+  __device__ __forceinline__ void advance(int steps = 1) {
+    at += steps;
+    if (at >= N) {
+      at -= N;
+      parity ^= 1;
+    }
+  }
+};
+
+}  // namespace fm

@@ -1,0 +1,118 @@
+// The values role: two warpgroups accumulate O = P V, 64 rows x 256 columns each, in registers (as two
+// blocks of 128 columns), and write the
+// finished rows to the output or, for a part of a split unit, to its slot of partial results.
+#pragma once
+#include "../ptx/control.cuh"
+#include "../ptx/math.cuh"
+#include "../ptx/wgmma.cuh"
+#include "work.cuh"
+
+namespace fm {
+
+constexpr int kHalfWidth = kLatent / 2;  // columns of one warpgroup
+
+// o[b][4g + 2h + e]: row row0 + 8h, column 128b + 8g + 2 (lane % 4) + e of the warpgroup's half.
+using Accumulators = float[2][64];
+
+__device__ __forceinline__ void scale_rows(Accumulators& o, float factor0, float factor1) {
+#pragma unroll
+  for (int b = 0; b < 2; ++b)
+#pragma unroll
+    for (int g = 0; g < 16; ++g) {
+      o[b][4 * g] *= factor0, o[b][4 * g + 1] *= factor0;
+      o[b][4 * g + 2] *= factor1, o[b][4 * g + 3] *= factor1;
+    }
+}
+
+// One block of 128 columns: O (+)= P V.
+template <class T>
+__device__ __forceinline__ void multiply_weights_values(float (&o)[64], uint32_t weights, uint32_t values) {
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < 4; ++k)
+    wgmma_ss_n128_bn(T(), o, smem_descriptor(weights + k * 32, 0, kAtomBytes),
+                     smem_descriptor(values + k * 2 * kGroupBytes, kAtomBytes, kGroupBytes));
+  wgmma_commit();
+}
+
+// One row's 256 columns as 16-bit numbers. Neighbouring lanes trade words so that each stores eight bytes.
+template <class T>
+__device__ __forceinline__ void store_row(const Accumulators& o, int h, T* row, bool present, int lane) {
+  const bool odd = lane & 1;
+  row += (odd ? 8 : 0) + (lane % 4 / 2) * 4;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const float* pair = &o[i / 8][i % 8 * 8 + 2 * h];  // two neighbouring groups of eight columns
+    const uint32_t a = pack_result(T(), pair[0], pair[1]), b = pack_result(T(), pair[4], pair[5]);
+    const uint32_t traded = __shfl_xor_sync(~0u, odd ? a : b, 1);
+    if (present) *reinterpret_cast<uint2*>(row + 16 * i) = odd ? make_uint2(traded, b) : make_uint2(a, traded);
+  }
+}
+
+__device__ __forceinline__ void store_partial_row(const Accumulators& o, int h, float* row, bool present, int lane) {
+  if (!present) return;
+  row += (lane % 4) * 2;
+#pragma unroll
+  for (int g = 0; g < 32; ++g)
+    *reinterpret_cast<float2*>(row + 8 * g) = make_float2(o[g / 16][g % 16 * 4 + 2 * h], o[g / 16][g % 16 * 4 + 2 * h + 1]);
+}
+
+template <class T>
+__device__ __forceinline__ void store_result(const FmDecodeParams& p, const RowBlock& r, const Accumulators& o,
+                                             int row0, int half, int lane) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int block_row = row0 + 8 * h, row = r.row_begin + block_row;
+    const bool present = row < r.rows;
+    if (r.slot >= 0) {
+      const int64_t slot_row = ((int64_t)r.slot * p.team + r.block) * kTileRows + block_row;
+      store_partial_row(o, h, p.partial_out + slot_row * kLatent + half * kHalfWidth, present, lane);
+    } else {
+      T* out = reinterpret_cast<T*>(p.out) + half * kHalfWidth;
+      store_row<T>(o, h, out + (present ? row_offset(p, r, row, p.out_stride) : 0), present, lane);
+    }
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void accumulate_values(const FmDecodeParams& p, int half, uint32_t smem,
+                                                  DecodeControl& control) {
+  const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, row0 = warp * 16 + lane / 4;
+  Ring<kBlocks> block;
+  block.advance(2 * half);
+  Ring<kTiles> tile_at;
+  uint32_t result_parity = 0;
+  for_each_row_block(p, [&](int item, const RowBlock& range) {
+    Accumulators o;
+#pragma unroll
+    for (int i = 0; i < 128; ++i) o[i / 64][i % 64] = 0.f;
+    for (int tiles = range.tile_end - range.tile_begin; tiles > 0; --tiles) {
+      mbarrier_wait(shared_address(&control.weights_full[tile_at.at]), tile_at.parity);
+      if (control.rescale[tile_at.at][warp])
+        scale_rows(o, control.factor[tile_at.at][row0], control.factor[tile_at.at][row0 + 8]);
+      uint32_t empty[2];
+#pragma unroll
+      for (int b = 0; b < 2; ++b, block.advance()) {
+        mbarrier_wait(shared_address(&control.block_full[block.at]), block.parity);
+        multiply_weights_values<T>(o[b], smem + rope_offset(tile_at.at), smem + block_offset(block.at));
+        empty[b] = shared_address(&control.block_empty[block.at]);
+      }
+      wgmma_wait<1>();
+      if (lane == 0) mbarrier_arrive(empty[0]);
+      wgmma_wait<0>();
+      if (lane == 0) {
+        mbarrier_arrive(empty[1]);
+        mbarrier_arrive(shared_address(&control.tile_empty[tile_at.at]));
+      }
+      block.advance(2);
+      tile_at.advance();
+    }
+    mbarrier_wait(shared_address(&control.result_full), result_parity);
+    scale_rows(o, control.result[row0], control.result[row0 + 8]);
+    arrive_once_per_warp(shared_address(&control.result_empty));
+    result_parity ^= 1;
+    store_result<T>(p, load_row_block(p, item), o, row0, half, lane);
+  });
+}
+
+}  // namespace fm
