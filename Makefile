@@ -15,7 +15,7 @@ export PYTHON_SYS_EXECUTABLE := $(BIN)/python
 TOOLKIT := cuda-toolkit[nvcc,cccl,cudart,nvvm,crt]==13.0.*
 BUILD_NEEDS := 'maturin>=1.9,<2' 'numpy>=1.24' 'ml_dtypes>=0.5'
 TEST_NEEDS := 'torch==2.11.*' 'pytest>=8' 'pytest-timeout>=2.3' 'pytest-xdist>=3.5' 'libclang>=18' 'ruff>=0.8'
-BENCH_NEEDS := 'rich>=13' 'matplotlib>=3.8'
+BENCH_NEEDS := 'matplotlib>=3.8'
 RUST_CRATES := --workspace --exclude ferromla-python
 
 GPU := $(shell nvidia-smi -L 2>/dev/null | head -n 1)

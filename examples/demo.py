@@ -15,8 +15,9 @@ import sys
 import time
 from typing import Any
 
-import ferromla
 import numpy as np
+
+import ferromla
 
 HIDDEN, Q_LORA, HEADS = 7168, 1536, 128
 LATENT, NOPE, ROPE, V = 512, 128, 64, 128
@@ -158,9 +159,7 @@ class Paged:
             self.plan.update(seq_lens)
         self.device.synchronize()
         start = time.perf_counter()
-        out, _ = ferromla.decode(
-            q, self.cache, self.device_table, seq_lens, softmax_scale=SCALE, plan=self.plan
-        )
+        out, _ = ferromla.decode(q, self.cache, self.device_table, seq_lens, softmax_scale=SCALE, plan=self.plan)
         self.device.synchronize()
         seconds = time.perf_counter() - start
         latent = self.device.get(out)[:, 0]

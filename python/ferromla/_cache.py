@@ -66,7 +66,10 @@ def _numpy_dtype(name: str) -> Any:
 
 
 def _refused(framework: str, device: str) -> InvalidArgument:
-    value, rule = f"{framework!r} on {device!r}", 'must be "torch", "numpy" on the CPU or "cupy" on a CUDA device'
+    value, rule = (
+        f"{framework!r} on {device!r}",
+        'must be "torch", "numpy" on the CPU or "cupy" on a CUDA device',
+    )
     error = InvalidArgument(f"framework is {value}: {rule}")
     error.argument, error.value, error.rule = "framework", value, rule
     return error

@@ -30,8 +30,7 @@ _SCHEMAS = (
     "decode_out(Tensor q, Tensor kv_cache, Tensor block_table, Tensor seq_lens, Tensor(a!) out, "
     f"Tensor(b!) lse, {_OPTIONS}) -> ()",
     "merge_states(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b) -> (Tensor, Tensor)",
-    "merge_states_out(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor(a!) out, "
-    "Tensor(b!) lse) -> ()",
+    "merge_states_out(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor(a!) out, Tensor(b!) lse) -> ()",
     "append_kv(Tensor kv_c, Tensor? k_pe, Tensor(a!) kv_cache, Tensor slots) -> ()",
 )
 

@@ -23,7 +23,14 @@ NOT_THERE = {"bindings"}
 
 def rust_programs(command: str) -> list[tuple[str, pathlib.Path]]:
     """Builds the programs of ``cargo test`` or ``cargo bench`` and gives their names and paths."""
-    cargo = ["cargo", command, "--no-run", "--message-format=json", "--workspace", "--exclude=ferromla-python"]
+    cargo = [
+        "cargo",
+        command,
+        "--no-run",
+        "--message-format=json",
+        "--workspace",
+        "--exclude=ferromla-python",
+    ]
     # One profile, so that the crate is compiled once for both.
     cargo += ["--release"] if command == "test" else ["--profile=release"]
     output = subprocess.run(cargo, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout

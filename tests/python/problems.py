@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
+
 import ferromla
 import reference
 import tolerance
-import torch
 
 UNUSED_PAGE = 2147480000
 NAN = float("nan")

@@ -9,9 +9,10 @@ import sys
 # torch's caching allocator would hide accesses past the end of a tensor.
 os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
 
+import torch
+
 import ferromla
 import problems
-import torch
 
 
 def main() -> int:

@@ -7,10 +7,11 @@ import subprocess
 import sys
 import textwrap
 
-import ferromla
-import problems
 import pytest
 import torch
+
+import ferromla
+import problems
 
 INVALID, UNSUPPORTED = ferromla.InvalidArgument, ferromla.Unsupported
 
@@ -58,7 +59,11 @@ CASES = {
     "table rank": ("block_table", lambda c: {"block_table": c["block_table"][0]}, INVALID),
     "table dtype": ("block_table", lambda c: {"block_table": c["block_table"].long()}, INVALID),
     "table batch": ("block_table", lambda c: {"block_table": c["block_table"][:2]}, INVALID),
-    "table last stride": ("block_table", lambda c: {"block_table": c["block_table"].T.contiguous().T}, INVALID),
+    "table last stride": (
+        "block_table",
+        lambda c: {"block_table": c["block_table"].T.contiguous().T},
+        INVALID,
+    ),
     "lens rank": ("seq_lens", lambda c: {"seq_lens": c["seq_lens"][None]}, INVALID),
     "lens dtype": ("seq_lens", lambda c: {"seq_lens": c["seq_lens"].long()}, INVALID),
     "lens batch": ("seq_lens", lambda c: {"seq_lens": c["seq_lens"][:2]}, INVALID),
@@ -82,8 +87,16 @@ CASES = {
     "lse shape": ("lse", lambda c: {"lse": c["lse"].transpose(1, 2)}, INVALID),
     "lse dtype": ("lse", lambda c: {"lse": c["lse"].half()}, INVALID),
     "lse overlapping": ("lse", lambda c: {"lse": c["lse"][:1].expand(3, 2, 16)}, INVALID),
-    "workspace dtype": ("workspace", lambda c: {"workspace": torch.empty(1 << 24, device=c["q"].device)}, INVALID),
-    "workspace small": ("workspace", lambda c: {"workspace": c["q"].new_empty(8, dtype=torch.uint8)}, INVALID),
+    "workspace dtype": (
+        "workspace",
+        lambda c: {"workspace": torch.empty(1 << 24, device=c["q"].device)},
+        INVALID,
+    ),
+    "workspace small": (
+        "workspace",
+        lambda c: {"workspace": c["q"].new_empty(8, dtype=torch.uint8)},
+        INVALID,
+    ),
     "seven dimensions": ("q", lambda c: {"q": c["q"].view(3, 2, 16, 576, 1, 1, 1)}, INVALID),
     "complex": ("q", lambda c: {"q": torch.zeros(3, 2, 16, 576, dtype=torch.complex64)}, INVALID),
 }
@@ -107,7 +120,7 @@ def test_is_refused_by_name_and_nothing_is_written(device, name):
 
 
 def test_the_unchanged_call_is_valid(device):
-    out, lse = ferromla.decode(**_call(device))
+    out, _ = ferromla.decode(**_call(device))
     assert not torch.isnan(out).any()
 
 

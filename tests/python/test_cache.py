@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+import torch
+
 import ferromla
 import problems
-import pytest
 import reference
-import torch
 
 DTYPES = [torch.bfloat16, torch.float16]
 
@@ -63,9 +64,7 @@ def test_append_of_no_tokens(device):
 @pytest.mark.parametrize("d_qk", [576, 512])
 @pytest.mark.parametrize("page_size", [16, 61])
 def test_gather_by_pages(device, dtype, d_qk, page_size):
-    problem = problems.make(
-        lens=[0, 200, 1, 64, 0], h=1, dtype=dtype, d_qk=d_qk, page_size=page_size, device=device
-    )
+    problem = problems.make(lens=[0, 200, 1, 64, 0], h=1, dtype=dtype, d_qk=d_qk, page_size=page_size, device=device)
     out, offsets = ferromla.gather_kv(problem.cache, problem.table, problem.lens, num_tokens=265)
     assert offsets.tolist() == [0, 0, 200, 201, 265, 265]
     assert out.dtype == torch.bfloat16
@@ -76,7 +75,7 @@ def test_gather_gives_zeros_for_absent_pages_and_for_rows_past_the_end(device):
     problem = problems.make(lens=[130, 70], h=1, device=device)
     problem.table[0, 1] = -3
     out = torch.full((230, 576), problems.NAN, dtype=torch.bfloat16, device=device)
-    got, offsets = ferromla.gather_kv(problem.cache, problem.table, problem.lens, out=out)
+    got, _ = ferromla.gather_kv(problem.cache, problem.table, problem.lens, out=out)
     assert got is out
     keys, _ = reference.gather(problem.cache, problem.table, problem.lens)
     assert torch.equal(out[:130], keys[0, :130, 0])

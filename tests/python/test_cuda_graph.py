@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+import torch
+
 import ferromla
 import problems
-import pytest
 import reference
 import tolerance
-import torch
 
 pytestmark = pytest.mark.gpu
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import random
 
+import pytest
+import torch
+
 import ferromla
 import problems
-import pytest
 import reference
 import tolerance
-import torch
 
 AXES = {
     "b": (1, 2, 6, 64),
@@ -42,10 +43,7 @@ def covering_sample(seed: int = 0) -> list[tuple]:
     axes = list(AXES.values())
     cheapest = tuple(axis[0] for axis in axes)
     every_pair = (
-        ((i, x), (j, y))
-        for i, j in itertools.combinations(range(len(axes)), 2)
-        for x in axes[i]
-        for y in axes[j]
+        ((i, x), (j, y)) for i, j in itertools.combinations(range(len(axes)), 2) for x in axes[i] for y in axes[j]
     )
     missing = [pair for pair in every_pair if _cost(_with(cheapest, pair)) <= CPU_COST_LIMIT]
     sample = []

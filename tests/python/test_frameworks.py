@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 
-import ferromla
 import ml_dtypes
 import numpy as np
-import problems
 import pytest
-import tolerance
 import torch
+
+import ferromla
+import problems
+import tolerance
 
 
 def _to_numpy(tensor):
@@ -44,7 +45,7 @@ def test_numpy(dtype):
 def test_numpy_strides_of_parts_of_an_element_are_refused():
     odd = np.ndarray((3,), np.int32, buffer=bytearray(64), strides=(6,))
     problem = problems.make(h=16, lens=[100, 0, 70])
-    with pytest.raises(ferromla.InvalidArgument, match="seq_lens.*6 bytes"):
+    with pytest.raises(ferromla.InvalidArgument, match=r"seq_lens.*6 bytes"):
         ferromla.decode(problem.q, problem.cache, problem.table, odd)
 
 

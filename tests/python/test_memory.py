@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+import torch
+
 import ferromla
 import problems
-import pytest
 import reference
 import tolerance
-import torch
 
 INT_MIN, INT_MAX = -(2**31), 2**31 - 1
 BAD_PAGES = [-1, INT_MIN, INT_MAX, problems.UNUSED_PAGE, "one past"]
@@ -99,7 +100,11 @@ def test_nothing_is_written_beside_workspace_and_outputs(device, options, h, s_q
 def test_a_workspace_one_byte_short_is_refused(device):
     problem = problems.make(b=3, h=16, lens=[500, 64, 3], device=device)
     need = ferromla.workspace_bytes(
-        batch=3, num_heads=16, page_size=64, max_seq_len=problem.table.shape[1] * 64, device=str(problem.q.device)
+        batch=3,
+        num_heads=16,
+        page_size=64,
+        max_seq_len=problem.table.shape[1] * 64,
+        device=str(problem.q.device),
     )
     with pytest.raises(ferromla.InvalidArgument, match=rf"workspace.*{need}"):
         problem.run(workspace=torch.empty(need - 1, dtype=torch.uint8, device=device))

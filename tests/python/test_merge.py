@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+import torch
+
 import ferromla
 import problems
-import pytest
 import tolerance
-import torch
 
 INF = float("inf")
 
@@ -61,7 +62,11 @@ def test_two_halves_of_the_keys_make_the_whole(device):
     problem = problems.make(b=3, h=16, lens=[448, 448, 448], device=device, causal=False)
     first, second = (
         ferromla.decode(
-            problem.q, problem.cache, problem.table[:, part].contiguous(), problem.lens - removed, causal=False
+            problem.q,
+            problem.cache,
+            problem.table[:, part].contiguous(),
+            problem.lens - removed,
+            causal=False,
         )
         for part, removed in ((slice(0, 4), 192), (slice(4, 7), 256))
     )
@@ -71,7 +76,7 @@ def test_two_halves_of_the_keys_make_the_whole(device):
 @pytest.mark.parametrize(
     ("argument", "change"),
     [
-        ("out_b", lambda s: s[:2] + (s[2][:-1], s[3])),
+        ("out_b", lambda s: (*s[:2], s[2][:-1], s[3])),
         ("lse_a", lambda s: (s[0], s[1][:-1], *s[2:])),
         ("lse_b", lambda s: (*s[:3], s[3].half())),
         ("out_b", lambda s: (*s[:2], s[2].half(), s[3])),

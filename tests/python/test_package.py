@@ -11,12 +11,13 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+import torch
+
 import ferromla
 import ferromla.torch_ops
 import problems
-import pytest
 import tolerance
-import torch
 
 PACKAGE = pathlib.Path(ferromla.__file__).parent
 MODULES = ("ferromla", "ferromla._cache", "ferromla._ferromla", "ferromla.torch_ops", "ferromla.__main__")
@@ -91,9 +92,7 @@ def test_the_package_is_typed():
 
 
 def _python(*arguments):
-    return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, check=True, timeout=120
-    ).stdout
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True, timeout=120).stdout
 
 
 def test_import_is_quick_and_leaves_torch_alone():
@@ -144,11 +143,10 @@ def test_operators_pass_torchs_own_checks(device):
     torch.library.opcheck(torch.ops.ferromla.decode.default, inputs)
     torch.library.opcheck(torch.ops.ferromla.decode_out.default, (*inputs, out, lse))
     torch.library.opcheck(torch.ops.ferromla.merge_states.default, (out, lse, out, lse))
-    torch.library.opcheck(
-        torch.ops.ferromla.merge_states_out.default, (out, lse, out, lse, out.clone(), lse.clone())
-    )
-    rows = torch.zeros(2, 512, dtype=torch.bfloat16, device=device), torch.zeros(
-        2, 64, dtype=torch.bfloat16, device=device
+    torch.library.opcheck(torch.ops.ferromla.merge_states_out.default, (out, lse, out, lse, out.clone(), lse.clone()))
+    rows = (
+        torch.zeros(2, 512, dtype=torch.bfloat16, device=device),
+        torch.zeros(2, 64, dtype=torch.bfloat16, device=device),
     )
     slots = torch.tensor([3, -1], device=device)
     torch.library.opcheck(torch.ops.ferromla.append_kv.default, (*rows, inputs[1], slots))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import ferromla
-import problems
 import pytest
 import torch
+
+import ferromla
+import problems
 
 
 def _plan(problem, **options):
