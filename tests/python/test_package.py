@@ -19,8 +19,8 @@ import ferromla.torch_ops
 import problems
 import tolerance
 
+README = pathlib.Path(__file__).parents[2] / "README.md"
 PACKAGE = pathlib.Path(ferromla.__file__).parent
-MODULES = ("ferromla", "ferromla._cache", "ferromla._ferromla", "ferromla.torch_ops", "ferromla.__main__")
 
 
 def _documented():
@@ -45,6 +45,12 @@ def test_examples_in_docstrings_run(name, value):
     lines = []
     runner.run(examples, out=lines.append)
     assert runner.failures == 0, "".join(lines)
+
+
+def test_the_examples_of_the_readme_run():
+    failures, examples = doctest.testfile(str(README), module_relative=False)
+    assert examples > 5
+    assert failures == 0
 
 
 def test_the_stubs_say_what_the_module_has():
