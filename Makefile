@@ -38,7 +38,7 @@ test: test-rust test-python ## Build and run every test that this machine can ru
 
 .PHONY: test-rust
 test-rust: $(VENV)/.test ## The Rust tests, documentation examples included
-	cargo test --quiet $(RUST_CRATES)
+	cargo test --quiet $(RUST_CRATES) $(if $(GPU),-- --include-ignored)
 
 .PHONY: test-python
 test-python: $(VENV)/.test ## The Python tests, on both backends where there is a GPU

@@ -17,8 +17,8 @@ import tarfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIMIT_BYTES = 64 << 20
-# Needs libclang and the sources: it checks the sources, not the GPU.
-NOT_THERE = {"bindings"}
+# These check the sources, with libclang and g++, not the GPU.
+NOT_THERE = {"bindings", "device_planner"}
 
 
 def rust_programs(command: str) -> list[tuple[str, pathlib.Path]]:
@@ -45,7 +45,8 @@ def rust_programs(command: str) -> list[tuple[str, pathlib.Path]]:
             continue
         if command == "test" and "bench" in kind:
             continue
-        found.append((f"{name}-{kind[0]}", pathlib.Path(message["executable"])))
+        package = message["package_id"].rpartition("#")[2].rpartition("/")[2].partition("@")[0]
+        found.append((f"{package}-{kind[0]}-{name}", pathlib.Path(message["executable"])))
     return found
 
 

@@ -19,7 +19,7 @@ rust() {
   local program
   for program in rust-test/*; do
     echo "== $program"
-    "$program" --quiet
+    "$program" --quiet --include-ignored
   done
 }
 
