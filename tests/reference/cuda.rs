@@ -29,7 +29,10 @@ impl Gpu {
             let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
             ok(sys::cuStreamCreate(&mut stream, flags));
         }
-        Self { stream, blocks: RefCell::default() }
+        Self {
+            stream,
+            blocks: RefCell::default(),
+        }
     }
 
     pub fn stream(&self) -> Stream {
@@ -56,7 +59,12 @@ impl Memory for Gpu {
     fn write<T: Copy>(&self, to: u64, values: &[T], stream: Stream) {
         // SAFETY: `to` is a block of at least this size; the copy has ended before the values go.
         unsafe {
-            ok(sys::cuMemcpyHtoDAsync_v2(to, values.as_ptr().cast(), size_of_val(values), stream.0 as _));
+            ok(sys::cuMemcpyHtoDAsync_v2(
+                to,
+                values.as_ptr().cast(),
+                size_of_val(values),
+                stream.0 as _,
+            ));
             ok(sys::cuStreamSynchronize(stream.0 as _));
         }
     }
@@ -65,7 +73,12 @@ impl Memory for Gpu {
         let mut values = vec![T::default(); len];
         // SAFETY: `from` is a block of at least this size; the copy has ended before the values are read.
         unsafe {
-            ok(sys::cuMemcpyDtoHAsync_v2(values.as_mut_ptr().cast(), from, size_of_val(&values[..]), stream.0 as _));
+            ok(sys::cuMemcpyDtoHAsync_v2(
+                values.as_mut_ptr().cast(),
+                from,
+                size_of_val(&values[..]),
+                stream.0 as _,
+            ));
             ok(sys::cuStreamSynchronize(stream.0 as _));
         }
         values
@@ -104,7 +117,10 @@ impl Graph {
             ok(sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0));
             ok(sys::cuGraphDestroy(graph));
         }
-        Self { executable, stream: gpu.stream }
+        Self {
+            executable,
+            stream: gpu.stream,
+        }
     }
 
     pub fn replay(&self) {
