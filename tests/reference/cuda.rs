@@ -1,6 +1,7 @@
 //! Memory, a stream and graphs of CUDA device 0, through the driver.
 
 use std::cell::RefCell;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys;
 use ferromla::{Device, Stream};
@@ -11,14 +12,19 @@ fn ok(code: sys::CUresult) {
     assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
 }
 
+/// One test at a time: what a global capture forbids, it forbids to every thread.
+static IN_USE: Mutex<()> = Mutex::new(());
+
 /// Device 0 with its primary context current and a stream of its own.
 pub struct Gpu {
+    _alone: MutexGuard<'static, ()>,
     stream: sys::CUstream,
     blocks: RefCell<Vec<u64>>,
 }
 
 impl Gpu {
     pub fn new() -> Self {
+        let alone = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut device, mut context, mut stream) = (0, std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: each call gets what the one before gave.
         unsafe {
@@ -30,6 +36,7 @@ impl Gpu {
             ok(sys::cuStreamCreate(&mut stream, flags));
         }
         Self {
+            _alone: alone,
             stream,
             blocks: RefCell::default(),
         }
