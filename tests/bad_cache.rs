@@ -3,13 +3,17 @@
 mod support;
 
 use ferromla::{
-    AppendArgs, DType, Device, Error, GatherArgs, GatherSource, KvFormat, MergeArgs, Stream, append_kv,
-    cache_shape, gather_kv, merge_states,
+    AppendArgs, DType, Device, Error, GatherArgs, GatherSource, KvFormat, MergeArgs, Stream,
+    append_kv, cache_shape, gather_kv, merge_states,
 };
 use support::{Array, Expected, assert_refused};
 
 fn invalid(argument: &'static str, says: &'static str) -> Expected {
-    Expected { argument, unsupported: false, says }
+    Expected {
+        argument,
+        unsupported: false,
+        says,
+    }
 }
 
 struct Merge([Array; 6]);
@@ -24,7 +28,17 @@ impl Merge {
     fn run(&self) -> Result<(), Error> {
         let [out_a, lse_a, out_b, lse_b, out, lse] = self.0.each_ref().map(Array::view);
         // SAFETY: the arrays are live; a description that lies must be refused.
-        unsafe { merge_states(&MergeArgs { out_a, lse_a, out_b, lse_b, out, lse, stream: Stream(0) }) }
+        unsafe {
+            merge_states(&MergeArgs {
+                out_a,
+                lse_a,
+                out_b,
+                lse_b,
+                out,
+                lse,
+                stream: Stream(0),
+            })
+        }
     }
 }
 
@@ -32,6 +46,7 @@ impl Merge {
 fn merge_arguments() {
     Merge::right().run().unwrap();
     type Bend = fn(&mut [Array; 6]);
+    #[rustfmt::skip]
     let cases: &[(Bend, &str, &str)] = &[
         (|a| a[0].reshape(&[512]), "out_a", "rank is 1"),
         (|a| a[0].shape[3] = 64, "out_a", "the last dimension is 512"),
@@ -49,7 +64,15 @@ fn merge_arguments() {
     for (bend, argument, says) in cases {
         let mut merge = Merge::right();
         bend(&mut merge.0);
-        assert_refused(argument, merge.run(), &Expected { argument, unsupported: false, says });
+        assert_refused(
+            argument,
+            merge.run(),
+            &Expected {
+                argument,
+                unsupported: false,
+                says,
+            },
+        );
     }
 }
 
@@ -58,7 +81,11 @@ fn merge_takes_two_to_four_dimensions_and_none_of_rows() {
     for shape in [&[8i64, 512][..], &[2, 8, 512], &[0, 8, 512]] {
         let mut merge = Merge::right();
         for (i, array) in merge.0.iter_mut().enumerate() {
-            array.reshape(if i % 2 == 0 { shape } else { &shape[..shape.len() - 1] });
+            array.reshape(if i % 2 == 0 {
+                shape
+            } else {
+                &shape[..shape.len() - 1]
+            });
         }
         merge.run().unwrap();
     }
@@ -101,6 +128,7 @@ impl Append {
 fn append_arguments() {
     Append::right().run().unwrap();
     type Bend = fn(&mut Append);
+    #[rustfmt::skip]
     let cases: &[(Bend, &str, &str)] = &[
         (|a| a.kv_c.reshape(&[5, 1, 512]), "kv_c", "rank is 3"),
         (|a| a.kv_c.shape[1] = 576, "kv_c", "dimension 1 is 512"),
@@ -119,15 +147,31 @@ fn append_arguments() {
     for (bend, argument, says) in cases {
         let mut append = Append::right();
         bend(&mut append);
-        assert_refused(argument, append.run(), &Expected { argument, unsupported: false, says });
+        assert_refused(
+            argument,
+            append.run(),
+            &Expected {
+                argument,
+                unsupported: false,
+                says,
+            },
+        );
     }
     let mut append = Append::right();
     append.cache.reshape(&[2, 16, 2, 576]);
-    let expected = Expected { argument: "kv_cache", unsupported: true, says: "one KV head" };
+    let expected = Expected {
+        argument: "kv_cache",
+        unsupported: true,
+        says: "one KV head",
+    };
     assert_refused("heads", append.run(), &expected);
     append = Append::right();
     append.kv_format = Some(KvFormat::Fp8V32);
-    let expected = Expected { argument: "kv_format", unsupported: true, says: "fp8_v32" };
+    let expected = Expected {
+        argument: "kv_format",
+        unsupported: true,
+        says: "fp8_v32",
+    };
     assert_refused("format", append.run(), &expected);
 }
 
@@ -157,7 +201,11 @@ impl Gather {
         let [block_table, seq_lens, offsets_out] = self.pages.each_ref().map(Array::view);
         let source = match &self.ids {
             Some(ids) => GatherSource::Ids(ids.view()),
-            None => GatherSource::Pages { block_table, seq_lens, offsets_out },
+            None => GatherSource::Pages {
+                block_table,
+                seq_lens,
+                offsets_out,
+            },
         };
         let args = GatherArgs {
             cache: self.cache.view().into(),
@@ -175,6 +223,7 @@ impl Gather {
 fn gather_arguments() {
     Gather::right().run().unwrap();
     type Bend = fn(&mut Gather);
+    #[rustfmt::skip]
     let cases: &[(Bend, &str, &str)] = &[
         (|g| g.cache.shape[2] = 500, "cache", "576 (512 and 64 rotary) or 512"),
         (|g| g.cache.dtype = DType::F32, "kv_format", "None with cache"),
@@ -192,26 +241,46 @@ fn gather_arguments() {
     for (bend, argument, says) in cases {
         let mut gather = Gather::right();
         bend(&mut gather);
-        assert_refused(argument, gather.run(), &Expected { argument, unsupported: false, says });
+        assert_refused(
+            argument,
+            gather.run(),
+            &Expected {
+                argument,
+                unsupported: false,
+                says,
+            },
+        );
     }
 }
 
 #[test]
 fn cache_shapes() {
     let shape = cache_shape(3, 61, KvFormat::Fp16, 512).unwrap();
-    assert_eq!((&shape.shape[..], shape.bytes), (&[3, 61, 512][..], 3 * 61 * 1024));
+    assert_eq!(
+        (&shape.shape[..], shape.bytes),
+        (&[3, 61, 512][..], 3 * 61 * 1024)
+    );
     assert_eq!(&shape.strides[..], &[61 * 512, 512, 1]);
     let cases = [
         (-1, 64, 576, invalid("num_pages", "between 0")),
         (1, 0, 576, invalid("page_size", "between 1")),
         (1, 64, 575, invalid("d_qk", "576 or 512")),
-        (i64::from(i32::MAX), i64::from(i32::MAX), 576, invalid("num_pages", "2^63")),
+        (
+            i64::from(i32::MAX),
+            i64::from(i32::MAX),
+            576,
+            invalid("num_pages", "2^63"),
+        ),
     ];
     for (num_pages, page_size, d_qk, expected) in cases {
         let result = cache_shape(num_pages, page_size, KvFormat::Bf16, d_qk);
         assert_refused(expected.argument, result.map(drop), &expected);
     }
     let result = cache_shape(1, 64, KvFormat::Fp4V41, 512);
-    let expected = Expected { argument: "kv_format", unsupported: true, says: "fp4_v41" };
+    let expected = Expected {
+        argument: "kv_format",
+        unsupported: true,
+        says: "fp4_v41",
+    };
     assert_refused("format", result.map(drop), &expected);
 }

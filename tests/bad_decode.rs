@@ -109,8 +109,16 @@ fn refuse(cases: &[Case], unsupported: bool) {
     for (number, (right, bend, argument, says)) in cases.iter().enumerate() {
         let mut call = right();
         bend(&mut call);
-        let expected = Expected { argument, unsupported, says };
-        assert_refused(&format!("case {number}, {argument} {says}"), call.run(), &expected);
+        let expected = Expected {
+            argument,
+            unsupported,
+            says,
+        };
+        assert_refused(
+            &format!("case {number}, {argument} {says}"),
+            call.run(),
+            &expected,
+        );
     }
 }
 
@@ -122,9 +130,10 @@ fn right_calls_are_accepted() {
 
 #[test]
 fn nothing_to_do_is_no_error() {
-    for bend in [
+    #[rustfmt::skip]
+    let bends = [
         // No request.
-        (|call| {
+        (|call: &mut Call| {
             call.q.reshape(&[0, 3, 8, 576]);
             call.block_table.reshape(&[0, 5]);
             call.seq_lens.reshape(&[0]);
@@ -154,7 +163,8 @@ fn nothing_to_do_is_no_error() {
             call.kv_cache.reshape(&[0, 16, 576]);
             call.kv_cache.ptr = 0;
         },
-    ] {
+    ];
+    for bend in bends {
         let mut call = Call::right();
         bend(&mut call);
         call.run().unwrap();
@@ -163,6 +173,7 @@ fn nothing_to_do_is_no_error() {
 
 #[test]
 fn shapes() {
+    #[rustfmt::skip]
     let cases: &[Case] = &[
         (Call::right, |c| c.q.reshape(&[2, 24, 576]), "q", "rank is 3"),
         (Call::right, |c| c.q.reshape(&[1, 1, 1, 1, 1, 1, 1]), "q", "rank is 7"),
@@ -198,6 +209,7 @@ fn shapes() {
 
 #[test]
 fn types() {
+    #[rustfmt::skip]
     let cases: &[Case] = &[
         (Call::right, |c| c.q.dtype = DType::F32, "q", "bfloat16 or float16"),
         (Call::right, |c| c.q.dtype = DType::Other, "q", "bfloat16 or float16"),
@@ -219,6 +231,7 @@ fn types() {
 
 #[test]
 fn what_another_version_may_have_is_unsupported() {
+    #[rustfmt::skip]
     let cases: &[Case] = &[
         (Call::right, |c| c.q.dtype = DType::F8E4M3, "q", "queries are bfloat16 or float16"),
         (Call::right, |c| c.kv_format = Some(KvFormat::Fp8), "kv_format", "bf16 and fp16"),
@@ -231,6 +244,7 @@ fn what_another_version_may_have_is_unsupported() {
 fn devices() {
     let cuda = Device::Cuda(0);
     assert_eq!(Call::on_cuda().q.device, cuda);
+    #[rustfmt::skip]
     let cases: &[Case] = &[
         (Call::right, |c| c.kv_cache.device = Device::Cuda(0), "kv_cache", "it is on cpu, as q is"),
         (Call::right, |c| c.block_table.device = Device::Cuda(1), "block_table", "on cuda:1"),
@@ -248,6 +262,7 @@ fn devices() {
 
 #[test]
 fn strides_and_addresses() {
+    #[rustfmt::skip]
     let cases: &[Case] = &[
         (Call::right, |c| c.q.strides[3] = 2, "q", "the last stride is 1 element"),
         (Call::right, |c| c.kv_cache.strides[2] = 0, "kv_cache", "the last stride is 1 element"),
@@ -275,6 +290,7 @@ fn strides_and_addresses() {
 
 #[test]
 fn numbers() {
+    #[rustfmt::skip]
     let cases: &[Case] = &[
         (Call::right, |c| c.num_splits = Some(0), "num_splits", "at least 1"),
         (Call::right, |c| (c.num_splits, c.batch_invariant) = (Some(2), true), "num_splits", "batch_invariant"),
@@ -298,7 +314,11 @@ fn the_workspace_is_needed_to_the_byte() {
         call.run().unwrap();
         call.workspace.as_mut().unwrap().reshape(&[bytes - 1]);
         let says = "bytes are needed";
-        let expected = Expected { argument: "workspace", unsupported: false, says };
+        let expected = Expected {
+            argument: "workspace",
+            unsupported: false,
+            says,
+        };
         assert_refused("one byte short", call.run(), &expected);
     }
 }

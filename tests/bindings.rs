@@ -40,14 +40,23 @@ fn find_libclang() {
         std::env::var_os("VIRTUAL_ENV").map(|env| Path::new(&env).join("bin/python")),
         Some("python3".into()),
     ];
-    if let Some(directory) = interpreters.into_iter().flatten().find_map(|python| libclang_of(&python)) {
+    if let Some(directory) = interpreters
+        .into_iter()
+        .flatten()
+        .find_map(|python| libclang_of(&python))
+    {
         // SAFETY: this binary has one test, and no other thread of it reads the environment.
         unsafe { std::env::set_var("LIBCLANG_PATH", directory) };
     }
 }
 
 fn builder(header: &str) -> bindgen::Builder {
-    let file = Path::new(header).file_name().unwrap().to_str().unwrap().replace('.', "\\.");
+    let file = Path::new(header)
+        .file_name()
+        .unwrap()
+        .to_str()
+        .unwrap()
+        .replace('.', "\\.");
     bindgen::builder()
         .header(root().join(header).to_str().unwrap())
         .raw_line(format!(
@@ -63,7 +72,10 @@ fn builder(header: &str) -> bindgen::Builder {
 
 /// Compares, or writes where `FERROMLA_BLESS` says so.
 fn check(builder: bindgen::Builder, committed: &str) {
-    let generated = builder.generate().expect("bindgen reads the header").to_string();
+    let generated = builder
+        .generate()
+        .expect("bindgen reads the header")
+        .to_string();
     let path = root().join(committed);
     if std::env::var_os("FERROMLA_BLESS").is_some() {
         std::fs::write(&path, generated).unwrap();

@@ -7,8 +7,8 @@
 mod reference;
 
 use ferromla::{
-    AppendArgs, DType, DecodeArgs, Device, GatherArgs, GatherSource, MergeArgs, Plan, PlanArgs, Stream, View,
-    append_kv, decode, gather_kv, merge_states, workspace_bytes,
+    AppendArgs, DType, DecodeArgs, GatherArgs, GatherSource, MergeArgs, Plan, PlanArgs, Stream,
+    View, append_kv, decode, gather_kv, merge_states, workspace_bytes,
 };
 use reference::memory::{Host, Memory};
 use reference::{Workload, bf16, close, from_bf16};
@@ -52,7 +52,11 @@ impl<'m, M: Memory> Server<'m, M> {
     }
 
     fn cache_view(&self) -> View {
-        self.view(self.cache, DType::Bf16, &[self.work.num_pages, self.work.page_size, 576])
+        self.view(
+            self.cache,
+            DType::Bf16,
+            &[self.work.num_pages, self.work.page_size, 576],
+        )
     }
 
     /// Writes every token of every request, in one call, latents and rotary parts apart.
@@ -82,11 +86,18 @@ impl<'m, M: Memory> Server<'m, M> {
     }
 
     fn args(&self) -> DecodeArgs<'static> {
-        let Workload { batch, q_len, heads, max_pages, .. } = self.work;
+        let Workload {
+            batch,
+            q_len,
+            heads,
+            max_pages,
+            ..
+        } = self.work;
         DecodeArgs {
             stream: self.stream,
             ..DecodeArgs::new(
-                self.view(self.q, DType::Bf16, &[batch, q_len, heads, 576]).into(),
+                self.view(self.q, DType::Bf16, &[batch, q_len, heads, 576])
+                    .into(),
                 self.cache_view().into(),
                 self.view(self.block_table, DType::I32, &[batch, max_pages]),
                 self.view(self.seq_lens, DType::I32, &[batch]),
@@ -126,21 +137,41 @@ impl<'m, M: Memory> Server<'m, M> {
     /// Nothing left of an earlier call.
     fn poison(&self) {
         let rows = self.work.batch * self.work.q_len * self.work.heads;
-        self.memory.write(self.out, &vec![0x7fff_u16; rows * 512], self.stream);
-        self.memory.write(self.lse, &vec![f32::NAN; rows], self.stream);
+        self.memory
+            .write(self.out, &vec![0x7fff_u16; rows * 512], self.stream);
+        self.memory
+            .write(self.lse, &vec![f32::NAN; rows], self.stream);
     }
 }
 
 fn decode_without_a_plan<M: Memory>(memory: &M, stream: Stream) {
     for causal in [true, false] {
-        let server = Server::new(memory, Workload { causal, ..Workload::new(2, 16) }, stream);
-        for (num_splits, batch_invariant) in [(None, false), (Some(1), false), (Some(3), false), (None, true)] {
-            let mut args = DecodeArgs { causal, num_splits, batch_invariant, ..server.args() };
+        let server = Server::new(
+            memory,
+            Workload {
+                causal,
+                ..Workload::new(2, 16)
+            },
+            stream,
+        );
+        for (num_splits, batch_invariant) in [
+            (None, false),
+            (Some(1), false),
+            (Some(3), false),
+            (None, true),
+        ] {
+            let mut args = DecodeArgs {
+                causal,
+                num_splits,
+                batch_invariant,
+                ..server.args()
+            };
             args.workspace = Some(server.workspace(args.workspace_bytes().unwrap()));
             server.poison();
             // SAFETY: all memory is live until `memory` is dropped.
             unsafe { decode(&args).unwrap() };
-            let what = format!("causal {causal}, {num_splits:?} splits, invariant {batch_invariant}");
+            let what =
+                format!("causal {causal}, {num_splits:?} splits, invariant {batch_invariant}");
             server.assert_right(&server.work.seq_lens, &what);
         }
     }
@@ -152,7 +183,10 @@ fn one_plan_for_many_calls<M: Memory>(memory: &M, stream: Stream) {
     let workspace = server.workspace(workspace_bytes(&plan_args).unwrap());
     // SAFETY: all memory is live until `memory` is dropped.
     let plan = unsafe { Plan::new(&plan_args, &server.lens_view(), workspace, stream).unwrap() };
-    let args = DecodeArgs { plan: Some(&plan), ..server.args() };
+    let args = DecodeArgs {
+        plan: Some(&plan),
+        ..server.args()
+    };
     for _layer in 0..3 {
         server.poison();
         // SAFETY: as above.
@@ -172,8 +206,18 @@ fn one_plan_for_many_calls<M: Memory>(memory: &M, stream: Stream) {
 
 /// Half of the keys twice, merged: attention over a multiset, whose output is that of the half.
 fn merge_is_exact<M: Memory>(memory: &M, stream: Stream) {
-    let server = Server::new(memory, Workload { causal: false, ..Workload::new(1, 16) }, stream);
-    let mut args = DecodeArgs { causal: false, ..server.args() };
+    let server = Server::new(
+        memory,
+        Workload {
+            causal: false,
+            ..Workload::new(1, 16)
+        },
+        stream,
+    );
+    let mut args = DecodeArgs {
+        causal: false,
+        ..server.args()
+    };
     args.workspace = Some(server.workspace(args.workspace_bytes().unwrap()));
     let merge = MergeArgs {
         out_a: args.out,
@@ -191,7 +235,11 @@ fn merge_is_exact<M: Memory>(memory: &M, stream: Stream) {
     }
     let rows = server.work.batch * server.work.heads;
     let lse: Vec<f32> = memory.download(server.lse, rows, stream);
-    memory.write(server.lse, &lse.iter().map(|x| x - 2f32.ln()).collect::<Vec<_>>(), stream);
+    memory.write(
+        server.lse,
+        &lse.iter().map(|x| x - 2f32.ln()).collect::<Vec<_>>(),
+        stream,
+    );
     server.assert_right(&server.work.seq_lens, "merged with itself");
 }
 
@@ -199,12 +247,18 @@ fn gather_gives_back_what_was_appended<M: Memory>(memory: &M, stream: Stream) {
     let server = Server::new(memory, Workload::new(1, 16), stream);
     let work = &server.work;
     let tokens: usize = work.seq_lens.iter().map(|&len| len as usize).sum::<usize>() + 1;
-    let (out, offsets) =
-        (memory.upload(&vec![0x7fff_u16; tokens * 576]), memory.upload(&vec![-1i64; work.batch + 1]));
+    let (out, offsets) = (
+        memory.upload(&vec![0x7fff_u16; tokens * 576]),
+        memory.upload(&vec![-1i64; work.batch + 1]),
+    );
     let args = GatherArgs {
         cache: server.cache_view().into(),
         source: GatherSource::Pages {
-            block_table: server.view(server.block_table, DType::I32, &[work.batch, work.max_pages]),
+            block_table: server.view(
+                server.block_table,
+                DType::I32,
+                &[work.batch, work.max_pages],
+            ),
             seq_lens: server.lens_view(),
             offsets_out: server.view(offsets, DType::I64, &[work.batch + 1]),
         },
@@ -215,7 +269,14 @@ fn gather_gives_back_what_was_appended<M: Memory>(memory: &M, stream: Stream) {
     // SAFETY: all memory is live until `memory` is dropped.
     unsafe { gather_kv(&args).unwrap() };
     let gathered: Vec<u16> = memory.download(out, tokens * 576, stream);
-    let mut expected: Vec<u16> = work.keys.iter().flatten().flatten().copied().map(bf16).collect();
+    let mut expected: Vec<u16> = work
+        .keys
+        .iter()
+        .flatten()
+        .flatten()
+        .copied()
+        .map(bf16)
+        .collect();
     expected.extend([0u16; 576]); // the row past the last token
     assert!(gathered == expected);
     let offsets: Vec<i64> = memory.download(offsets, work.batch + 1, stream);
@@ -237,7 +298,8 @@ fn a_server_on_the_cpu() {
 #[cfg(feature = "cuda")]
 mod on_cuda {
     use super::*;
-    use reference::cuda::{Graph, Gpu};
+    use ferromla::Device;
+    use reference::cuda::{Gpu, Graph};
 
     #[test]
     #[ignore = "needs a Hopper GPU"]
@@ -258,20 +320,33 @@ mod on_cuda {
         let lens = host_lens.upload(&server.work.seq_lens);
         // SAFETY: the lengths are live host memory.
         let lens = unsafe {
-            View::contiguous(lens as *const _, DType::I32, Device::Cpu, &[server.work.batch as i64])
+            View::contiguous(
+                lens as *const _,
+                DType::I32,
+                Device::Cpu,
+                &[server.work.batch as i64],
+            )
         };
         let workspace = server.workspace(bytes);
         // SAFETY: all memory is live.
         let plan = unsafe { Plan::new(&plan_args, &lens, workspace, gpu.stream()).unwrap() };
-        let args = DecodeArgs { plan: Some(&plan), ..server.args() };
+        let args = DecodeArgs {
+            plan: Some(&plan),
+            ..server.args()
+        };
         // SAFETY: as above.
         unsafe { decode(&args).unwrap() };
         server.assert_right(&server.work.seq_lens, "planned on the host");
-        let by_host: Vec<u8> = gpu.download(workspace.ptr(), plan.plan_bytes() as usize, gpu.stream());
+        let by_host: Vec<u8> =
+            gpu.download(workspace.ptr(), plan.plan_bytes() as usize, gpu.stream());
         // SAFETY: as above.
         unsafe { plan.update(&server.lens_view(), gpu.stream()).unwrap() };
-        let by_device: Vec<u8> = gpu.download(workspace.ptr(), plan.plan_bytes() as usize, gpu.stream());
-        assert!(by_host[..64] == by_device[..64], "the plans' headers differ");
+        let by_device: Vec<u8> =
+            gpu.download(workspace.ptr(), plan.plan_bytes() as usize, gpu.stream());
+        assert!(
+            by_host[..64] == by_device[..64],
+            "the plans' headers differ"
+        );
     }
 
     #[test]
@@ -303,14 +378,23 @@ mod on_cuda {
         let lens = host.upload(&server.work.seq_lens);
         // SAFETY: the lengths are live host memory.
         let lens = unsafe {
-            View::contiguous(lens as *const _, DType::I32, Device::Cpu, &[server.work.batch as i64])
+            View::contiguous(
+                lens as *const _,
+                DType::I32,
+                Device::Cpu,
+                &[server.work.batch as i64],
+            )
         };
         // SAFETY: all memory is live.
         Graph::capture(&gpu, || unsafe {
             let error = Plan::new(&plan_args, &lens, workspace, gpu.stream()).unwrap_err();
             assert_eq!(error.argument(), Some("seq_lens"), "{error}");
             let plan = Plan::new(&plan_args, &server.lens_view(), workspace, gpu.stream()).unwrap();
-            decode(&DecodeArgs { plan: Some(&plan), ..server.args() }).unwrap();
+            decode(&DecodeArgs {
+                plan: Some(&plan),
+                ..server.args()
+            })
+            .unwrap();
         })
         .replay();
         server.assert_right(&server.work.seq_lens, "planned in the graph");

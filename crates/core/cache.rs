@@ -126,10 +126,19 @@ pub struct CacheShape {
 /// assert_eq!((&cache.shape[..], cache.bytes), (&[100, 64, 576][..], 100 * 64 * 1152));
 /// # Ok::<(), ferromla::Error>(())
 /// ```
-pub fn cache_shape(num_pages: i64, page_size: i64, kv_format: KvFormat, d_qk: i64) -> Result<CacheShape> {
+pub fn cache_shape(
+    num_pages: i64,
+    page_size: i64,
+    kv_format: KvFormat,
+    d_qk: i64,
+) -> Result<CacheShape> {
     for (name, value, low) in [("num_pages", num_pages, 0), ("page_size", page_size, 1)] {
         if !(low..=i64::from(i32::MAX)).contains(&value) {
-            return Err(Error::invalid(name, value, format!("between {low} and {}", i32::MAX)));
+            return Err(Error::invalid(
+                name,
+                value,
+                format!("between {low} and {}", i32::MAX),
+            ));
         }
     }
     if d_qk != NOPE_DIM && d_qk != NOPE_DIM + ROPE_DIM {
@@ -137,10 +146,20 @@ pub fn cache_shape(num_pages: i64, page_size: i64, kv_format: KvFormat, d_qk: i6
     }
     supported_format(kv_format)?;
     let dtype = kv_format.dtype().unwrap_or(DType::Bf16);
-    let bytes = i128::from(num_pages) * i128::from(page_size) * i128::from(d_qk) * i128::from(dtype.size());
+    let bytes =
+        i128::from(num_pages) * i128::from(page_size) * i128::from(d_qk) * i128::from(dtype.size());
     if bytes > i128::from(i64::MAX) {
-        return Err(Error::invalid("num_pages", num_pages, "a cache of fewer than 2^63 bytes"));
+        return Err(Error::invalid(
+            "num_pages",
+            num_pages,
+            "a cache of fewer than 2^63 bytes",
+        ));
     }
     let shape = Dims::new(&[num_pages, page_size, d_qk]);
-    Ok(CacheShape { shape, strides: shape.contiguous_strides(), dtype, bytes: bytes as u64 })
+    Ok(CacheShape {
+        shape,
+        strides: shape.contiguous_strides(),
+        dtype,
+        bytes: bytes as u64,
+    })
 }

@@ -58,12 +58,18 @@ impl<'a> Arg<'a> {
             return Err(self.shape_error(format!("the shape is {layout}, its rank is {rank}")));
         }
         if self.view.strides().rank() != rank {
-            let value = format!("of shape {} with strides {}", self.view.shape(), self.view.strides());
+            let value = format!(
+                "of shape {} with strides {}",
+                self.view.shape(),
+                self.view.strides()
+            );
             return Err(Error::invalid(self.name, value, "one stride per dimension"));
         }
         for (axis, &dim) in self.shape().iter().enumerate() {
             if !(0..=i64::from(i32::MAX)).contains(&dim) {
-                return Err(self.shape_error(format!("dimension {axis} is between 0 and {}", i32::MAX)));
+                return Err(
+                    self.shape_error(format!("dimension {axis} is between 0 and {}", i32::MAX))
+                );
             }
         }
         Ok(self.shape())
@@ -80,7 +86,8 @@ impl<'a> Arg<'a> {
     /// The shape is exactly this.
     pub fn exactly(&self, expected: &[i64], what: &str) -> Result<()> {
         self.rank(&[expected.len()], what)?;
-        (0..expected.len()).try_for_each(|axis| self.dim(axis, expected[axis], &format!("as in {what}")))
+        (0..expected.len())
+            .try_for_each(|axis| self.dim(axis, expected[axis], &format!("as in {what}")))
     }
 
     /// The element type is one of these.
@@ -90,7 +97,11 @@ impl<'a> Arg<'a> {
             return Ok(dtype);
         }
         let names: Vec<_> = allowed.iter().map(|dtype| dtype.name()).collect();
-        Err(Error::invalid(self.name, dtype, format!("the type is {}{why}", names.join(" or "))))
+        Err(Error::invalid(
+            self.name,
+            dtype,
+            format!("the type is {}{why}", names.join(" or ")),
+        ))
     }
 
     /// The memory is on this device, that of the argument `like`.
@@ -99,7 +110,11 @@ impl<'a> Arg<'a> {
             return Ok(());
         }
         let rule = format!("it is on {device}, as {like} is");
-        Err(Error::invalid(self.name, format!("on {}", self.view.device()), rule))
+        Err(Error::invalid(
+            self.name,
+            format!("on {}", self.view.device()),
+            rule,
+        ))
     }
 
     /// Pointer, alignment, strides and extent allow the access.
@@ -128,7 +143,11 @@ impl<'a> Arg<'a> {
         }
         if !ptr.is_multiple_of(size) {
             let rule = format!("a {} lies on a {size}-byte boundary", self.view.dtype());
-            return Err(Error::invalid(self.name, format!("at address {ptr:#x}"), rule));
+            return Err(Error::invalid(
+                self.name,
+                format!("at address {ptr:#x}"),
+                rule,
+            ));
         }
         Ok(())
     }
@@ -136,7 +155,10 @@ impl<'a> Arg<'a> {
     /// Every element has an address.
     fn extent(&self) -> Result<()> {
         let size = i128::from(self.view.dtype().size());
-        let (mut low, mut high) = (i128::from(self.view.ptr()), i128::from(self.view.ptr()) + size);
+        let (mut low, mut high) = (
+            i128::from(self.view.ptr()),
+            i128::from(self.view.ptr()) + size,
+        );
         for (&dim, &stride) in self.shape().iter().zip(&self.view.strides()[..]) {
             let reach = i128::from(dim - 1) * i128::from(stride) * size;
             *(if reach < 0 { &mut low } else { &mut high }) += reach;
@@ -144,8 +166,16 @@ impl<'a> Arg<'a> {
         if low >= 0 && high <= i128::from(i64::MAX) {
             return Ok(());
         }
-        let value = format!("of shape {} with strides {}", self.view.shape(), self.view.strides());
-        Err(Error::invalid(self.name, value, "every element has an address below 2^63"))
+        let value = format!(
+            "of shape {} with strides {}",
+            self.view.shape(),
+            self.view.strides()
+        );
+        Err(Error::invalid(
+            self.name,
+            value,
+            "every element has an address below 2^63",
+        ))
     }
 
     fn stride_error(&self, axis: usize, rule: impl ToString) -> Error {
@@ -168,12 +198,17 @@ impl<'a> Arg<'a> {
     fn aligned_rows(&self) -> Result<()> {
         if !self.view.ptr().is_multiple_of(CUDA_ROW_ALIGNMENT) {
             let rule = format!("on CUDA rows begin on {CUDA_ROW_ALIGNMENT}-byte boundaries");
-            return Err(Error::invalid(self.name, format!("at address {:#x}", self.view.ptr()), rule));
+            return Err(Error::invalid(
+                self.name,
+                format!("at address {:#x}", self.view.ptr()),
+                rule,
+            ));
         }
         let step = (CUDA_ROW_ALIGNMENT / self.view.dtype().size()) as i64;
         for axis in 0..self.shape().len() - 1 {
             if self.shape()[axis] > 1 && self.view.strides()[axis] % step != 0 {
-                let rule = format!("on CUDA this stride is a multiple of {step} elements (16 bytes)");
+                let rule =
+                    format!("on CUDA this stride is a multiple of {step} elements (16 bytes)");
                 return Err(self.stride_error(axis, rule));
             }
         }
@@ -183,13 +218,17 @@ impl<'a> Arg<'a> {
     /// No two indices share an element: from the shortest stride up, each steps over all that lies below it.
     fn distinct_elements(&self) -> Result<()> {
         let strides = self.view.strides();
-        let mut axes: Vec<usize> = (0..self.shape().len()).filter(|&axis| self.shape()[axis] > 1).collect();
+        let mut axes: Vec<usize> = (0..self.shape().len())
+            .filter(|&axis| self.shape()[axis] > 1)
+            .collect();
         axes.sort_by_key(|&axis| strides[axis].unsigned_abs());
         let mut below: u128 = 0;
         for axis in axes {
             let stride = u128::from(strides[axis].unsigned_abs());
             if stride <= below {
-                return Err(self.stride_error(axis, "an output has its own memory for every element"));
+                return Err(
+                    self.stride_error(axis, "an output has its own memory for every element")
+                );
             }
             below += stride * (self.shape()[axis] - 1) as u128;
         }
@@ -204,17 +243,26 @@ impl<'a> Arg<'a> {
                 *stride = self.view.strides()[axis];
             }
         }
-        Strided { ptr: self.view.ptr(), strides }
+        Strided {
+            ptr: self.view.ptr(),
+            strides,
+        }
     }
 }
 
 /// The format of a cache of this element type, and that it is one this version has.
 pub(crate) fn kv_format(given: Option<KvFormat>, cache: &Arg<'_>) -> Result<KvFormat> {
     let dtype = cache.view.dtype();
-    let by_dtype = KvFormat::SUPPORTED.into_iter().find(|format| format.dtype() == Some(dtype));
+    let by_dtype = KvFormat::SUPPORTED
+        .into_iter()
+        .find(|format| format.dtype() == Some(dtype));
     let Some(format) = given.or(by_dtype) else {
         let value = format!("None with {} of type {dtype}", cache.name);
-        return Err(Error::invalid("kv_format", value, "only a bfloat16 or float16 cache tells its format"));
+        return Err(Error::invalid(
+            "kv_format",
+            value,
+            "only a bfloat16 or float16 cache tells its format",
+        ));
     };
     supported_format(format)?;
     if by_dtype != Some(format) {
@@ -229,8 +277,15 @@ pub(crate) fn supported_format(format: KvFormat) -> Result<()> {
     if KvFormat::SUPPORTED.contains(&format) {
         return Ok(());
     }
-    let names: Vec<_> = KvFormat::SUPPORTED.iter().map(|format| format.name()).collect();
-    Err(Error::unsupported("kv_format", format, format!("the formats are {}", names.join(" and "))))
+    let names: Vec<_> = KvFormat::SUPPORTED
+        .iter()
+        .map(|format| format.name())
+        .collect();
+    Err(Error::unsupported(
+        "kv_format",
+        format,
+        format!("the formats are {}", names.join(" and ")),
+    ))
 }
 
 /// A CUDA device needs a build with its kernels; fp16 is a feature of its own there.

@@ -13,7 +13,13 @@ use crate::view::{Parts, View};
 pub(crate) fn append(args: &AppendArgs) -> Result<AppendProblem> {
     let kv_c = Arg::new("kv_c", &args.kv_c);
     let device = (args.kv_c.device(), "kv_c");
-    let cache = cache(&args.kv_cache, &KV_CACHE, args.kv_format, device, Access::Write)?;
+    let cache = cache(
+        &args.kv_cache,
+        &KV_CACHE,
+        args.kv_format,
+        device,
+        Access::Write,
+    )?;
     one_head(&cache, &args.kv_cache, &KV_CACHE)?;
     device_dtype(lead(&args.kv_cache, &KV_CACHE).name, device.0, cache.dtype)?;
 
@@ -30,7 +36,10 @@ pub(crate) fn append(args: &AppendArgs) -> Result<AppendProblem> {
     Ok(AppendProblem {
         device: device.0,
         tokens: shape[0],
-        rows: TwoParts { nope: kv_c.strided(), rope: rope(args, &cache, shape[0], cache.dtype)? },
+        rows: TwoParts {
+            nope: kv_c.strided(),
+            rope: rope(args, &cache, shape[0], cache.dtype)?,
+        },
         slots: slots.strided(),
         cache,
         stream: args.stream,
@@ -38,15 +47,26 @@ pub(crate) fn append(args: &AppendArgs) -> Result<AppendProblem> {
 }
 
 /// `k_pe` is there exactly when the cache has a rotary part.
-fn rope(args: &AppendArgs, cache: &PagedCache, tokens: i64, dtype: DType) -> Result<Option<Strided<1>>> {
+fn rope(
+    args: &AppendArgs,
+    cache: &PagedCache,
+    tokens: i64,
+    dtype: DType,
+) -> Result<Option<Strided<1>>> {
     match (&args.k_pe, cache.rows.rope) {
         (None, None) => Ok(None),
-        (None, Some(_)) => {
-            Err(Error::invalid("k_pe", "None", "a cache with rows of 576 takes the rotary parts [tokens, 64]"))
-        }
+        (None, Some(_)) => Err(Error::invalid(
+            "k_pe",
+            "None",
+            "a cache with rows of 576 takes the rotary parts [tokens, 64]",
+        )),
         (Some(view), None) => {
             let value = format!("of shape {}", view.shape());
-            Err(Error::invalid("k_pe", value, "None, for a cache with rows of 512"))
+            Err(Error::invalid(
+                "k_pe",
+                value,
+                "None, for a cache with rows of 512",
+            ))
         }
         (Some(view), Some(_)) => {
             let k_pe = Arg::new("k_pe", view);
@@ -65,7 +85,11 @@ fn one_head(cache: &PagedCache, parts: &Parts, names: &PartNames) -> Result<()> 
     }
     let arg = lead(parts, names);
     let value = format!("of shape {}", arg.view.shape());
-    Err(Error::unsupported(arg.name, value, "this operation takes caches of one KV head"))
+    Err(Error::unsupported(
+        arg.name,
+        value,
+        "this operation takes caches of one KV head",
+    ))
 }
 
 pub(crate) fn gather(args: &GatherArgs) -> Result<GatherProblem> {
@@ -82,15 +106,26 @@ pub(crate) fn gather(args: &GatherArgs) -> Result<GatherProblem> {
     out.device(device.0, device.1)?;
     out.memory(Last::Rows, Access::Write)?;
     let source = match &args.source {
-        GatherSource::Pages { block_table, seq_lens, offsets_out } => {
+        GatherSource::Pages {
+            block_table,
+            seq_lens,
+            offsets_out,
+        } => {
             let table = page_table(block_table, seq_lens, device, None)?;
             let offsets = Arg::new("offsets_out", offsets_out);
             offsets.rank(&[1], "[batch + 1]")?;
-            offsets.dim(0, i64::from(table.batch) + 1, "the batch of block_table + 1")?;
+            offsets.dim(
+                0,
+                i64::from(table.batch) + 1,
+                "the batch of block_table + 1",
+            )?;
             offsets.dtype(&[DType::I64], "")?;
             offsets.device(device.0, device.1)?;
             offsets.memory(Last::Unit, Access::Write)?;
-            GatherTokens::Pages { table, offsets: offsets_out.ptr() }
+            GatherTokens::Pages {
+                table,
+                offsets: offsets_out.ptr(),
+            }
         }
         GatherSource::Ids(ids) => self::ids(ids, device, shape[0])?,
     };
@@ -111,5 +146,8 @@ fn ids(view: &View, device: (crate::Device, &str), tokens: i64) -> Result<Gather
     let dtype = ids.dtype(&[DType::I32, DType::I64], "")?;
     ids.device(device.0, device.1)?;
     ids.memory(Last::Any, Access::Read)?;
-    Ok(GatherTokens::Ids { ids: ids.strided(), wide: dtype == DType::I64 })
+    Ok(GatherTokens::Ids {
+        ids: ids.strided(),
+        wide: dtype == DType::I64,
+    })
 }

@@ -22,7 +22,11 @@ pub(crate) fn query(q: &Parts) -> Result<(TwoParts<3>, [i64; 3], DType)> {
     let shape = lead.shape();
     if shape[2] < 1 {
         let value = format!("of shape {}", lead.view.shape());
-        return Err(Error::invalid(lead.name, value, "dimension 2, the query heads, is at least 1"));
+        return Err(Error::invalid(
+            lead.name,
+            value,
+            "dimension 2, the query heads, is at least 1",
+        ));
     }
     Ok((rows, [shape[0], shape[1], shape[2]], dtype))
 }
@@ -36,10 +40,20 @@ pub(crate) fn inputs(args: &DecodeArgs<'_>) -> Result<DecodeProblem> {
     let q_arg = lead(&args.q, &Q);
     let device = (q_arg.view.device(), q_arg.name);
     device_dtype(q_arg.name, device.0, dtype)?;
-    let cache = cache(&args.kv_cache, &KV_CACHE, args.kv_format, device, Access::Read)?;
+    let cache = cache(
+        &args.kv_cache,
+        &KV_CACHE,
+        args.kv_format,
+        device,
+        Access::Read,
+    )?;
     fits(args, &q, &cache, dtype, heads)?;
-    let table =
-        page_table(&args.block_table, &args.seq_lens, device, Some((batch, "the batch of q")))?;
+    let table = page_table(
+        &args.block_table,
+        &args.seq_lens,
+        device,
+        Some((batch, "the batch of q")),
+    )?;
     Ok(DecodeProblem {
         device: device.0,
         dtype,
@@ -58,12 +72,22 @@ pub(crate) fn inputs(args: &DecodeArgs<'_>) -> Result<DecodeProblem> {
 }
 
 /// Query and cache belong together: type, width and heads.
-fn fits(args: &DecodeArgs<'_>, q: &TwoParts<3>, cache: &PagedCache, dtype: DType, heads: i64) -> Result<()> {
+fn fits(
+    args: &DecodeArgs<'_>,
+    q: &TwoParts<3>,
+    cache: &PagedCache,
+    dtype: DType,
+    heads: i64,
+) -> Result<()> {
     let cache_arg = lead(&args.kv_cache, &KV_CACHE);
     cache_arg.dtype(&[dtype], ", as q is")?;
     if q.dim() != cache.rows.dim() {
         let rule = format!("q has rows of {}", q.dim());
-        return Err(Error::invalid(cache_arg.name, format!("of rows of {}", cache.rows.dim()), rule));
+        return Err(Error::invalid(
+            cache_arg.name,
+            format!("of rows of {}", cache.rows.dim()),
+            rule,
+        ));
     }
     if heads % i64::from(cache.kv_heads) != 0 {
         let rule = format!("the KV heads divide the {heads} heads of q");
@@ -78,11 +102,17 @@ fn scale(given: Option<f64>, d_qk: i64) -> Result<f64> {
     if scale > 0.0 && ((scale * std::f64::consts::LOG2_E) as f32).is_finite() {
         return Ok(scale);
     }
-    Err(Error::invalid("softmax_scale", scale, "a positive number that float32 holds"))
+    Err(Error::invalid(
+        "softmax_scale",
+        scale,
+        "a positive number that float32 holds",
+    ))
 }
 
 fn attn_sink(args: &DecodeArgs<'_>, heads: i64) -> Result<u64> {
-    let Some(view) = &args.attn_sink else { return Ok(0) };
+    let Some(view) = &args.attn_sink else {
+        return Ok(0);
+    };
     let sink = Arg::new("attn_sink", view);
     sink.rank(&[1], "[heads]")?;
     sink.dim(0, heads, "the heads of q")?;
@@ -98,7 +128,10 @@ pub(crate) fn outputs(args: &DecodeArgs<'_>, problem: &mut DecodeProblem) -> Res
     let q = lead(&args.q, &Q);
     let leading = &q.shape()[..3];
     let out = Arg::new("out", &args.out);
-    out.exactly(&[leading[0], leading[1], leading[2], NOPE_DIM], "q but 512 wide")?;
+    out.exactly(
+        &[leading[0], leading[1], leading[2], NOPE_DIM],
+        "q but 512 wide",
+    )?;
     out.dtype(&[problem.dtype], ", as q is")?;
     out.device(problem.device, q.name)?;
     out.memory(Last::Rows, Access::Write)?;

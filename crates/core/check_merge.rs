@@ -47,9 +47,17 @@ pub(crate) fn merge(args: &MergeArgs) -> Result<MergeProblem> {
         lse: scalars("lse", &args.lse, Access::Write)?,
         stream: args.stream,
     };
-    if leading.iter().try_fold(1i64, |rows, &dim| rows.checked_mul(dim)).is_none() {
+    if leading
+        .iter()
+        .try_fold(1i64, |rows, &dim| rows.checked_mul(dim))
+        .is_none()
+    {
         let value = format!("of shape {}", args.out_a.shape());
-        return Err(Error::invalid("out_a", value, "the number of rows is below 2^63"));
+        return Err(Error::invalid(
+            "out_a",
+            value,
+            "the number of rows is below 2^63",
+        ));
     }
     Ok(problem)
 }
@@ -67,5 +75,8 @@ fn three(arg: &Arg<'_>, leading: usize) -> Strided<3> {
     let given: Strided<3> = arg.strided();
     let mut strides = [0; 3];
     strides[3 - leading..].copy_from_slice(&given.strides[..leading]);
-    Strided { ptr: given.ptr, strides }
+    Strided {
+        ptr: given.ptr,
+        strides,
+    }
 }

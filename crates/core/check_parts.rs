@@ -40,7 +40,9 @@ pub(crate) fn rows<const N: usize>(
             }
             lead.memory(Last::Rows, access)?;
             let nope: Strided<N> = strided_rows(&lead);
-            let ptr = nope.ptr.wrapping_add(NOPE_DIM as u64 * lead.view.dtype().size());
+            let ptr = nope
+                .ptr
+                .wrapping_add(NOPE_DIM as u64 * lead.view.dtype().size());
             let rope = (width > NOPE_DIM).then_some(Strided { ptr, ..nope });
             Ok(TwoParts { nope, rope })
         }
@@ -58,7 +60,10 @@ pub(crate) fn rows<const N: usize>(
             rope.device(lead.view.device(), names[1])?;
             lead.memory(Last::Rows, access)?;
             rope.memory(Last::Rows, access)?;
-            Ok(TwoParts { nope: strided_rows(&lead), rope: Some(strided_rows(&rope)) })
+            Ok(TwoParts {
+                nope: strided_rows(&lead),
+                rope: Some(strided_rows(&rope)),
+            })
         }
     }
 }
@@ -88,13 +93,26 @@ pub(crate) fn cache(
     let format = crate::check::kv_format(format, &lead)?;
     let dtype = format.dtype().unwrap_or(DType::Bf16);
     lead.device(device.0, device.1)?;
-    let rows = rows::<3>(parts, names, &[3, 4], "num_pages, page_size, (heads)", access)?;
+    let rows = rows::<3>(
+        parts,
+        names,
+        &[3, 4],
+        "num_pages, page_size, (heads)",
+        access,
+    )?;
     let shape = lead.shape();
     let kv_heads = if shape.len() == 4 { shape[2] } else { 1 };
-    for (axis, dim, what) in [(1, shape[1], "page_size"), (2, kv_heads, "the number of KV heads")] {
+    for (axis, dim, what) in [
+        (1, shape[1], "page_size"),
+        (2, kv_heads, "the number of KV heads"),
+    ] {
         if dim < 1 {
             let value = format!("of shape {}", lead.view.shape());
-            return Err(Error::invalid(lead.name, value, format!("dimension {axis}, {what}, is at least 1")));
+            return Err(Error::invalid(
+                lead.name,
+                value,
+                format!("dimension {axis}, {what}, is at least 1"),
+            ));
         }
     }
     Ok(PagedCache {

@@ -3,7 +3,8 @@
 use std::sync::OnceLock;
 
 use ferromla_cpu::{
-    AppendCpu, DecodeCpu, Format, GatherCpu, GatherSource, MergeCpu, Parts as CpuParts, Strided as CpuStrided,
+    AppendCpu, DecodeCpu, Format, GatherCpu, GatherSource, MergeCpu, Parts as CpuParts,
+    Strided as CpuStrided,
 };
 use ferromla_schedule::PlanView;
 
@@ -11,8 +12,8 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::plan::Plan;
 use crate::problem::{
-    AppendProblem, DecodeProblem, GatherProblem, GatherTokens, MergeProblem, NOPE_DIM, PageTable, PagedCache,
-    Strided, TwoParts,
+    AppendProblem, DecodeProblem, GatherProblem, GatherTokens, MergeProblem, NOPE_DIM, PageTable,
+    PagedCache, Strided, TwoParts,
 };
 use crate::schedule::plan_error;
 
@@ -23,27 +24,50 @@ pub(crate) fn threads() -> i32 {
 }
 
 fn format(dtype: DType) -> Format {
-    if dtype == DType::Fp16 { Format::Fp16 } else { Format::Bf16 }
+    if dtype == DType::Fp16 {
+        Format::Fp16
+    } else {
+        Format::Bf16
+    }
 }
 
 fn view<T, const N: usize>(from: &Strided<N>, shape: [i32; N]) -> CpuStrided<T, N> {
-    CpuStrided::new(from.ptr as *const T, shape.map(|dim| dim as usize), from.strides)
+    CpuStrided::new(
+        from.ptr as *const T,
+        shape.map(|dim| dim as usize),
+        from.strides,
+    )
 }
 
 fn parts<const N: usize>(from: &TwoParts<N>, shape: [i32; N]) -> CpuParts<N> {
-    CpuParts { nope: view(&from.nope, shape), rope: from.rope.as_ref().map(|rope| view(rope, shape)) }
+    CpuParts {
+        nope: view(&from.nope, shape),
+        rope: from.rope.as_ref().map(|rope| view(rope, shape)),
+    }
 }
 
 /// A cache of one KV head: its pages and tokens.
 fn pages(cache: &PagedCache) -> CpuParts<2> {
-    let two = |from: &Strided<3>| Strided { ptr: from.ptr, strides: [from.strides[0], from.strides[1]] };
-    let rows = TwoParts { nope: two(&cache.rows.nope), rope: cache.rows.rope.as_ref().map(two) };
+    let two = |from: &Strided<3>| Strided {
+        ptr: from.ptr,
+        strides: [from.strides[0], from.strides[1]],
+    };
+    let rows = TwoParts {
+        nope: two(&cache.rows.nope),
+        rope: cache.rows.rope.as_ref().map(two),
+    };
     parts(&rows, [cache.num_pages, cache.page_size])
 }
 
 fn block_table(table: &PageTable) -> CpuStrided<i32, 2> {
     let strides = [table.block_table.strides[0], 1];
-    view(&Strided { ptr: table.block_table.ptr, strides }, [table.batch, table.max_pages])
+    view(
+        &Strided {
+            ptr: table.block_table.ptr,
+            strides,
+        },
+        [table.batch, table.max_pages],
+    )
 }
 
 fn vector<T>(ptr: u64, len: usize, stride: i64) -> CpuStrided<T, 1> {
@@ -65,7 +89,10 @@ pub(crate) unsafe fn decode(problem: &DecodeProblem, plan: &Plan) -> Result<()> 
     let args = DecodeCpu {
         format: format(problem.dtype),
         q: parts(&problem.q, rows),
-        kv_cache: parts(&cache.rows, [cache.num_pages, cache.page_size, cache.kv_heads]),
+        kv_cache: parts(
+            &cache.rows,
+            [cache.num_pages, cache.page_size, cache.kv_heads],
+        ),
         block_table: block_table(&problem.table),
         group: problem.group() as usize,
         causal: problem.causal,
@@ -127,7 +154,10 @@ pub(crate) unsafe fn gather(problem: &GatherProblem) -> Result<()> {
             let capacity = table.capacity(problem.cache.page_size) as i32;
             // SAFETY: lengths and offsets are live (the caller's promise), of batch and batch + 1 elements.
             unsafe { ferromla_cpu::gather_offsets(&lens, capacity, &offsets) };
-            GatherSource::Pages { block_table: block_table(table), offsets }
+            GatherSource::Pages {
+                block_table: block_table(table),
+                offsets,
+            }
         }
     };
     let args = GatherCpu {

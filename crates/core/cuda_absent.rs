@@ -9,7 +9,11 @@ use crate::view::Stream;
 const RULE: &str = "this build of ferromla has no CUDA backend: build it with its feature `cuda`";
 
 fn absent<T>(ordinal: u32) -> Result<T> {
-    Err(Error::unsupported("device", format!("cuda:{ordinal}"), RULE))
+    Err(Error::unsupported(
+        "device",
+        format!("cuda:{ordinal}"),
+        RULE,
+    ))
 }
 
 pub(crate) fn support(ordinal: u32) -> Result<CudaSupport> {

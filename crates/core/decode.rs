@@ -116,8 +116,15 @@ impl<'a> DecodeArgs<'a> {
     fn plan_fits(&self, plan: &Plan, problem: &DecodeProblem) -> Result<()> {
         plan.made_for(problem)?;
         if self.num_splits.is_some() && self.num_splits != plan.args().num_splits {
-            let rule = format!("None or what the plan was made with, {:?}", plan.args().num_splits);
-            return Err(Error::invalid("num_splits", format!("{:?} with a plan", self.num_splits), rule));
+            let rule = format!(
+                "None or what the plan was made with, {:?}",
+                plan.args().num_splits
+            );
+            return Err(Error::invalid(
+                "num_splits",
+                format!("{:?} with a plan", self.num_splits),
+                rule,
+            ));
         }
         if self.batch_invariant && !plan.args().batch_invariant {
             let rule = "the plan was made without batch_invariant";
@@ -205,7 +212,10 @@ pub unsafe fn decode(args: &DecodeArgs<'_>) -> Result<()> {
     }
     let plan_args = args.plan_args_of(&problem);
     let Some(workspace) = &args.workspace else {
-        let rule = format!("{} bytes are needed without a plan", crate::plan::workspace_bytes(&plan_args)?);
+        let rule = format!(
+            "{} bytes are needed without a plan",
+            crate::plan::workspace_bytes(&plan_args)?
+        );
         return Err(Error::invalid("workspace", "None", rule));
     };
     let plan = Plan::unfilled(&plan_args, workspace)?;
@@ -223,7 +233,14 @@ unsafe fn run(problem: &DecodeProblem, plan: &Plan, fill: bool) -> Result<()> {
     }
     if values::checked() {
         // SAFETY: the table and the lengths are live (the caller's promise) and have been checked.
-        unsafe { values::table(&problem.table, &problem.cache, problem.device, problem.stream)? };
+        unsafe {
+            values::table(
+                &problem.table,
+                &problem.cache,
+                problem.device,
+                problem.stream,
+            )?
+        };
     }
     if fill {
         // SAFETY: the caller's promise.

@@ -18,12 +18,14 @@ mod cuda;
 #[cfg(not(feature = "cuda"))]
 #[path = "cuda_absent.rs"]
 mod cuda;
+#[cfg(feature = "cudarc-safe")]
+pub mod cudarc_safe;
 mod decode;
 mod dtype;
 mod error;
 mod merge;
 #[cfg(feature = "cuda")]
-#[allow(missing_docs, clippy::pedantic)]
+#[allow(missing_docs, dead_code, clippy::undocumented_unsafe_blocks)] // generated
 #[rustfmt::skip]
 mod params;
 mod plan;
@@ -33,7 +35,9 @@ mod support;
 mod values;
 mod view;
 
-pub use cache::{AppendArgs, CacheShape, GatherArgs, GatherSource, append_kv, cache_shape, gather_kv};
+pub use cache::{
+    AppendArgs, CacheShape, GatherArgs, GatherSource, append_kv, cache_shape, gather_kv,
+};
 pub use decode::{DecodeArgs, DecodeOutputs, decode, decode_outputs};
 pub use dtype::{DType, Device, KvFormat};
 pub use error::{Error, Result};

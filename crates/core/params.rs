@@ -2,7 +2,7 @@
 use ferromla_schedule::plan_layout::{FmPlanLayout, FmPlanShape};
 
 pub const FM_DECODE_THREADS: i32 = 512;
-pub const FM_DECODE_SMEM_BYTES: i32 = 231680;
+pub const FM_DECODE_SMEM_BYTES: i32 = 231936;
 pub const FM_COMBINE_THREADS: i32 = 512;
 pub const FM_PLAN_THREADS: i32 = 1024;
 pub const FM_OFFSETS_THREADS: i32 = 1024;

@@ -94,7 +94,12 @@ impl Plan {
     /// # Safety
     /// The workspace is live, and written by nobody else, as long as the plan is used; on CUDA until `stream`
     /// and every stream a decode used it on have passed. The lengths are live until `stream` has passed.
-    pub unsafe fn new(args: &PlanArgs, seq_lens: &View, workspace: View, stream: Stream) -> Result<Self> {
+    pub unsafe fn new(
+        args: &PlanArgs,
+        seq_lens: &View,
+        workspace: View,
+        stream: Stream,
+    ) -> Result<Self> {
         let plan = Self::unfilled(args, &workspace)?;
         // SAFETY: the caller's promise.
         unsafe { plan.update(seq_lens, stream)? };
@@ -105,7 +110,12 @@ impl Plan {
     pub(crate) fn unfilled(args: &PlanArgs, workspace: &View) -> Result<Self> {
         let schedule = Schedule::new(args)?;
         let workspace = schedule.divide(workspace, args.device)?;
-        Ok(Self { args: *args, schedule, workspace, staging: Mutex::default() })
+        Ok(Self {
+            args: *args,
+            schedule,
+            workspace,
+            staging: Mutex::default(),
+        })
     }
 
     /// Plans again in place, for other lengths of the same shapes.
@@ -118,8 +128,16 @@ impl Plan {
     pub unsafe fn update(&self, seq_lens: &View, stream: Stream) -> Result<()> {
         let lens = Arg::new("seq_lens", seq_lens);
         let on_host_for_cuda = self.args.device.is_cuda() && seq_lens.device() == Device::Cpu;
-        let device = if on_host_for_cuda { Device::Cpu } else { self.args.device };
-        check_seq_lens(&lens, (device, "the plan"), (self.args.batch, "the batch of the plan"))?;
+        let device = if on_host_for_cuda {
+            Device::Cpu
+        } else {
+            self.args.device
+        };
+        check_seq_lens(
+            &lens,
+            (device, "the plan"),
+            (self.args.batch, "the batch of the plan"),
+        )?;
         if values::checked() {
             // SAFETY: the lengths are live (the caller's promise) and their view has been checked.
             unsafe { values::plan_lens(self, &lens.strided(), device, stream)? };
@@ -132,12 +150,19 @@ impl Plan {
     ///
     /// # Safety
     /// As for [`Plan::update`].
-    pub(crate) unsafe fn fill(&self, lens: &Strided<1>, device: Device, stream: Stream) -> Result<()> {
+    pub(crate) unsafe fn fill(
+        &self,
+        lens: &Strided<1>,
+        device: Device,
+        stream: Stream,
+    ) -> Result<()> {
         let words = self.schedule.layout.words();
         match (self.args.device, device) {
             (Device::Cpu, _) => {
                 // SAFETY: `divide` has checked the workspace's size and alignment, and nobody else uses it.
-                let words = unsafe { std::slice::from_raw_parts_mut(self.workspace.plan as *mut i32, words) };
+                let words = unsafe {
+                    std::slice::from_raw_parts_mut(self.workspace.plan as *mut i32, words)
+                };
                 // SAFETY: the lengths are live host memory.
                 unsafe { self.fill_host(lens, words) }
             }
@@ -165,7 +190,9 @@ impl Plan {
             // SAFETY: `batch` consecutive elements, live by the caller's promise.
             unsafe { std::slice::from_raw_parts(lens.ptr as *const i32, batch) }
         } else {
-            let at = |r: usize| (lens.ptr as *const i32).wrapping_offset(r as isize * lens.strides[0] as isize);
+            let at = |r: usize| {
+                (lens.ptr as *const i32).wrapping_offset(r as isize * lens.strides[0] as isize)
+            };
             // SAFETY: the view's elements, live by the caller's promise.
             copied = (0..batch).map(|r| unsafe { at(r).read() }).collect();
             &copied[..]
@@ -202,7 +229,11 @@ impl Plan {
     pub(crate) fn made_for(&self, problem: &DecodeProblem) -> Result<()> {
         let differs = |field: &str, made_for: &dyn ToString, call: &dyn ToString| {
             let value = format!("made for {field} {}", made_for.to_string());
-            Err(Error::invalid("plan", value, format!("this call has {field} {}", call.to_string())))
+            Err(Error::invalid(
+                "plan",
+                value,
+                format!("this call has {field} {}", call.to_string()),
+            ))
         };
         if self.args.device != problem.device {
             return differs("device", &self.args.device, &problem.device);
@@ -211,8 +242,16 @@ impl Plan {
             ("batch", self.args.batch, i64::from(problem.table.batch)),
             ("q_len", self.args.q_len, problem.q_len.into()),
             ("num_heads", self.args.num_heads, problem.heads.into()),
-            ("num_kv_heads", self.args.num_kv_heads, problem.cache.kv_heads.into()),
-            ("page_size", self.args.page_size, problem.cache.page_size.into()),
+            (
+                "num_kv_heads",
+                self.args.num_kv_heads,
+                problem.cache.kv_heads.into(),
+            ),
+            (
+                "page_size",
+                self.args.page_size,
+                problem.cache.page_size.into(),
+            ),
         ];
         for (field, made_for, call) in fields {
             if made_for != call {

@@ -18,7 +18,10 @@ pub(crate) struct Strided<const N: usize> {
 
 impl<const N: usize> Strided<N> {
     /// No array at all.
-    pub const NONE: Self = Self { ptr: 0, strides: [0; N] };
+    pub const NONE: Self = Self {
+        ptr: 0,
+        strides: [0; N],
+    };
 }
 
 /// Rows in two parts. One tensor of 576 is two parts with the same strides; 512 has no rotary part.
@@ -106,6 +109,10 @@ pub(crate) struct MergeProblem {
     pub lse_a: Strided<3>,
     pub lse_b: Strided<3>,
     pub lse: Strided<3>,
+    #[cfg_attr(
+        not(feature = "cuda"),
+        expect(dead_code, reason = "the CPU has no streams")
+    )]
     pub stream: Stream,
 }
 

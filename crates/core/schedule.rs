@@ -4,7 +4,8 @@
 //! each part on a 256-byte boundary counted from the workspace's beginning.
 
 use ferromla_schedule::{
-    Choice, PlanError, PlanLayout, PlanShape, Problem as ScheduleProblem, Split, Target, choose, layout,
+    Choice, PlanError, PlanLayout, PlanShape, Problem as ScheduleProblem, Split, Target, choose,
+    layout,
 };
 
 use crate::check::{Access, Arg, Last, MAX_SEQ_LEN, supported_format};
@@ -65,13 +66,18 @@ impl Schedule {
     }
 
     fn place(shape: PlanShape, layout: PlanLayout, team: i32) -> Result<Self> {
-        let align = |bytes: i128| (bytes + SECTION_ALIGNMENT - 1) / SECTION_ALIGNMENT * SECTION_ALIGNMENT;
+        let align =
+            |bytes: i128| (bytes + SECTION_ALIGNMENT - 1) / SECTION_ALIGNMENT * SECTION_ALIGNMENT;
         let rows = i128::from(layout.max_slots) * i128::from(shape.unit_rows);
         let partial_out = align(layout.bytes.into());
         let partial_lse = align(partial_out + rows * i128::from(NOPE_DIM) * 4);
         let bytes = align(partial_lse + rows * 4);
         if bytes > i128::from(i64::MAX) {
-            return Err(Error::invalid("num_splits", format!("such that {rows} rows are split"), "fewer parts"));
+            return Err(Error::invalid(
+                "num_splits",
+                format!("such that {rows} rows are split"),
+                "fewer parts",
+            ));
         }
         Ok(Self {
             shape,
@@ -94,13 +100,20 @@ impl Schedule {
         arg.device(device, "the call")?;
         let bytes = view.shape()[0];
         if bytes < 0 || (bytes as u64) < self.bytes {
-            let rule = format!("at least {} bytes are needed, as `workspace_bytes` says", self.bytes);
+            let rule = format!(
+                "at least {} bytes are needed, as `workspace_bytes` says",
+                self.bytes
+            );
             return Err(Error::invalid("workspace", format!("{bytes} bytes"), rule));
         }
         arg.memory(Last::Unit, Access::Write)?;
         if !view.ptr().is_multiple_of(WORKSPACE_ALIGNMENT) {
             let rule = format!("it begins on a {WORKSPACE_ALIGNMENT}-byte boundary");
-            return Err(Error::invalid("workspace", format!("at address {:#x}", view.ptr()), rule));
+            return Err(Error::invalid(
+                "workspace",
+                format!("at address {:#x}", view.ptr()),
+                rule,
+            ));
         }
         Ok(Workspace {
             plan: view.ptr(),
@@ -112,8 +125,12 @@ impl Schedule {
 
 fn target(device: Device) -> Result<Target> {
     Ok(match device {
-        Device::Cpu => Target::Cpu { threads: crate::cpu::threads() },
-        Device::Cuda(ordinal) => Target::Gpu { sm_count: crate::cuda::sm_count(ordinal)? },
+        Device::Cpu => Target::Cpu {
+            threads: crate::cpu::threads(),
+        },
+        Device::Cuda(ordinal) => Target::Gpu {
+            sm_count: crate::cuda::sm_count(ordinal)?,
+        },
     })
 }
 
@@ -122,7 +139,11 @@ fn check(args: &PlanArgs) -> Result<()> {
         if (low..=i64::from(i32::MAX)).contains(&value) {
             return Ok(());
         }
-        Err(Error::invalid(name, value, format!("between {low} and {}", i32::MAX)))
+        Err(Error::invalid(
+            name,
+            value,
+            format!("between {low} and {}", i32::MAX),
+        ))
     };
     range("batch", args.batch, 0)?;
     range("num_heads", args.num_heads, 1)?;
@@ -140,7 +161,11 @@ fn check(args: &PlanArgs) -> Result<()> {
         return Err(Error::invalid("num_splits", 0, "at least 1, or None"));
     }
     if let (Some(parts), true) = (args.num_splits, args.batch_invariant) {
-        return Err(Error::invalid("num_splits", parts, "None with batch_invariant, which fixes the parts itself"));
+        return Err(Error::invalid(
+            "num_splits",
+            parts,
+            "None with batch_invariant, which fixes the parts itself",
+        ));
     }
     match args.max_seq_len {
         Some(len) if len < 0 => Err(Error::invalid("max_seq_len", len, "at least 0, or None")),
@@ -158,7 +183,11 @@ pub(crate) fn plan_error(error: PlanError) -> Error {
                 "rows" => "num_heads",
                 _ => "batch",
             };
-            Error::invalid(argument, format!("such that there are {count} {what}"), format!("at most {}", i32::MAX))
+            Error::invalid(
+                argument,
+                format!("such that there are {count} {what}"),
+                format!("at most {}", i32::MAX),
+            )
         }
         other => Error::invalid("plan", "not a plan of this shape", other),
     }

@@ -54,14 +54,37 @@ pub(crate) struct CudaSupport {
 /// ```
 pub fn support(device: Device) -> Support {
     let kernels = cuda::compiled_kernels();
-    let nothing = Support { device, backend: "none", device_name: None, kernels, reason: None, rows: Vec::new() };
+    let nothing = Support {
+        device,
+        backend: "none",
+        device_name: None,
+        kernels,
+        reason: None,
+        rows: Vec::new(),
+    };
     match device {
-        Device::Cpu => Support { backend: "cpu", rows: rows(&KvFormat::SUPPORTED), ..nothing },
+        Device::Cpu => Support {
+            backend: "cpu",
+            rows: rows(&KvFormat::SUPPORTED),
+            ..nothing
+        },
         Device::Cuda(ordinal) => match cuda::support(ordinal) {
-            Err(error) => Support { reason: Some(error.to_string()), ..nothing },
+            Err(error) => Support {
+                reason: Some(error.to_string()),
+                ..nothing
+            },
             Ok(CudaSupport { device_name }) => {
-                let formats: &[_] = if cfg!(feature = "fp16") { &KvFormat::SUPPORTED } else { &[KvFormat::Bf16] };
-                Support { backend: "cuda", device_name: Some(device_name), rows: rows(formats), ..nothing }
+                let formats: &[_] = if cfg!(feature = "fp16") {
+                    &KvFormat::SUPPORTED
+                } else {
+                    &[KvFormat::Bf16]
+                };
+                Support {
+                    backend: "cuda",
+                    device_name: Some(device_name),
+                    rows: rows(formats),
+                    ..nothing
+                }
             }
         },
     }
@@ -83,7 +106,10 @@ fn rows(formats: &[KvFormat]) -> Vec<SupportRow> {
         };
         rows.push(row("decode", "any that divide the heads"));
         rows.push(row("append_kv", "1"));
-        rows.push(SupportRow { dtype: DType::Bf16, ..row("gather_kv", "1") });
+        rows.push(SupportRow {
+            dtype: DType::Bf16,
+            ..row("gather_kv", "1")
+        });
         rows.push(SupportRow {
             kv_format: None,
             d_qk: &[],

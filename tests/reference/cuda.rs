@@ -1,6 +1,7 @@
 //! Memory, a stream and graphs of CUDA device 0, through the driver.
 
 use std::cell::RefCell;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys;
 use ferromla::{Device, Stream};
@@ -11,14 +12,19 @@ fn ok(code: sys::CUresult) {
     assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
 }
 
+/// One test at a time: what a global capture forbids, it forbids to every thread.
+static IN_USE: Mutex<()> = Mutex::new(());
+
 /// Device 0 with its primary context current and a stream of its own.
 pub struct Gpu {
+    _alone: MutexGuard<'static, ()>,
     stream: sys::CUstream,
     blocks: RefCell<Vec<u64>>,
 }
 
 impl Gpu {
     pub fn new() -> Self {
+        let alone = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut device, mut context, mut stream) = (0, std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: each call gets what the one before gave.
         unsafe {
@@ -29,7 +35,11 @@ impl Gpu {
             let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
             ok(sys::cuStreamCreate(&mut stream, flags));
         }
-        Self { stream, blocks: RefCell::default() }
+        Self {
+            _alone: alone,
+            stream,
+            blocks: RefCell::default(),
+        }
     }
 
     pub fn stream(&self) -> Stream {
@@ -56,7 +66,12 @@ impl Memory for Gpu {
     fn write<T: Copy>(&self, to: u64, values: &[T], stream: Stream) {
         // SAFETY: `to` is a block of at least this size; the copy has ended before the values go.
         unsafe {
-            ok(sys::cuMemcpyHtoDAsync_v2(to, values.as_ptr().cast(), size_of_val(values), stream.0 as _));
+            ok(sys::cuMemcpyHtoDAsync_v2(
+                to,
+                values.as_ptr().cast(),
+                size_of_val(values),
+                stream.0 as _,
+            ));
             ok(sys::cuStreamSynchronize(stream.0 as _));
         }
     }
@@ -65,7 +80,12 @@ impl Memory for Gpu {
         let mut values = vec![T::default(); len];
         // SAFETY: `from` is a block of at least this size; the copy has ended before the values are read.
         unsafe {
-            ok(sys::cuMemcpyDtoHAsync_v2(values.as_mut_ptr().cast(), from, size_of_val(&values[..]), stream.0 as _));
+            ok(sys::cuMemcpyDtoHAsync_v2(
+                values.as_mut_ptr().cast(),
+                from,
+                size_of_val(&values[..]),
+                stream.0 as _,
+            ));
             ok(sys::cuStreamSynchronize(stream.0 as _));
         }
         values
@@ -104,7 +124,10 @@ impl Graph {
             ok(sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0));
             ok(sys::cuGraphDestroy(graph));
         }
-        Self { executable, stream: gpu.stream }
+        Self {
+            executable,
+            stream: gpu.stream,
+        }
     }
 
     pub fn replay(&self) {

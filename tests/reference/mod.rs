@@ -27,7 +27,9 @@ impl Random {
 
     /// About normal, rounded to bfloat16 so that both sides see the same number.
     fn normal(&mut self) -> f32 {
-        let sum: f32 = (0..4).map(|_| (self.next() >> 40) as f32 / (1 << 24) as f32).sum();
+        let sum: f32 = (0..4)
+            .map(|_| (self.next() >> 40) as f32 / (1 << 24) as f32)
+            .sum();
         half::bf16::from_f32((sum - 2.0) * 3f32.sqrt()).to_f32()
     }
 }
@@ -68,10 +70,27 @@ impl Workload {
                 block_table[request * max_pages + column] = free.pop().unwrap();
             }
         }
-        let q = (0..batch * q_len * heads * 576).map(|_| random.normal()).collect();
+        let q = (0..batch * q_len * heads * 576)
+            .map(|_| random.normal())
+            .collect();
         let mut row = || (0..576).map(|_| random.normal()).collect::<Vec<f32>>();
-        let keys = seq_lens.iter().map(|&len| (0..len).map(|_| row()).collect()).collect();
-        Self { batch, q_len, heads, page_size, num_pages, max_pages, causal: true, seq_lens, block_table, q, keys }
+        let keys = seq_lens
+            .iter()
+            .map(|&len| (0..len).map(|_| row()).collect())
+            .collect();
+        Self {
+            batch,
+            q_len,
+            heads,
+            page_size,
+            num_pages,
+            max_pages,
+            causal: true,
+            seq_lens,
+            block_table,
+            q,
+            keys,
+        }
     }
 
     /// Where a token is in the cache.
@@ -86,7 +105,11 @@ impl Workload {
         for (row, q) in self.q.chunks_exact(576).enumerate() {
             let (request, token) = (row / self.heads / self.q_len, row / self.heads % self.q_len);
             let len = seq_lens[request] as usize;
-            let seen = if self.causal { (len + token + 1).saturating_sub(self.q_len).min(len) } else { len };
+            let seen = if self.causal {
+                (len + token + 1).saturating_sub(self.q_len).min(len)
+            } else {
+                len
+            };
             let (row_out, row_lse) = attend_row(q, &self.keys[request][..seen]);
             out.extend(row_out);
             lse.push(row_lse);
@@ -96,16 +119,30 @@ impl Workload {
 }
 
 fn attend_row(q: &[f32], keys: &[Vec<f32>]) -> (Vec<f64>, f64) {
-    let dot = |key: &Vec<f32>| q.iter().zip(key).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>();
+    let dot = |key: &Vec<f32>| {
+        q.iter()
+            .zip(key)
+            .map(|(&a, &b)| f64::from(a) * f64::from(b))
+            .sum::<f64>()
+    };
     let scores: Vec<f64> = keys.iter().map(|key| dot(key) / 24.0).collect(); // 576 ** -0.5
     let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let sum: f64 = scores.iter().map(|score| (score - max).exp()).sum();
     let mut out = vec![0.0; 512];
     for (score, key) in scores.iter().zip(keys) {
         let p = (score - max).exp() / sum;
-        out.iter_mut().zip(key).for_each(|(o, &v)| *o += p * f64::from(v));
+        out.iter_mut()
+            .zip(key)
+            .for_each(|(o, &v)| *o += p * f64::from(v));
     }
-    (out, if keys.is_empty() { f64::NEG_INFINITY } else { max + sum.ln() })
+    (
+        out,
+        if keys.is_empty() {
+            f64::NEG_INFINITY
+        } else {
+            max + sum.ln()
+        },
+    )
 }
 
 /// The tolerances that every backend keeps: 8e-4 or 2.01/128 relative per element and 5e-6 as a whole for
@@ -115,11 +152,17 @@ pub fn close((out, lse): &(Vec<f64>, Vec<f64>), got_out: &[f64], got_lse: &[f32]
     for (i, (x, y)) in out.iter().zip(got_out).enumerate() {
         let error = (x - y).abs();
         let place = [i / 512, i % 512];
-        assert!(error <= 8e-4 || error <= 2.01 / 128.0 * x.abs(), "{what}: out{place:?} is {y}, not {x}");
+        assert!(
+            error <= 8e-4 || error <= 2.01 / 128.0 * x.abs(),
+            "{what}: out{place:?} is {y}, not {x}"
+        );
         product += x * y;
         squares += x * x + y * y;
     }
-    assert!(1.0 - 2.0 * product / squares <= 5e-6, "{what}: out as a whole");
+    assert!(
+        1.0 - 2.0 * product / squares <= 5e-6,
+        "{what}: out as a whole"
+    );
     for (i, (x, &y)) in lse.iter().zip(got_lse).enumerate() {
         let y = f64::from(y);
         let same = x == &y || (x - y).abs() <= f64::max(1e-6, 8.01 / 65536.0 * x.abs());

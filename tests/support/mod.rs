@@ -36,7 +36,15 @@ impl Array {
 
     pub fn view(&self) -> View {
         // SAFETY: what lies about its memory is refused before it is touched, as the tests demand.
-        unsafe { View::new(self.ptr as *const _, self.dtype, self.device, &self.shape, &self.strides) }
+        unsafe {
+            View::new(
+                self.ptr as *const _,
+                self.dtype,
+                self.device,
+                &self.shape,
+                &self.strides,
+            )
+        }
     }
 }
 
@@ -57,5 +65,9 @@ pub fn assert_refused(case: &str, result: Result<(), ferromla::Error>, expected:
     assert_eq!(error.argument(), Some(expected.argument), "{case}: {error}");
     let unsupported = matches!(error, ferromla::Error::Unsupported { .. });
     assert_eq!(unsupported, expected.unsupported, "{case}: {error}");
-    assert!(error.to_string().contains(expected.says), "{case}: {error:?} does not say {:?}", expected.says);
+    assert!(
+        error.to_string().contains(expected.says),
+        "{case}: {error:?} does not say {:?}",
+        expected.says
+    );
 }

@@ -20,11 +20,17 @@ pub(super) fn call(name: &'static str, code: sys::CUresult) -> Result<()> {
     let known = unsafe { sys::cuGetErrorString(code, &mut text) };
     let message = if known == sys::CUresult::CUDA_SUCCESS && !text.is_null() {
         // SAFETY: as above.
-        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+        unsafe { CStr::from_ptr(text) }
+            .to_string_lossy()
+            .into_owned()
     } else {
         "unknown to this driver".to_owned()
     };
-    Err(Error::Cuda { call: name, code: code as i32, message })
+    Err(Error::Cuda {
+        call: name,
+        code: code as i32,
+        message,
+    })
 }
 
 /// Loads and initialises the driver, once.
@@ -34,7 +40,11 @@ pub(super) fn init() -> Result<()> {
         // SAFETY: looks for the library, no more. Calling anything else without it would panic.
         if !unsafe { sys::is_culib_present() } {
             let message = "there is no NVIDIA driver library (libcuda) on this machine".to_owned();
-            return Err(Error::Cuda { call: "cuInit", code: -1, message });
+            return Err(Error::Cuda {
+                call: "cuInit",
+                code: -1,
+                message,
+            });
         }
         let mut version = 0;
         // SAFETY: the library is there, and these two are in every driver.
@@ -43,8 +53,13 @@ pub(super) fn init() -> Result<()> {
             call("cuDriverGetVersion", sys::cuDriverGetVersion(&mut version))?;
         }
         if version < OLDEST_DRIVER {
-            let message = format!("the driver is for CUDA {version}, at least {OLDEST_DRIVER} is needed");
-            return Err(Error::Cuda { call: "cuDriverGetVersion", code: -1, message });
+            let message =
+                format!("the driver is for CUDA {version}, at least {OLDEST_DRIVER} is needed");
+            return Err(Error::Cuda {
+                call: "cuDriverGetVersion",
+                code: -1,
+                message,
+            });
         }
         Ok(())
     })
@@ -63,11 +78,15 @@ impl Entered {
     pub unsafe fn new(context: sys::CUcontext) -> Result<Self> {
         let mut current = std::ptr::null_mut();
         // SAFETY: the driver is initialised, since there is a context.
-        call("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut current) })?;
+        call("cuCtxGetCurrent", unsafe {
+            sys::cuCtxGetCurrent(&mut current)
+        })?;
         let pushed = current != context;
         if pushed {
             // SAFETY: the context is live (the caller's promise).
-            call("cuCtxPushCurrent", unsafe { sys::cuCtxPushCurrent_v2(context) })?;
+            call("cuCtxPushCurrent", unsafe {
+                sys::cuCtxPushCurrent_v2(context)
+            })?;
         }
         Ok(Self { pushed })
     }
@@ -95,7 +114,9 @@ impl RelaxedCapture {
     pub unsafe fn new() -> Result<Self> {
         let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the caller's promise; `mode` receives the thread's mode.
-        call("cuThreadExchangeStreamCaptureMode", unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) })?;
+        call("cuThreadExchangeStreamCaptureMode", unsafe {
+            sys::cuThreadExchangeStreamCaptureMode(&mut mode)
+        })?;
         Ok(Self { before: mode })
     }
 }

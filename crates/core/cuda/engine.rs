@@ -64,19 +64,33 @@ impl Engine {
 
     fn new(ordinal: u32) -> Result<Self> {
         if let Some(reason) = WITHOUT_KERNELS {
-            return Err(Error::unsupported("device", format!("cuda:{ordinal}"), reason));
+            return Err(Error::unsupported(
+                "device",
+                format!("cuda:{ordinal}"),
+                reason,
+            ));
         }
         init()?;
         let (device, name) = device(ordinal)?;
         let mut context = std::ptr::null_mut();
         // SAFETY: the driver is initialised and the device is one of its own.
-        call("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) })?;
+        call("cuDevicePrimaryCtxRetain", unsafe {
+            sys::cuDevicePrimaryCtxRetain(&mut context, device)
+        })?;
         // SAFETY: the context has just been retained and stays so.
         let _entered = unsafe { Entered::new(context)? };
         // SAFETY: the driver is initialised.
         let _relaxed = unsafe { RelaxedCapture::new()? };
-        let sm_count = attribute(device, sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
-        Ok(Self { context, functions: load()?, sm_count, name })
+        let sm_count = attribute(
+            device,
+            sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+        )?;
+        Ok(Self {
+            context,
+            functions: load()?,
+            sm_count,
+            name,
+        })
     }
 
     /// Makes the context current until the result is dropped.
@@ -90,16 +104,26 @@ impl Engine {
     /// # Safety
     /// `arguments` point at values of the kernel's parameter types, in order; what those describe is live
     /// until the stream has passed.
-    pub unsafe fn launch(&self, kernel: Kernel, launch: &Launch, arguments: &mut [*mut c_void]) -> Result<()> {
+    pub unsafe fn launch(
+        &self,
+        kernel: Kernel,
+        launch: &Launch,
+        arguments: &mut [*mut c_void],
+    ) -> Result<()> {
         let Some(function) = self.functions[kernel.index()] else {
             let value = kernel.name().to_string_lossy();
-            let rule = format!("kernels/{}.cu is not in this build: rebuild with its feature", kernel.image());
+            let rule = format!(
+                "kernels/{}.cu is not in this build: rebuild with its feature",
+                kernel.image()
+            );
             return Err(Error::unsupported("kernel", value, rule));
         };
         let mut overlap = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
             pad: [0; 4],
-            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+            value: sys::CUlaunchAttributeValue {
+                programmaticStreamSerializationAllowed: 1,
+            },
         };
         let config = sys::CUlaunchConfig {
             gridDimX: launch.blocks,
@@ -115,7 +139,12 @@ impl Engine {
         };
         // SAFETY: the arguments are right (the caller's promise); the driver copies them before it returns.
         let result = unsafe {
-            sys::cuLaunchKernelEx(&config, function, arguments.as_mut_ptr(), std::ptr::null_mut())
+            sys::cuLaunchKernelEx(
+                &config,
+                function,
+                arguments.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
         };
         call("cuLaunchKernelEx", result)
     }
@@ -125,27 +154,44 @@ impl Engine {
 fn device(ordinal: u32) -> Result<(sys::CUdevice, String)> {
     let mut count = 0;
     // SAFETY: the driver is initialised.
-    call("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&mut count) })?;
+    call("cuDeviceGetCount", unsafe {
+        sys::cuDeviceGetCount(&mut count)
+    })?;
     if i64::from(ordinal) >= i64::from(count) {
         let message = format!("there is no device cuda:{ordinal}, the driver has {count}");
-        return Err(Error::Cuda { call: "cuDeviceGet", code: -1, message });
+        return Err(Error::Cuda {
+            call: "cuDeviceGet",
+            code: -1,
+            message,
+        });
     }
     let mut device = 0;
     let mut name = [0u8; 128];
     // SAFETY: the ordinal exists; the name is cut to the buffer and ends with a zero.
     unsafe {
         call("cuDeviceGet", sys::cuDeviceGet(&mut device, ordinal as i32))?;
-        call("cuDeviceGetName", sys::cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as i32, device))?;
+        call(
+            "cuDeviceGetName",
+            sys::cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as i32, device),
+        )?;
     }
-    let name = CStr::from_bytes_until_nul(&name).map_or_else(|_| String::new(), |n| n.to_string_lossy().into());
+    let name = CStr::from_bytes_until_nul(&name)
+        .map_or_else(|_| String::new(), |n| n.to_string_lossy().into());
     use sys::CUdevice_attribute as A;
     let capability = (
         attribute(device, A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
         attribute(device, A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
     );
     if capability != COMPUTE_CAPABILITY {
-        let value = format!("cuda:{ordinal} ({name}, compute capability {}.{})", capability.0, capability.1);
-        return Err(Error::unsupported("device", value, "the kernels are for compute capability 9.0 (Hopper)"));
+        let value = format!(
+            "cuda:{ordinal} ({name}, compute capability {}.{})",
+            capability.0, capability.1
+        );
+        return Err(Error::unsupported(
+            "device",
+            value,
+            "the kernels are for compute capability 9.0 (Hopper)",
+        ));
     }
     Ok((device, name))
 }
@@ -153,7 +199,9 @@ fn device(ordinal: u32) -> Result<(sys::CUdevice, String)> {
 fn attribute(device: sys::CUdevice, attribute: sys::CUdevice_attribute) -> Result<i32> {
     let mut value = 0;
     // SAFETY: the device is one of the driver's own.
-    call("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, device) })?;
+    call("cuDeviceGetAttribute", unsafe {
+        sys::cuDeviceGetAttribute(&mut value, attribute, device)
+    })?;
     Ok(value)
 }
 
@@ -164,12 +212,21 @@ fn load() -> Result<[Option<sys::CUfunction>; Kernel::COUNT]> {
     for image in IMAGES {
         let mut module = std::ptr::null_mut();
         // SAFETY: a context is current; the image is a whole cubin. The module is kept for good.
-        call("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&mut module, image.cubin.as_ptr().cast()) })?;
-        for kernel in Kernel::all().into_iter().filter(|kernel| kernel.image() == image.name) {
+        call("cuModuleLoadData", unsafe {
+            sys::cuModuleLoadData(&mut module, image.cubin.as_ptr().cast())
+        })?;
+        for kernel in Kernel::all()
+            .into_iter()
+            .filter(|kernel| kernel.image() == image.name)
+        {
             functions[kernel.index()] = Some(function(module, kernel)?);
         }
     }
-    debug_assert!(Kernel::all().iter().all(|k| functions[k.index()].is_some() == image(k.image()).is_some()));
+    debug_assert!(
+        Kernel::all()
+            .iter()
+            .all(|k| functions[k.index()].is_some() == image(k.image()).is_some())
+    );
     Ok(functions)
 }
 
@@ -179,9 +236,17 @@ fn function(module: sys::CUmodule, kernel: Kernel) -> Result<sys::CUfunction> {
     // SAFETY: the module is loaded in the current context.
     let found = unsafe { sys::cuModuleGetFunction(&mut function, module, kernel.name().as_ptr()) };
     call("cuModuleGetFunction", found).map_err(|error| match error {
-        Error::Cuda { call, code, message } => {
+        Error::Cuda {
+            call,
+            code,
+            message,
+        } => {
             let (name, image) = (kernel.name().to_string_lossy(), kernel.image());
-            Error::Cuda { call, code, message: format!("{message}: {name} in kernels/{image}.cu") }
+            Error::Cuda {
+                call,
+                code,
+                message: format!("{message}: {name} in kernels/{image}.cu"),
+            }
         }
         other => other,
     })?;
@@ -189,11 +254,14 @@ fn function(module: sys::CUmodule, kernel: Kernel) -> Result<sys::CUfunction> {
     if shared > 0 {
         let most = A::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: the function is of the loaded module.
-        call("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(function, most, shared as i32) })?;
+        call("cuFuncSetAttribute", unsafe {
+            sys::cuFuncSetAttribute(function, most, shared as i32)
+        })?;
     }
     let mut registers = 0;
     // SAFETY: as above. Asking makes a driver that loads lazily load the kernel now.
-    let asked = unsafe { sys::cuFuncGetAttribute(&mut registers, A::CU_FUNC_ATTRIBUTE_NUM_REGS, function) };
+    let asked =
+        unsafe { sys::cuFuncGetAttribute(&mut registers, A::CU_FUNC_ATTRIBUTE_NUM_REGS, function) };
     call("cuFuncGetAttribute", asked)?;
     Ok(function)
 }

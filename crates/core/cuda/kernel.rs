@@ -16,9 +16,17 @@ pub(super) enum Loader {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kernel {
     Plan,
-    Decode { fp16: bool, rope: bool, loader: Loader },
-    Combine { fp16: bool },
-    Merge { fp16: bool },
+    Decode {
+        fp16: bool,
+        rope: bool,
+        loader: Loader,
+    },
+    Combine {
+        fp16: bool,
+    },
+    Merge {
+        fp16: bool,
+    },
     Append,
     Offsets,
     Gather,
@@ -59,7 +67,9 @@ impl Kernel {
             Self::Combine { fp16 } => 4 + usize::from(fp16),
             Self::Merge { fp16 } => 6 + usize::from(fp16),
             Self::Decode { fp16, rope, loader } => {
-                8 + 4 * usize::from(fp16) + 2 * usize::from(rope) + usize::from(loader == Loader::Gather)
+                8 + 4 * usize::from(fp16)
+                    + 2 * usize::from(rope)
+                    + usize::from(loader == Loader::Gather)
             }
         }
     }
@@ -87,14 +97,46 @@ impl Kernel {
             Self::Combine { fp16: true } => c"fm_combine_fp16",
             Self::Merge { fp16: false } => c"fm_merge_bf16",
             Self::Merge { fp16: true } => c"fm_merge_fp16",
-            Self::Decode { fp16: false, rope: false, loader: Loader::Tma } => c"fm_decode_bf16_512_tma",
-            Self::Decode { fp16: false, rope: false, loader: Loader::Gather } => c"fm_decode_bf16_512_gather",
-            Self::Decode { fp16: false, rope: true, loader: Loader::Tma } => c"fm_decode_bf16_576_tma",
-            Self::Decode { fp16: false, rope: true, loader: Loader::Gather } => c"fm_decode_bf16_576_gather",
-            Self::Decode { fp16: true, rope: false, loader: Loader::Tma } => c"fm_decode_fp16_512_tma",
-            Self::Decode { fp16: true, rope: false, loader: Loader::Gather } => c"fm_decode_fp16_512_gather",
-            Self::Decode { fp16: true, rope: true, loader: Loader::Tma } => c"fm_decode_fp16_576_tma",
-            Self::Decode { fp16: true, rope: true, loader: Loader::Gather } => c"fm_decode_fp16_576_gather",
+            Self::Decode {
+                fp16: false,
+                rope: false,
+                loader: Loader::Tma,
+            } => c"fm_decode_bf16_512_tma",
+            Self::Decode {
+                fp16: false,
+                rope: false,
+                loader: Loader::Gather,
+            } => c"fm_decode_bf16_512_gather",
+            Self::Decode {
+                fp16: false,
+                rope: true,
+                loader: Loader::Tma,
+            } => c"fm_decode_bf16_576_tma",
+            Self::Decode {
+                fp16: false,
+                rope: true,
+                loader: Loader::Gather,
+            } => c"fm_decode_bf16_576_gather",
+            Self::Decode {
+                fp16: true,
+                rope: false,
+                loader: Loader::Tma,
+            } => c"fm_decode_fp16_512_tma",
+            Self::Decode {
+                fp16: true,
+                rope: false,
+                loader: Loader::Gather,
+            } => c"fm_decode_fp16_512_gather",
+            Self::Decode {
+                fp16: true,
+                rope: true,
+                loader: Loader::Tma,
+            } => c"fm_decode_fp16_576_tma",
+            Self::Decode {
+                fp16: true,
+                rope: true,
+                loader: Loader::Gather,
+            } => c"fm_decode_fp16_576_gather",
         }
     }
 
@@ -119,8 +161,12 @@ pub(crate) fn compiled_kernels() -> Vec<&'static str> {
     if IMAGES.is_empty() {
         return Vec::new();
     }
-    let compiled = Kernel::all().into_iter().filter(|kernel| image(kernel.image()).is_some());
-    compiled.filter_map(|kernel| kernel.name().to_str().ok()).collect()
+    let compiled = Kernel::all()
+        .into_iter()
+        .filter(|kernel| image(kernel.image()).is_some());
+    compiled
+        .filter_map(|kernel| kernel.name().to_str().ok())
+        .collect()
 }
 
 #[cfg(test)]
@@ -136,7 +182,8 @@ mod tests {
 
     #[test]
     fn every_kernel_has_its_own_name() {
-        let names: std::collections::HashSet<_> = Kernel::all().map(Kernel::name).into_iter().collect();
+        let names: std::collections::HashSet<_> =
+            Kernel::all().map(Kernel::name).into_iter().collect();
         assert_eq!(names.len(), Kernel::COUNT);
     }
 }

@@ -4,11 +4,13 @@ use std::ffi::c_void;
 
 use crate::error::Result;
 use crate::params::{
-    FM_COMBINE_THREADS, FM_OFFSETS_THREADS, FM_PLAN_THREADS, FM_ROW_THREADS, FmAppendParams, FmCombineParams,
-    FmDecodeParams, FmGatherParams, FmMergeParams, FmOffsetsParams, FmPlanParams,
+    FM_COMBINE_THREADS, FM_OFFSETS_THREADS, FM_PLAN_THREADS, FM_ROW_THREADS, FmAppendParams,
+    FmCombineParams, FmDecodeParams, FmGatherParams, FmMergeParams, FmOffsetsParams, FmPlanParams,
 };
 use crate::plan::Plan;
-use crate::problem::{AppendProblem, DecodeProblem, GatherProblem, GatherTokens, MergeProblem, PagedCache, Strided};
+use crate::problem::{
+    AppendProblem, DecodeProblem, GatherProblem, GatherTokens, MergeProblem, PagedCache, Strided,
+};
 use crate::view::Stream;
 
 use super::engine::{Engine, Launch};
@@ -29,7 +31,12 @@ fn two(part: &Strided<3>) -> [i64; 2] {
 
 /// # Safety
 /// As for [`Plan::update`]: the lengths are live device memory.
-pub(crate) unsafe fn plan(ordinal: u32, plan: &Plan, lens: &Strided<1>, stream: Stream) -> Result<()> {
+pub(crate) unsafe fn plan(
+    ordinal: u32,
+    plan: &Plan,
+    lens: &Strided<1>,
+    stream: Stream,
+) -> Result<()> {
     let engine = Engine::get(ordinal)?;
     let _context = engine.enter()?;
     let mut params = FmPlanParams {
@@ -39,7 +46,12 @@ pub(crate) unsafe fn plan(ordinal: u32, plan: &Plan, lens: &Strided<1>, stream: 
         seq_lens_stride: lens.strides[0],
         plan: plan.workspace.plan as *mut u8,
     };
-    let launch = Launch { blocks: 1, threads: FM_PLAN_THREADS as u32, stream, overlap: false };
+    let launch = Launch {
+        blocks: 1,
+        threads: FM_PLAN_THREADS as u32,
+        stream,
+        overlap: false,
+    };
     // SAFETY: `fm_plan` takes one FmPlanParams; the memory is live (the caller's promise).
     unsafe { engine.launch(Kernel::Plan, &launch, &mut [pointer(&mut params)]) }
 }
@@ -52,7 +64,11 @@ pub(crate) unsafe fn decode(ordinal: u32, problem: &DecodeProblem, plan: &Plan) 
     // SAFETY: the caller's promise, for both.
     unsafe {
         attend(engine, problem, plan)?;
-        if plan.schedule.layout.max_slots > 0 { combine(engine, problem, plan) } else { Ok(()) }
+        if plan.schedule.layout.max_slots > 0 {
+            combine(engine, problem, plan)
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -73,7 +89,11 @@ unsafe fn attend(engine: &Engine, problem: &DecodeProblem, plan: &Plan) -> Resul
     let kernel = Kernel::Decode {
         fp16: is_fp16(problem.dtype),
         rope: problem.q.rope.is_some(),
-        loader: if maps.is_some() { Loader::Tma } else { Loader::Gather },
+        loader: if maps.is_some() {
+            Loader::Tma
+        } else {
+            Loader::Gather
+        },
     };
     let launch = Launch {
         blocks: (plan.schedule.shape.workers * plan.schedule.team) as u32,
@@ -82,7 +102,13 @@ unsafe fn attend(engine: &Engine, problem: &DecodeProblem, plan: &Plan) -> Resul
         overlap: false,
     };
     // SAFETY: decode kernels take two tensor maps and an FmDecodeParams; the memory is live.
-    unsafe { engine.launch(kernel, &launch, &mut [pointer(&mut nope), pointer(&mut rope), pointer(&mut params)]) }
+    unsafe {
+        engine.launch(
+            kernel,
+            &launch,
+            &mut [pointer(&mut nope), pointer(&mut rope), pointer(&mut params)],
+        )
+    }
 }
 
 fn decode_params(problem: &DecodeProblem, plan: &Plan) -> FmDecodeParams {
@@ -147,7 +173,9 @@ unsafe fn combine(engine: &Engine, problem: &DecodeProblem, plan: &Plan) -> Resu
         stream: problem.stream,
         overlap: true,
     };
-    let kernel = Kernel::Combine { fp16: is_fp16(problem.dtype) };
+    let kernel = Kernel::Combine {
+        fp16: is_fp16(problem.dtype),
+    };
     // SAFETY: combine kernels take one FmCombineParams; the memory is live (the caller's promise).
     unsafe { engine.launch(kernel, &launch, &mut [pointer(&mut params)]) }
 }
@@ -156,7 +184,12 @@ unsafe fn combine(engine: &Engine, problem: &DecodeProblem, plan: &Plan) -> Resu
 fn rows_launch(engine: &Engine, rows: i64, stream: Stream) -> Launch {
     let needed = (rows + i64::from(FM_ROW_THREADS) / 32 - 1) / (i64::from(FM_ROW_THREADS) / 32);
     let blocks = needed.clamp(1, STRIDING_BLOCKS * i64::from(engine.sm_count)) as u32;
-    Launch { blocks, threads: FM_ROW_THREADS as u32, stream, overlap: false }
+    Launch {
+        blocks,
+        threads: FM_ROW_THREADS as u32,
+        stream,
+        overlap: false,
+    }
 }
 
 /// # Safety
@@ -181,7 +214,9 @@ pub(crate) unsafe fn merge(ordinal: u32, problem: &MergeProblem) -> Result<()> {
         lse_stride: problem.lse.strides,
     };
     let launch = rows_launch(engine, problem.rows(), problem.stream);
-    let kernel = Kernel::Merge { fp16: is_fp16(problem.dtype) };
+    let kernel = Kernel::Merge {
+        fp16: is_fp16(problem.dtype),
+    };
     // SAFETY: merge kernels take one FmMergeParams; the memory is live (the caller's promise).
     unsafe { engine.launch(kernel, &launch, &mut [pointer(&mut params)]) }
 }
@@ -251,7 +286,11 @@ pub(crate) unsafe fn gather(ordinal: u32, problem: &GatherProblem) -> Result<()>
         }
         GatherTokens::Pages { table, offsets } => {
             // Null would mean "by ids"; an empty table may be null, and is never read.
-            let block_table = if table.block_table.ptr == 0 { *offsets } else { table.block_table.ptr };
+            let block_table = if table.block_table.ptr == 0 {
+                *offsets
+            } else {
+                table.block_table.ptr
+            };
             params.block_table = block_table as *const i32;
             params.block_table_stride = table.block_table.strides[0];
             params.offsets = *offsets as *const i64;
@@ -265,7 +304,12 @@ pub(crate) unsafe fn gather(ordinal: u32, problem: &GatherProblem) -> Result<()>
                 max_seq_len: table.capacity(cache.page_size) as i32,
             };
             let threads = FM_OFFSETS_THREADS as u32;
-            let launch = Launch { blocks: 1, threads, stream: problem.stream, overlap: false };
+            let launch = Launch {
+                blocks: 1,
+                threads,
+                stream: problem.stream,
+                overlap: false,
+            };
             // SAFETY: `fm_offsets` takes one FmOffsetsParams; the memory is live (the caller's promise).
             unsafe { engine.launch(Kernel::Offsets, &launch, &mut [pointer(&mut offsets)])? };
         }

@@ -74,7 +74,10 @@ fn geometry(cache: &PagedCache, part: &Strided<3>, chunks: i64) -> Option<Geomet
     let page_stride = if pages == 1 { atom_stride } else { page_stride };
     let strides = [token_stride, CHUNK, atom_stride, page_stride];
     let strides = strides.map(|stride| stride.checked_mul(ELEMENT_BYTES).unwrap_or(-1));
-    if !strides.iter().all(|stride| (1..MAX_STRIDE).contains(stride) && stride % ALIGNMENT == 0) {
+    if !strides
+        .iter()
+        .all(|stride| (1..MAX_STRIDE).contains(stride) && stride % ALIGNMENT == 0)
+    {
         return None;
     }
     let all_chunks = other_heads.checked_mul(head_chunks)?.checked_add(chunks)?;
@@ -133,9 +136,21 @@ mod tests {
     use crate::problem::TwoParts;
 
     fn cache(num_pages: i32, page_size: i32, kv_heads: i32, strides: [i64; 3]) -> PagedCache {
-        let nope = Strided { ptr: 1 << 20, strides };
-        let rope = Some(Strided { ptr: (1 << 20) + 1024, strides });
-        PagedCache { rows: TwoParts { nope, rope }, dtype: DType::Bf16, num_pages, page_size, kv_heads }
+        let nope = Strided {
+            ptr: 1 << 20,
+            strides,
+        };
+        let rope = Some(Strided {
+            ptr: (1 << 20) + 1024,
+            strides,
+        });
+        PagedCache {
+            rows: TwoParts { nope, rope },
+            dtype: DType::Bf16,
+            num_pages,
+            page_size,
+            kv_heads,
+        }
     }
 
     #[test]
@@ -145,7 +160,10 @@ mod tests {
         assert_eq!(nope.strides, [1152, 128, 9216, 73_728]);
         assert_eq!(nope.box_sizes, [64, 8, 8, 8, 1]);
         let rope = rope.unwrap();
-        assert_eq!((rope.sizes, rope.box_sizes), ([64, 8, 1, 8, 10], [64, 8, 1, 8, 1]));
+        assert_eq!(
+            (rope.sizes, rope.box_sizes),
+            ([64, 8, 1, 8, 10], [64, 8, 1, 8, 1])
+        );
         assert_eq!(rope.ptr - nope.ptr, 1024);
     }
 
@@ -160,14 +178,38 @@ mod tests {
     #[test]
     fn what_tma_cannot_read_is_left_to_the_gather_loader() {
         let contiguous = [64 * 576, 576, 0];
-        assert!(geometries(&cache(0, 64, 1, contiguous)).is_none(), "no page");
-        assert!(geometries(&cache(10, 61, 1, [61 * 576, 576, 0])).is_none(), "page size");
-        assert!(geometries(&cache(10, 64, 2, [64 * 1160, 1160, 580])).is_none(), "head stride");
-        assert!(geometries(&cache(10, 64, 1, [64 * 580, 580, 0])).is_none(), "row alignment");
-        assert!(geometries(&cache(10, 64, 1, [0, 576, 0])).is_none(), "one page for all");
-        assert!(geometries(&cache(10, 64, 1, [-64 * 576, 576, 0])).is_none(), "backwards");
-        assert!(geometries(&cache(10, 64, 1, [1 << 40, 576, 0])).is_none(), "stride too long");
-        assert!(geometries(&cache(1, 64, 1, [0, 576, 0])).is_some(), "one page needs no stride");
+        assert!(
+            geometries(&cache(0, 64, 1, contiguous)).is_none(),
+            "no page"
+        );
+        assert!(
+            geometries(&cache(10, 61, 1, [61 * 576, 576, 0])).is_none(),
+            "page size"
+        );
+        assert!(
+            geometries(&cache(10, 64, 2, [64 * 1160, 1160, 580])).is_none(),
+            "head stride"
+        );
+        assert!(
+            geometries(&cache(10, 64, 1, [64 * 580, 580, 0])).is_none(),
+            "row alignment"
+        );
+        assert!(
+            geometries(&cache(10, 64, 1, [0, 576, 0])).is_none(),
+            "one page for all"
+        );
+        assert!(
+            geometries(&cache(10, 64, 1, [-64 * 576, 576, 0])).is_none(),
+            "backwards"
+        );
+        assert!(
+            geometries(&cache(10, 64, 1, [1 << 40, 576, 0])).is_none(),
+            "stride too long"
+        );
+        assert!(
+            geometries(&cache(1, 64, 1, [0, 576, 0])).is_some(),
+            "one page needs no stride"
+        );
     }
 
     #[test]
