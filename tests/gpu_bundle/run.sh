@@ -25,7 +25,7 @@ rust() {
 
 python() {
   # shellcheck disable=SC2086 # several options
-  "$python" -m pytest -q -m gpu -n "${WORKERS:-4}" ${PYTEST_ARGS:-}
+  "$python" -m pytest -q -m gpu -n "${WORKERS:-4}" --timeout-method=thread ${PYTEST_ARGS:-}
 }
 
 sanitize() {

@@ -35,7 +35,7 @@ def _documented():
     yield "torch_ops", ferromla.torch_ops
 
 
-@pytest.mark.parametrize(("name", "value"), _documented(), ids=lambda x: x if isinstance(x, str) else "")
+@pytest.mark.parametrize(("name", "value"), list(_documented()), ids=lambda x: x if isinstance(x, str) else "")
 def test_examples_in_docstrings_run(name, value):
     assert value.__doc__, f"{name} has no docstring"
     examples = doctest.DocTestParser().get_doctest(value.__doc__, {}, name, None, None)
