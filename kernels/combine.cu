@@ -14,14 +14,19 @@
 
 namespace fm {
 
-constexpr int kLanes = 4;        // interleaved sums per row
-constexpr int kFewParts = 16;    // up to this mean number of parts a thread adds all four sums of its columns
-static_assert(FM_COMBINE_THREADS == kLanes * 128, "four rows, or four sums of one row, of 128 threads each");
+constexpr int kSums = 4;       // interleaved sums per row
+constexpr int kFewParts = 16;  // up to this mean number of parts a thread adds all four sums of its columns
+static_assert(FM_COMBINE_THREADS == kSums * 128, "four rows, or four sums of one row, of 128 threads each");
 
 struct RowWeights {
   float top, sum;  // base-2: maximum, and sum of 2^(l_j - top)
 };
 
+__device__ __forceinline__ float load_lse(const float* lse, int64_t stride, int part, int parts) {
+  return part < parts ? lse[part * stride] : -__builtin_huge_valf();
+}
+
+// Of one row, by a whole warp.
 __device__ __forceinline__ RowWeights row_weights(const float* lse, int64_t stride, int parts) {
   const int lane = threadIdx.x % 32;
   float top = -__builtin_huge_valf();
@@ -38,16 +43,28 @@ __device__ __forceinline__ void add_scaled(float4& to, float weight, float4 v) {
   to.x += weight * v.x, to.y += weight * v.y, to.z += weight * v.z, to.w += weight * v.w;
 }
 
-// One of the interleaved sums: parts lane, lane + 4, ... A part without keys has weight zero and is not read.
-__device__ __forceinline__ float4 sum_parts(const float* out, int64_t stride, const float* lse, int64_t lse_stride,
-                                            int parts, int lane, float top) {
-  float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll 8
-  for (int j = lane; j < parts; j += kLanes) {
-    const float weight = exp2f(lse[j * lse_stride] - top);
-    if (weight != 0.f) add_scaled(sum, weight, *reinterpret_cast<const float4*>(out + j * stride));
+// Adds parts first, first + step, ... to the interleaved sums they belong to (part j to sum j % kSums, counted from
+// `first`). Four loads are in flight at a time. A part without keys has weight zero and is not read.
+template <int Sums>
+__device__ __forceinline__ void sum_parts(float4 (&sums)[Sums], const float* out, int64_t stride, const float* lse,
+                                          int64_t lse_stride, int first, int step, int parts, float top) {
+  constexpr int kBatch = 4;
+  static_assert(kBatch % Sums == 0, "a batch begins with the first sum");
+  for (int base = first; base < parts; base += kBatch * step) {
+    // Lane i of the warp has the weight of the batch's part i.
+    const int own = base + threadIdx.x % kBatch * step;
+    const float weight = exp2f(load_lse(lse, lse_stride, own, parts) - top);
+    float4 v[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i)
+      if (__shfl_sync(~0u, weight, i) != 0.f)
+        v[i] = __ldcs(reinterpret_cast<const float4*>(out + (base + i * step) * stride));
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const float w = __shfl_sync(~0u, weight, i);
+      if (w != 0.f) add_scaled(sums[i % Sums], w, v[i]);
+    }
   }
-  return sum;
 }
 
 template <class T>
@@ -68,7 +85,7 @@ __device__ __forceinline__ void write_row(const FmCombineParams& p, const FmMerg
 // Rows: how many rows the block combines at once, 4 (a thread adds all sums of its row) or 1 (the groups share it).
 template <class T, int Rows>
 __device__ __forceinline__ void combine_rows(const FmCombineParams& p, const FmMerge& m, int first_row) {
-  __shared__ float4 shares[kLanes][128];
+  __shared__ float4 shares[kSums][128];
   const int thread = threadIdx.x % 128, group = threadIdx.x / 128, column = thread * 4;
   const int block_row = first_row + (Rows == 1 ? 0 : group);
   const bool present = m.row_begin + block_row < m.q_len * p.group;
@@ -76,20 +93,21 @@ __device__ __forceinline__ void combine_rows(const FmCombineParams& p, const FmM
   const float *lse = p.partial_lse + first, *out = p.partial_out + first * kLatent + column;
   if (!present) return;  // all or none of the block's threads when they share a row
   const RowWeights w = row_weights(lse, p.unit_rows, m.parts);
-  float4 share[kLanes];
+  float4 sum[kSums] = {};
   if (Rows == 1) {
-    shares[group][thread] = sum_parts(out, stride, lse, p.unit_rows, m.parts, group, w.top);
+    float4 own[1] = {};
+    sum_parts(own, out, stride, lse, p.unit_rows, group, kSums, m.parts, w.top);
+    shares[group][thread] = own[0];
     __syncthreads();
-    for (int i = 0; i < kLanes; ++i) share[i] = shares[i][thread];
+    for (int i = 0; i < kSums; ++i) sum[i] = shares[i][thread];
     __syncthreads();
     if (group > 0) return;
   } else {
-#pragma unroll
-    for (int i = 0; i < kLanes; ++i) share[i] = sum_parts(out, stride, lse, p.unit_rows, m.parts, i, w.top);
+    sum_parts(sum, out, stride, lse, p.unit_rows, 0, 1, m.parts, w.top);
   }
 #pragma unroll
-  for (int i = 1; i < kLanes; ++i) add_scaled(share[0], 1.f, share[i]);
-  write_row<T>(p, m, block_row, column, w, share[0]);
+  for (int i = 1; i < kSums; ++i) add_scaled(sum[0], 1.f, sum[i]);
+  write_row<T>(p, m, block_row, column, w, sum[0]);
 }
 
 template <class T, int Rows>

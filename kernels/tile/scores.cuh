@@ -55,31 +55,47 @@ struct QueryFragments {
   }
 };
 
-// One chunk (64 columns) of the block's Q rows to shared memory, swizzled.
-template <class T>
-__device__ __forceinline__ void load_query_chunk(const FmDecodeParams& p, const RowBlock& r, const void* q, int column,
-                                                 const int64_t (&stride)[3], uint8_t* to) {
-  const int thread = warpgroup_thread(), piece = thread % 8;
-#pragma unroll 2
-  for (int row = thread / 8; row < kTileRows; row += 16) {
-    uint4 v = make_uint4(0, 0, 0, 0);
-    if (r.row_begin + row < r.rows)
-      v = __ldg(reinterpret_cast<const uint4*>(reinterpret_cast<const T*>(q) +
-                                               row_offset(p, r, r.row_begin + row, stride) + column + piece * 8));
-    *reinterpret_cast<uint4*>(to + swizzled(row, piece)) = v;
+// The chunks of Q (64 columns each) that are read from shared memory: those after the register chunks, then rope.
+template <class T, int QkDim>
+struct SharedQuery {
+  static constexpr int kChunks = kSharedChunks + (QkDim > kLatent);
+  uint4 at[kChunks][4];
+
+  __device__ __forceinline__ void load(const FmDecodeParams& p, const RowBlock& r) {
+    const int thread = warpgroup_thread(), piece = thread % 8 * 8;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = r.row_begin + thread / 8 + 16 * i;
+      const bool present = row < r.rows;
+      const T* latent = reinterpret_cast<const T*>(p.q_nope) + row_offset(p, r, present ? row : 0, p.q_nope_stride);
+      const T* rope = reinterpret_cast<const T*>(p.q_rope) + row_offset(p, r, present ? row : 0, p.q_rope_stride);
+#pragma unroll
+      for (int chunk = 0; chunk < kChunks; ++chunk) {
+        const T* source = chunk < kSharedChunks ? latent + (kRegisterChunks + chunk) * 64 : rope;
+        at[chunk][i] = present ? __ldg(reinterpret_cast<const uint4*>(source + piece)) : make_uint4(0, 0, 0, 0);
+      }
+    }
   }
-}
+  __device__ __forceinline__ void store(uint8_t* shared) const {
+    const int thread = warpgroup_thread();
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        *reinterpret_cast<uint4*>(shared + chunk * kRopeBytes + swizzled(thread / 8 + 16 * i, thread % 8)) =
+            at[chunk][i];
+  }
+};
 
 template <class T, int QkDim>
 __device__ __forceinline__ void load_query(const FmDecodeParams& p, const RowBlock& r, QueryFragments& q,
                                            uint8_t* shared) {
-  named_barrier<kScoresBarrier, 128>();  // every warp is done with the previous item's Q
-#pragma unroll
-  for (int i = 0; i < kSharedChunks; ++i)
-    load_query_chunk<T>(p, r, p.q_nope, (kRegisterChunks + i) * 64, p.q_nope_stride, shared + i * kRopeBytes);
-  if (QkDim > kLatent) load_query_chunk<T>(p, r, p.q_rope, 0, p.q_rope_stride, shared + kSharedChunks * kRopeBytes);
-  fence_async_shared();
+  SharedQuery<T, QkDim> rest;
+  rest.load(p, r);
   q.load<T>(p, r);
+  named_barrier<kScoresBarrier, 128>();  // every warp is done with the previous item's Q
+  rest.store(shared);
+  fence_async_shared();
   named_barrier<kScoresBarrier, 128>();
 }
 
