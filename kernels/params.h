@@ -67,6 +67,7 @@ typedef struct FmCombineParams {
   int64_t lse_stride[3];
 } FmCombineParams;
 
+#define FM_LATENT_BOX_CHUNKS 2 /* 64-wide column blocks in one TMA box of the latent part */
 #define FM_PLAN_THREADS 1024    /* one block */
 #define FM_OFFSETS_THREADS 1024 /* one block */
 #define FM_ROW_THREADS 256 /* merge, append, gather: warps stride over the rows, whatever the grid */
@@ -152,7 +153,7 @@ static_assert(sizeof(FmWorkItem) == 48, "FmWorkItem");
 static_assert(sizeof(FmMerge) == 32, "FmMerge");
 static_assert(sizeof(FmPlanLayout) == 72, "FmPlanLayout");
 static_assert(sizeof(FmPlanParams) == 160, "FmPlanParams");
-static_assert(sizeof(FmDecodeParams) == 296, "FmDecodeParams");
+static_assert(sizeof(FmDecodeParams) == 288, "FmDecodeParams");
 static_assert(sizeof(FmCombineParams) == 112, "FmCombineParams");
 static_assert(sizeof(FmMergeParams) == 208, "FmMergeParams");
 static_assert(sizeof(FmAppendParams) == 128, "FmAppendParams");
