@@ -67,6 +67,11 @@ typedef struct FmCombineParams {
   int64_t lse_stride[3];
 } FmCombineParams;
 
+#define FM_LATENT_BOX_CHUNKS 2 /* 64-wide column blocks in one TMA box of the latent part */
+#define FM_PLAN_THREADS 1024    /* one block */
+#define FM_OFFSETS_THREADS 1024 /* one block */
+#define FM_ROW_THREADS 256 /* merge, append, gather: warps stride over the rows, whatever the grid */
+
 /* merge.cu: merge_states over [rows = dim0 * dim1 * dim2, 512]. */
 typedef struct FmMergeParams {
   const void* out_a;
@@ -139,3 +144,19 @@ typedef struct FmGatherParams {
   int32_t rope_dim;
   int32_t source_fp16; /* the cache holds fp16: converted to bf16 on the way */
 } FmGatherParams;
+
+#ifdef __cplusplus
+/* The Rust side asserts the same sizes, and every offset. */
+static_assert(sizeof(FmPlanShape) == 64, "FmPlanShape");
+static_assert(sizeof(FmPlanHeader) == 64, "FmPlanHeader");
+static_assert(sizeof(FmWorkItem) == 48, "FmWorkItem");
+static_assert(sizeof(FmMerge) == 32, "FmMerge");
+static_assert(sizeof(FmPlanLayout) == 72, "FmPlanLayout");
+static_assert(sizeof(FmPlanParams) == 160, "FmPlanParams");
+static_assert(sizeof(FmDecodeParams) == 288, "FmDecodeParams");
+static_assert(sizeof(FmCombineParams) == 112, "FmCombineParams");
+static_assert(sizeof(FmMergeParams) == 208, "FmMergeParams");
+static_assert(sizeof(FmAppendParams) == 128, "FmAppendParams");
+static_assert(sizeof(FmOffsetsParams) == 32, "FmOffsetsParams");
+static_assert(sizeof(FmGatherParams) == 152, "FmGatherParams");
+#endif

@@ -1,1 +1,47 @@
-//! placeholder, replaced by its first real commit
+//! Multi-head latent attention (MLA) over a paged KV cache, on NVIDIA Hopper GPUs and on CPUs.
+//!
+//! Every operation takes [`View`]s (pointer, type, device, shape, strides) of memory its caller owns, checks
+//! them once, and runs on the device they are on. The way of a call is: arguments, checked views, problem,
+//! [`Plan`], workspace, launch; the backends differ in the last step only.
+//!
+//! With `FERROMLA_CHECK=1` in the environment the values of index arrays are checked too.
+
+mod cache;
+mod check;
+mod check_cache;
+mod check_decode;
+mod check_merge;
+mod check_parts;
+mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
+#[cfg(not(feature = "cuda"))]
+#[path = "cuda_absent.rs"]
+mod cuda;
+#[cfg(feature = "cudarc-safe")]
+pub mod cudarc_safe;
+mod decode;
+mod dtype;
+mod error;
+mod merge;
+#[cfg(feature = "cuda")]
+#[allow(missing_docs, dead_code, clippy::undocumented_unsafe_blocks)] // generated
+#[rustfmt::skip]
+mod params;
+mod plan;
+mod problem;
+mod schedule;
+mod support;
+mod values;
+mod view;
+
+pub use cache::{
+    AppendArgs, CacheShape, GatherArgs, GatherSource, append_kv, cache_shape, gather_kv,
+};
+pub use decode::{DecodeArgs, DecodeOutputs, decode, decode_outputs};
+pub use dtype::{DType, Device, KvFormat};
+pub use error::{Error, Result};
+pub use merge::{MergeArgs, merge_states};
+pub use plan::{Plan, PlanArgs, workspace_bytes};
+pub use support::{Support, SupportRow, support};
+pub use view::{Dims, MAX_RANK, Parts, Stream, View};

@@ -1,0 +1,298 @@
+//! Compiles `kernels/*.cu` to one sm_90a cubin each and writes the table of them that the crate embeds.
+//!
+//! nvcc is looked for in `FERROMLA_NVCC`, `CUDA_HOME` and `CUDA_PATH`, the pip toolkit (`nvidia-cuda-nvcc`) of
+//! the Python interpreter at work, `PATH`, and `/usr/local/cuda`. Without it the table is empty and says why;
+//! with `FERROMLA_REQUIRE_CUDA=1` that is a build error. A spill, a stack frame or a serialised `wgmma` in an
+//! attention kernel is one as well: such a kernel works and is slow. What ptxas said is in
+//! `OUT_DIR/ptxas.txt`.
+
+use std::collections::BTreeSet;
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+
+const REBUILD: &str = "this build of ferromla has no CUDA kernels, because nvcc was not found when it was built: \
+    install the CUDA 13 toolkit (or `pip install 'cuda-toolkit[nvcc,cccl,cudart,nvvm,crt]==13.0.*'`), point \
+    FERROMLA_NVCC or CUDA_HOME at it, and build again";
+#[rustfmt::skip]
+const FLAGS: [&str; 6] =
+    ["-std=c++17", "-O3", "-gencode", "arch=compute_90a,code=sm_90a", "-cubin", "-Xptxas=-v"];
+#[rustfmt::skip]
+const VARIABLES: [&str; 8] = [
+    "FERROMLA_NVCC", "FERROMLA_REQUIRE_CUDA", "CUDA_HOME", "CUDA_PATH", "PYO3_PYTHON",
+    "PYTHON_SYS_EXECUTABLE", "VIRTUAL_ENV", "PATH",
+];
+
+type Result<T> = std::result::Result<T, String>;
+
+fn main() {
+    if let Err(error) = build() {
+        for line in error.lines() {
+            println!("cargo:warning={line}");
+        }
+        eprintln!("{error}");
+        std::process::exit(1);
+    }
+}
+
+fn build() -> Result<()> {
+    println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-changed=kernels");
+    for variable in VARIABLES {
+        println!("cargo:rerun-if-env-changed={variable}");
+    }
+    let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("OUT_DIR is not set: run by cargo only")?);
+    if !has_feature("CUDA") {
+        return write_table(&out, &[], Some("built without the feature `cuda`"));
+    }
+    let Some(nvcc) = find_nvcc()? else {
+        if env::var("FERROMLA_REQUIRE_CUDA").is_ok_and(|value| !value.is_empty() && value != "0") {
+            return Err("FERROMLA_REQUIRE_CUDA is set and nvcc was not found: set FERROMLA_NVCC or CUDA_HOME".into());
+        }
+        return write_table(&out, &[], Some(REBUILD));
+    };
+    let sources = sources()?;
+    let images = compile_all(&nvcc, &sources, &out)?;
+    let mut report = format!("{}\n", nvcc.display());
+    for image in &images {
+        report += &format!("\n== {}\n{}", image.name, image.report);
+    }
+    write_if_changed(&out.join("ptxas.txt"), &report)?;
+    let faults: Vec<_> = images.iter().flat_map(faults).collect();
+    if !faults.is_empty() {
+        return Err(format!(
+            "attention kernels are slow as compiled:\n{}",
+            faults.join("\n")
+        ));
+    }
+    let names: Vec<_> = images.into_iter().map(|image| image.name).collect();
+    let reason = names
+        .is_empty()
+        .then_some("this build of ferromla found no kernels/*.cu");
+    write_table(&out, &names, reason)
+}
+
+fn has_feature(name: &str) -> bool {
+    env::var_os(format!("CARGO_FEATURE_{name}")).is_some()
+}
+
+/// The kernels this build wants.
+fn sources() -> Result<Vec<PathBuf>> {
+    let directory = fs::read_dir("kernels").map_err(|error| format!("kernels: {error}"))?;
+    let mut sources: Vec<_> = directory.flatten().map(|entry| entry.path()).collect();
+    sources.retain(|path| path.extension().is_some_and(|extension| extension == "cu"));
+    sources.retain(|path| has_feature("FP16") || !stem(path).ends_with("_fp16"));
+    sources.sort();
+    Ok(sources)
+}
+
+fn stem(path: &Path) -> String {
+    path.file_stem()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned()
+}
+
+// ---- finding nvcc ----
+
+fn find_nvcc() -> Result<Option<PathBuf>> {
+    let variable = |name| {
+        env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    let runs = |nvcc: &PathBuf| !version(nvcc).is_empty();
+    if let Some(nvcc) = variable("FERROMLA_NVCC") {
+        let fault = format!("FERROMLA_NVCC is {}, which does not run", nvcc.display());
+        return Some(nvcc).filter(runs).map(Some).ok_or(fault);
+    }
+    let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(variable);
+    let toolkits = toolkits.map(|root| root.join("bin/nvcc"));
+    let pip = interpreters()
+        .into_iter()
+        .filter_map(|python| pip_nvcc(&python));
+    let others = ["nvcc", "/usr/local/cuda/bin/nvcc"].map(PathBuf::from);
+    Ok(toolkits.chain(pip).chain(others).find(runs))
+}
+
+/// What `nvcc --version` says; nothing where it does not run.
+fn version(nvcc: &Path) -> String {
+    let output = Command::new(nvcc).arg("--version").output().ok();
+    let output = output.filter(|output| output.status.success());
+    output.map_or_else(String::new, |output| {
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    })
+}
+
+/// The Python interpreters that may carry the pip toolkit: maturin names its own, under build isolation too.
+fn interpreters() -> Vec<PathBuf> {
+    let mut interpreters: Vec<PathBuf> = ["PYO3_PYTHON", "PYTHON_SYS_EXECUTABLE"]
+        .iter()
+        .filter_map(env::var_os)
+        .map(PathBuf::from)
+        .collect();
+    if let Some(environment) = env::var_os("VIRTUAL_ENV") {
+        interpreters.push(Path::new(&environment).join("bin/python"));
+    }
+    interpreters.push("python3".into());
+    interpreters
+}
+
+fn pip_nvcc(python: &Path) -> Option<PathBuf> {
+    let output = Command::new(python)
+        .args(["-c", "import nvidia; print('\\n'.join(nvidia.__path__))"])
+        .output()
+        .ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    text.lines()
+        .map(|root| Path::new(root).join("cu13/bin/nvcc"))
+        .find(|nvcc| nvcc.is_file())
+}
+
+// ---- compiling ----
+
+/// A compiled kernel file.
+pub struct Image {
+    /// Its stem.
+    pub name: String,
+    /// What ptxas said of it.
+    pub report: String,
+}
+
+/// Runs as many compilers at once as cargo has jobs.
+fn compile_all(nvcc: &Path, sources: &[PathBuf], out: &Path) -> Result<Vec<Image>> {
+    let jobs: usize = env::var("NUM_JOBS").map_or(1, |jobs| jobs.parse().unwrap_or(1));
+    let next = Mutex::new(sources.iter());
+    let images = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..jobs.clamp(1, sources.len().max(1)) {
+            scope.spawn(|| {
+                loop {
+                    let Some(source) = next.lock().unwrap().next() else {
+                        break;
+                    };
+                    images.lock().unwrap().push(compile(nvcc, source, out));
+                }
+            });
+        }
+    });
+    let mut images = images
+        .into_inner()
+        .unwrap()
+        .into_iter()
+        .collect::<Result<Vec<_>>>()?;
+    images.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(images)
+}
+
+fn compile(nvcc: &Path, source: &Path, out: &Path) -> Result<Image> {
+    let name = stem(source);
+    let [cubin, depfile, stamp] =
+        ["cubin", "d", "stamp"].map(|kind| out.join(format!("{name}.{kind}")));
+    let read = |path: &Path| {
+        fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
+    };
+    // cargo runs this script when a variable that may name nvcc changes: the same compiler and the same
+    // sources give the same image.
+    let compiler = format!("{} {FLAGS:?}\n", version(nvcc));
+    let current = read(&stamp)
+        .ok()
+        .and_then(|stamp| stamp.strip_prefix(&compiler).map(str::to_owned));
+    let report =
+        match current.filter(|_| read(&depfile).is_ok_and(|rules| is_newer(&cubin, &rules))) {
+            Some(report) => report,
+            None => {
+                let report = run_nvcc(nvcc, source, &cubin, &depfile)?;
+                write_if_changed(&stamp, &(compiler + &report))?;
+                report
+            }
+        };
+    for header in dependencies(&read(&depfile)?) {
+        println!("cargo:rerun-if-changed={header}");
+    }
+    Ok(Image { name, report })
+}
+
+/// Whether the file is newer than all it was made from.
+fn is_newer(file: &Path, rules: &str) -> bool {
+    let time = |path: &Path| fs::metadata(path).and_then(|data| data.modified()).ok();
+    let Some(made) = time(file) else { return false };
+    dependencies(rules)
+        .iter()
+        .all(|source| time(Path::new(source)).is_some_and(|changed| changed < made))
+}
+
+fn run_nvcc(nvcc: &Path, source: &Path, cubin: &Path, depfile: &Path) -> Result<String> {
+    let mut command = Command::new(nvcc);
+    command
+        .args(FLAGS)
+        .arg("-MD")
+        .arg("-MF")
+        .arg(depfile)
+        .arg("-o")
+        .arg(cubin)
+        .arg(source);
+    let output = command
+        .output()
+        .map_err(|error| format!("{}: {error}", nvcc.display()))?;
+    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    if output.status.success() {
+        return Ok(said.into_owned());
+    }
+    Err(format!("{} does not compile:\n{said}", source.display()))
+}
+
+/// The files of a make rule `target: file file \ file`.
+pub fn dependencies(rules: &str) -> BTreeSet<String> {
+    let rules = rules.replace("\\\n", " ");
+    let Some((_, files)) = rules.split_once(": ") else {
+        return BTreeSet::new();
+    };
+    files.split_whitespace().map(str::to_owned).collect()
+}
+
+/// What must not happen in an attention kernel, from the words of ptxas: local memory, and the notes that
+/// `wgmma` was serialised (C7510) or `setmaxnreg` ignored (C7508).
+pub fn faults(Image { name, report }: &Image) -> Vec<String> {
+    if !name.starts_with("decode") {
+        return Vec::new();
+    }
+    let mut function = "";
+    let mut faults = Vec::new();
+    for line in report.lines() {
+        if let Some((_, rest)) = line.split_once("Function properties for ") {
+            function = rest.trim();
+        }
+        let local = line.contains("bytes stack frame") && line.split_whitespace().any(is_positive);
+        if local || line.contains("C7510") || line.contains("C7508") {
+            faults.push(format!("kernels/{name}.cu: {function}: {}", line.trim()));
+        }
+    }
+    faults
+}
+
+fn is_positive(word: &str) -> bool {
+    word.parse::<u64>().is_ok_and(|number| number > 0)
+}
+
+fn write_table(out: &Path, names: &[String], reason: Option<&str>) -> Result<()> {
+    let mut table = String::from("pub(super) static IMAGES: &[Image] = &[\n");
+    for name in names {
+        let bytes = format!("include_bytes!(concat!(env!(\"OUT_DIR\"), \"/{name}.cubin\"))");
+        table += &format!(
+            "    Image {{ name: {name:?}, cubin: {{ static A: &Aligned<[u8]> = &Aligned(*{bytes}); &A.0 }} }},\n"
+        );
+    }
+    table += &format!("];\npub(super) const WITHOUT_KERNELS: Option<&str> = {reason:?};\n");
+    write_if_changed(&out.join("images.rs"), &table)
+}
+
+/// Leaves an unchanged file alone, so that what depends on it is not built again.
+fn write_if_changed(path: &Path, text: &str) -> Result<()> {
+    if fs::read_to_string(path).is_ok_and(|current| current == text) {
+        return Ok(());
+    }
+    fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
+}

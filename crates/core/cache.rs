@@ -1,0 +1,165 @@
+//! Writing to and reading from a paged cache: `append_kv`, `gather_kv`, `cache_shape`.
+
+use crate::check::supported_format;
+use crate::dtype::{DType, Device, KvFormat};
+use crate::error::{Error, Result};
+use crate::problem::{NOPE_DIM, ROPE_DIM};
+use crate::view::{Dims, Parts, Stream, View};
+use crate::{check_cache, cpu, cuda, values};
+
+/// The arguments of [`append_kv`].
+#[derive(Debug, Clone)]
+pub struct AppendArgs {
+    /// `[t, 512]`: the latent parts of the new tokens, in the cache's type.
+    pub kv_c: View,
+    /// `[t, 64]`: their rotary parts; `None` for a cache of `d_qk` 512.
+    pub k_pe: Option<View>,
+    /// `[n, P, d_qk]` or `[n, P, 1, d_qk]`, or the pair of parts; written.
+    pub kv_cache: Parts,
+    /// `[t]` int64: `page * P + offset`; negative slots are skipped.
+    pub slots: View,
+    /// `None`: the cache's element type says it.
+    pub kv_format: Option<KvFormat>,
+    /// Where to launch.
+    pub stream: Stream,
+}
+
+/// Writes new tokens into their slots of a paged cache. A slot past the cache is skipped too.
+///
+/// # Errors
+/// As [`decode`](crate::decode).
+///
+/// # Safety
+/// As for [`decode`](crate::decode). Two tokens with one slot leave either of them there.
+pub unsafe fn append_kv(args: &AppendArgs) -> Result<()> {
+    let problem = check_cache::append(args)?;
+    if problem.tokens == 0 {
+        return Ok(());
+    }
+    if values::checked() {
+        // SAFETY: the slots are live (the caller's promise) and have been checked.
+        unsafe { values::slots(&problem)? };
+    }
+    match problem.device {
+        // SAFETY: the caller's promise, and the problem has been checked.
+        Device::Cpu => unsafe { cpu::append(&problem) },
+        // SAFETY: as above.
+        Device::Cuda(ordinal) => unsafe { cuda::append(ordinal, &problem) },
+    }
+}
+
+/// Which tokens [`gather_kv`] takes.
+#[derive(Debug, Clone)]
+#[allow(clippy::large_enum_variant)] // lives for one call, and views are `Copy`
+pub enum GatherSource {
+    /// The tokens of each request, one request after another.
+    Pages {
+        /// `[b, max_pages]` int32.
+        block_table: View,
+        /// `[b]` int32.
+        seq_lens: View,
+        /// `[b + 1]` int64, written: request `r` is rows `offsets[r] .. offsets[r + 1]` of `out`.
+        offsets_out: View,
+    },
+    /// `[t]` int32 or int64: physical ids `page * P + offset`; an id outside the cache gives zeros.
+    Ids(View),
+}
+
+/// The arguments of [`gather_kv`].
+#[derive(Debug, Clone)]
+pub struct GatherArgs {
+    /// `[n, P, d_qk]` or `[n, P, 1, d_qk]`, or the pair of parts.
+    pub cache: Parts,
+    /// Which tokens.
+    pub source: GatherSource,
+    /// `[t, d_qk]` bf16. Rows past the last token are zeroed; tokens past the last row are dropped.
+    pub out: View,
+    /// `None`: the cache's element type says it.
+    pub kv_format: Option<KvFormat>,
+    /// Where to launch.
+    pub stream: Stream,
+}
+
+/// Copies cached tokens to one contiguous bf16 array. Absent tokens (a page id outside the cache) give zeros.
+///
+/// # Errors
+/// As [`decode`](crate::decode).
+///
+/// # Safety
+/// As for [`decode`](crate::decode).
+pub unsafe fn gather_kv(args: &GatherArgs) -> Result<()> {
+    let problem = check_cache::gather(args)?;
+    if values::checked() {
+        // SAFETY: the index arrays are live (the caller's promise) and have been checked.
+        unsafe { values::gather(&problem)? };
+    }
+    match problem.device {
+        // SAFETY: the caller's promise, and the problem has been checked.
+        Device::Cpu => unsafe { cpu::gather(&problem) },
+        // SAFETY: as above.
+        Device::Cuda(ordinal) => unsafe { cuda::gather(ordinal, &problem) },
+    }
+}
+
+/// How to allocate a cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheShape {
+    /// `[num_pages, page_size, d_qk]`.
+    pub shape: Dims,
+    /// In elements.
+    pub strides: Dims,
+    /// Element type.
+    pub dtype: DType,
+    /// Of the whole allocation.
+    pub bytes: u64,
+}
+
+/// Shape, strides and bytes of an empty cache.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for a negative size, a `page_size` of 0, a `d_qk` other than 576 and 512, or
+/// more bytes than an address can name; [`Error::Unsupported`] for a quantised format.
+///
+/// ```
+/// use ferromla::{KvFormat, cache_shape};
+/// let cache = cache_shape(100, 64, KvFormat::Bf16, 576)?;
+/// assert_eq!((&cache.shape[..], cache.bytes), (&[100, 64, 576][..], 100 * 64 * 1152));
+/// # Ok::<(), ferromla::Error>(())
+/// ```
+pub fn cache_shape(
+    num_pages: i64,
+    page_size: i64,
+    kv_format: KvFormat,
+    d_qk: i64,
+) -> Result<CacheShape> {
+    for (name, value, low) in [("num_pages", num_pages, 0), ("page_size", page_size, 1)] {
+        if !(low..=i64::from(i32::MAX)).contains(&value) {
+            return Err(Error::invalid(
+                name,
+                value,
+                format!("between {low} and {}", i32::MAX),
+            ));
+        }
+    }
+    if d_qk != NOPE_DIM && d_qk != NOPE_DIM + ROPE_DIM {
+        return Err(Error::invalid("d_qk", d_qk, "576 or 512"));
+    }
+    supported_format(kv_format)?;
+    let dtype = kv_format.dtype().unwrap_or(DType::Bf16);
+    let bytes =
+        i128::from(num_pages) * i128::from(page_size) * i128::from(d_qk) * i128::from(dtype.size());
+    if bytes > i128::from(i64::MAX) {
+        return Err(Error::invalid(
+            "num_pages",
+            num_pages,
+            "a cache of fewer than 2^63 bytes",
+        ));
+    }
+    let shape = Dims::new(&[num_pages, page_size, d_qk]);
+    Ok(CacheShape {
+        shape,
+        strides: shape.contiguous_strides(),
+        dtype,
+        bytes: bytes as u64,
+    })
+}

@@ -1,0 +1,129 @@
+//! The driver: whether there is one, what its result codes say, and which context is current.
+
+use std::ffi::CStr;
+use std::sync::OnceLock;
+
+use cudarc::driver::sys;
+
+use crate::error::{Error, Result};
+
+/// The oldest driver with every entry point used here, as `cuDriverGetVersion` counts (CUDA 12.0).
+const OLDEST_DRIVER: i32 = 12_000;
+
+/// Turns a result code into an error with the driver's own text.
+pub(super) fn call(name: &'static str, code: sys::CUresult) -> Result<()> {
+    if code == sys::CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    let mut text = std::ptr::null();
+    // SAFETY: the driver is loaded, for it gave the code; the text is a static string of its own.
+    let known = unsafe { sys::cuGetErrorString(code, &mut text) };
+    let message = if known == sys::CUresult::CUDA_SUCCESS && !text.is_null() {
+        // SAFETY: as above.
+        unsafe { CStr::from_ptr(text) }
+            .to_string_lossy()
+            .into_owned()
+    } else {
+        "unknown to this driver".to_owned()
+    };
+    Err(Error::Cuda {
+        call: name,
+        code: code as i32,
+        message,
+    })
+}
+
+/// Loads and initialises the driver, once.
+pub(super) fn init() -> Result<()> {
+    static INIT: OnceLock<Result<()>> = OnceLock::new();
+    INIT.get_or_init(|| {
+        // SAFETY: looks for the library, no more. Calling anything else without it would panic.
+        if !unsafe { sys::is_culib_present() } {
+            let message = "there is no NVIDIA driver library (libcuda) on this machine".to_owned();
+            return Err(Error::Cuda {
+                call: "cuInit",
+                code: -1,
+                message,
+            });
+        }
+        let mut version = 0;
+        // SAFETY: the library is there, and these two are in every driver.
+        unsafe {
+            call("cuInit", sys::cuInit(0))?;
+            call("cuDriverGetVersion", sys::cuDriverGetVersion(&mut version))?;
+        }
+        if version < OLDEST_DRIVER {
+            let message =
+                format!("the driver is for CUDA {version}, at least {OLDEST_DRIVER} is needed");
+            return Err(Error::Cuda {
+                call: "cuDriverGetVersion",
+                code: -1,
+                message,
+            });
+        }
+        Ok(())
+    })
+    .clone()
+}
+
+/// Makes a context current, and the one before it again when dropped.
+#[must_use]
+pub(super) struct Entered {
+    pushed: bool,
+}
+
+impl Entered {
+    /// # Safety
+    /// The context is live.
+    pub unsafe fn new(context: sys::CUcontext) -> Result<Self> {
+        let mut current = std::ptr::null_mut();
+        // SAFETY: the driver is initialised, since there is a context.
+        call("cuCtxGetCurrent", unsafe {
+            sys::cuCtxGetCurrent(&mut current)
+        })?;
+        let pushed = current != context;
+        if pushed {
+            // SAFETY: the context is live (the caller's promise).
+            call("cuCtxPushCurrent", unsafe {
+                sys::cuCtxPushCurrent_v2(context)
+            })?;
+        }
+        Ok(Self { pushed })
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        if self.pushed {
+            let mut popped = std::ptr::null_mut();
+            // SAFETY: pops what `new` pushed on this thread; nothing can be done about a failure.
+            let _ = unsafe { sys::cuCtxPopCurrent_v2(&mut popped) };
+        }
+    }
+}
+
+/// Lets this thread do what a global stream capture forbids (loading modules) until dropped.
+#[must_use]
+pub(super) struct RelaxedCapture {
+    before: sys::CUstreamCaptureMode,
+}
+
+impl RelaxedCapture {
+    /// # Safety
+    /// The driver is initialised.
+    pub unsafe fn new() -> Result<Self> {
+        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the caller's promise; `mode` receives the thread's mode.
+        call("cuThreadExchangeStreamCaptureMode", unsafe {
+            sys::cuThreadExchangeStreamCaptureMode(&mut mode)
+        })?;
+        Ok(Self { before: mode })
+    }
+}
+
+impl Drop for RelaxedCapture {
+    fn drop(&mut self) {
+        // SAFETY: restores what `new` found; nothing can be done about a failure.
+        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.before) };
+    }
+}

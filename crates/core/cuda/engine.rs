@@ -1,0 +1,335 @@
+//! One engine per device: its primary context, its loaded kernels, and the launcher.
+
+use std::ffi::{CStr, c_void};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use cudarc::driver::sys;
+
+use crate::error::{Error, Result};
+use crate::view::Stream;
+
+use super::driver::{Entered, RelaxedCapture, call, init};
+use super::handle;
+use super::images::{IMAGES, WITHOUT_KERNELS, image};
+use super::kernel::Kernel;
+
+/// The kernels are compiled for this compute capability only.
+const COMPUTE_CAPABILITY: (i32, i32) = (9, 0);
+/// More devices than a machine has.
+const MAX_DEVICES: usize = 64;
+
+/// A device the kernels run on.
+#[derive(Debug)]
+pub(super) struct Engine {
+    /// The primary context, retained for the life of the process: the one the CUDA runtime uses.
+    context: sys::CUcontext,
+    functions: [Option<sys::CUfunction>; Kernel::COUNT],
+    pub sm_count: i32,
+    pub name: String,
+}
+
+// SAFETY: contexts and functions are handles that the driver lets any thread use.
+unsafe impl Send for Engine {}
+// SAFETY: as for `Send`; nothing in an engine changes.
+unsafe impl Sync for Engine {}
+
+/// How a kernel is launched.
+#[derive(Debug, Default)]
+pub(super) struct Launch {
+    pub blocks: u32,
+    pub threads: u32,
+    /// Blocks of one cluster, which divides `blocks`; 0 or 1: none.
+    pub cluster: u32,
+    pub stream: Stream,
+    /// Begin before the previous kernel of the stream has ended (programmatic dependent launch).
+    pub overlap: bool,
+}
+
+impl Engine {
+    /// The engine of this device, made at first use. A failure is not kept: the next call tries again.
+    pub fn get(ordinal: u32) -> Result<&'static Self> {
+        static ENGINES: [OnceLock<Engine>; MAX_DEVICES] = [const { OnceLock::new() }; MAX_DEVICES];
+        static MAKING: Mutex<()> = Mutex::new(());
+        let Some(cell) = ENGINES.get(ordinal as usize) else {
+            let rule = format!("ordinals are below {MAX_DEVICES}");
+            return Err(Error::invalid("device", format!("cuda:{ordinal}"), rule));
+        };
+        if let Some(engine) = cell.get() {
+            return Ok(engine);
+        }
+        let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+        if cell.get().is_none() {
+            let engine = Self::new(ordinal)?;
+            return Ok(cell.get_or_init(|| engine));
+        }
+        Self::get(ordinal)
+    }
+
+    fn new(ordinal: u32) -> Result<Self> {
+        if let Some(reason) = WITHOUT_KERNELS {
+            return Err(Error::unsupported(
+                "device",
+                format!("cuda:{ordinal}"),
+                reason,
+            ));
+        }
+        init()?;
+        let (device, name) = device(ordinal)?;
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the driver is initialised and the device is one of its own.
+        call("cuDevicePrimaryCtxRetain", unsafe {
+            sys::cuDevicePrimaryCtxRetain(&mut context, device)
+        })?;
+        // SAFETY: the context has just been retained and stays so.
+        let _entered = unsafe { Entered::new(context)? };
+        // SAFETY: the driver is initialised.
+        let _relaxed = unsafe { RelaxedCapture::new()? };
+        let sm_count = attribute(
+            device,
+            sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+        )?;
+        Ok(Self {
+            context,
+            functions: load()?,
+            sm_count,
+            name,
+        })
+    }
+
+    /// Makes the context current until the result is dropped.
+    pub fn enter(&self) -> Result<Entered> {
+        // SAFETY: the context is retained for the life of the process.
+        unsafe { Entered::new(self.context) }
+    }
+
+    /// Launches on the context that is current.
+    ///
+    /// # Safety
+    /// `arguments` point at values of the kernel's parameter types, in order; what those describe is live
+    /// until the stream has passed.
+    pub unsafe fn launch(
+        &self,
+        kernel: Kernel,
+        launch: &Launch,
+        arguments: &mut [*mut c_void],
+    ) -> Result<()> {
+        let Some(function) = self.functions[kernel.index()] else {
+            let value = kernel.name().to_string_lossy();
+            let rule = format!(
+                "kernels/{}.cu is not in this build: rebuild with its feature",
+                kernel.image()
+            );
+            return Err(Error::unsupported("kernel", value, rule));
+        };
+        let mut attributes = launch.attributes();
+        let used = attributes
+            .iter()
+            .take_while(|attribute| attribute.id != IGNORE)
+            .count();
+        let config = sys::CUlaunchConfig {
+            gridDimX: launch.blocks,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: launch.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: kernel.shared_bytes(),
+            hStream: handle(launch.stream),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: used as u32,
+        };
+        // SAFETY: the arguments are right (the caller's promise); the driver copies them before it returns.
+        let result = unsafe {
+            sys::cuLaunchKernelEx(
+                &config,
+                function,
+                arguments.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        call("cuLaunchKernelEx", result)
+    }
+}
+
+const IGNORE: sys::CUlaunchAttributeID = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_IGNORE;
+
+impl Launch {
+    /// The launch's attributes, those in use first.
+    fn attributes(&self) -> [sys::CUlaunchAttribute; 2] {
+        use sys::CUlaunchAttributeID as Id;
+        let attribute = |id, value| sys::CUlaunchAttribute {
+            id,
+            pad: [0; 4],
+            value,
+        };
+        let ignored = attribute(IGNORE, sys::CUlaunchAttributeValue { pad: [0; 64] });
+        let mut attributes = [ignored; 2];
+        let mut free = attributes.iter_mut();
+        let mut add = |id, value| {
+            if let Some(slot) = free.next() {
+                *slot = attribute(id, value);
+            }
+        };
+        if self.cluster > 1 {
+            let clusters = sys::CUlaunchAttributeValue_union__bindgen_ty_1 {
+                x: self.cluster,
+                y: 1,
+                z: 1,
+            };
+            let value = sys::CUlaunchAttributeValue {
+                clusterDim: clusters,
+            };
+            add(Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value);
+        }
+        if self.overlap {
+            let value = sys::CUlaunchAttributeValue {
+                programmaticStreamSerializationAllowed: 1,
+            };
+            add(
+                Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                value,
+            );
+        }
+        attributes
+    }
+}
+
+/// The device's handle and name, if the kernels run on it.
+fn device(ordinal: u32) -> Result<(sys::CUdevice, String)> {
+    let mut count = 0;
+    // SAFETY: the driver is initialised.
+    call("cuDeviceGetCount", unsafe {
+        sys::cuDeviceGetCount(&mut count)
+    })?;
+    if i64::from(ordinal) >= i64::from(count) {
+        let message = format!("there is no device cuda:{ordinal}, the driver has {count}");
+        return Err(Error::Cuda {
+            call: "cuDeviceGet",
+            code: -1,
+            message,
+        });
+    }
+    let mut device = 0;
+    let mut name = [0u8; 128];
+    // SAFETY: the ordinal exists; the name is cut to the buffer and ends with a zero.
+    unsafe {
+        call("cuDeviceGet", sys::cuDeviceGet(&mut device, ordinal as i32))?;
+        call(
+            "cuDeviceGetName",
+            sys::cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as i32, device),
+        )?;
+    }
+    let name = CStr::from_bytes_until_nul(&name)
+        .map_or_else(|_| String::new(), |n| n.to_string_lossy().into());
+    use sys::CUdevice_attribute as A;
+    let capability = (
+        attribute(device, A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+        attribute(device, A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+    );
+    if capability != COMPUTE_CAPABILITY {
+        let value = format!(
+            "cuda:{ordinal} ({name}, compute capability {}.{})",
+            capability.0, capability.1
+        );
+        return Err(Error::unsupported(
+            "device",
+            value,
+            "the kernels are for compute capability 9.0 (Hopper)",
+        ));
+    }
+    Ok((device, name))
+}
+
+fn attribute(device: sys::CUdevice, attribute: sys::CUdevice_attribute) -> Result<i32> {
+    let mut value = 0;
+    // SAFETY: the device is one of the driver's own.
+    call("cuDeviceGetAttribute", unsafe {
+        sys::cuDeviceGetAttribute(&mut value, attribute, device)
+    })?;
+    Ok(value)
+}
+
+/// Loads every image into the current context and readies every kernel: a kernel that is loaded at its first
+/// launch cannot be launched first in a capture.
+fn load() -> Result<[Option<sys::CUfunction>; Kernel::COUNT]> {
+    let mut functions = [None; Kernel::COUNT];
+    for image in IMAGES {
+        let mut module = std::ptr::null_mut();
+        // SAFETY: a context is current; the image is a whole cubin. The module is kept for good.
+        call("cuModuleLoadData", unsafe {
+            sys::cuModuleLoadData(&mut module, image.cubin.as_ptr().cast())
+        })?;
+        for kernel in Kernel::all()
+            .into_iter()
+            .filter(|kernel| kernel.image() == image.name)
+        {
+            functions[kernel.index()] = Some(function(module, kernel)?);
+        }
+    }
+    debug_assert!(
+        Kernel::all()
+            .iter()
+            .all(|k| functions[k.index()].is_some() == image(k.image()).is_some())
+    );
+    Ok(functions)
+}
+
+fn function(module: sys::CUmodule, kernel: Kernel) -> Result<sys::CUfunction> {
+    use sys::CUfunction_attribute as A;
+    let mut function = std::ptr::null_mut();
+    // SAFETY: the module is loaded in the current context.
+    let found = unsafe { sys::cuModuleGetFunction(&mut function, module, kernel.name().as_ptr()) };
+    call("cuModuleGetFunction", found).map_err(|error| match error {
+        Error::Cuda {
+            call,
+            code,
+            message,
+        } => {
+            let (name, image) = (kernel.name().to_string_lossy(), kernel.image());
+            Error::Cuda {
+                call,
+                code,
+                message: format!("{message}: {name} in kernels/{image}.cu"),
+            }
+        }
+        other => other,
+    })?;
+    let shared = kernel.shared_bytes();
+    if shared > 0 {
+        let most = A::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: the function is of the loaded module.
+        call("cuFuncSetAttribute", unsafe {
+            sys::cuFuncSetAttribute(function, most, shared as i32)
+        })?;
+    }
+    let mut registers = 0;
+    // SAFETY: as above. Asking makes a driver that loads lazily load the kernel now.
+    let asked =
+        unsafe { sys::cuFuncGetAttribute(&mut registers, A::CU_FUNC_ATTRIBUTE_NUM_REGS, function) };
+    call("cuFuncGetAttribute", asked)?;
+    Ok(function)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sys::CUlaunchAttributeID as Id;
+
+    #[test]
+    fn attributes_in_use_come_first() {
+        let ids = |cluster, overlap| {
+            let launch = Launch {
+                cluster,
+                overlap,
+                ..Launch::default()
+            };
+            launch.attributes().map(|attribute| attribute.id)
+        };
+        let cluster = Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+        let overlap = Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        assert_eq!(ids(1, false), [IGNORE, IGNORE]);
+        assert_eq!(ids(2, false), [cluster, IGNORE]);
+        assert_eq!(ids(1, true), [overlap, IGNORE]);
+        assert_eq!(ids(2, true), [cluster, overlap]);
+    }
+}

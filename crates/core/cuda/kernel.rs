@@ -1,0 +1,189 @@
+//! The kernels by name: which image holds them and what they need set before their first launch.
+
+use crate::dtype::DType;
+use crate::params::{FM_DECODE_SMEM_BYTES, FM_DECODE_THREADS};
+
+use super::images::{IMAGES, image};
+
+/// How decode brings the cache into shared memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Loader {
+    Tma,
+    Gather,
+}
+
+/// Every entry point.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kernel {
+    Plan,
+    Decode {
+        fp16: bool,
+        rope: bool,
+        loader: Loader,
+    },
+    Combine {
+        fp16: bool,
+    },
+    Merge {
+        fp16: bool,
+    },
+    Append,
+    Offsets,
+    Gather,
+}
+
+impl Kernel {
+    pub const COUNT: usize = 16;
+
+    pub fn all() -> [Self; Self::COUNT] {
+        let decode = |fp16, rope, loader| Self::Decode { fp16, rope, loader };
+        [
+            Self::Plan,
+            Self::Append,
+            Self::Offsets,
+            Self::Gather,
+            Self::Combine { fp16: false },
+            Self::Combine { fp16: true },
+            Self::Merge { fp16: false },
+            Self::Merge { fp16: true },
+            decode(false, false, Loader::Tma),
+            decode(false, false, Loader::Gather),
+            decode(false, true, Loader::Tma),
+            decode(false, true, Loader::Gather),
+            decode(true, false, Loader::Tma),
+            decode(true, false, Loader::Gather),
+            decode(true, true, Loader::Tma),
+            decode(true, true, Loader::Gather),
+        ]
+    }
+
+    /// Position in [`Kernel::all`].
+    pub fn index(self) -> usize {
+        match self {
+            Self::Plan => 0,
+            Self::Append => 1,
+            Self::Offsets => 2,
+            Self::Gather => 3,
+            Self::Combine { fp16 } => 4 + usize::from(fp16),
+            Self::Merge { fp16 } => 6 + usize::from(fp16),
+            Self::Decode { fp16, rope, loader } => {
+                8 + 4 * usize::from(fp16)
+                    + 2 * usize::from(rope)
+                    + usize::from(loader == Loader::Gather)
+            }
+        }
+    }
+
+    /// The file in `kernels/`.
+    pub const fn image(self) -> &'static str {
+        match self {
+            Self::Plan => "plan",
+            Self::Decode { fp16: false, .. } => "decode_bf16",
+            Self::Decode { fp16: true, .. } => "decode_fp16",
+            Self::Combine { .. } => "combine",
+            Self::Merge { .. } => "merge",
+            Self::Append | Self::Offsets | Self::Gather => "cache",
+        }
+    }
+
+    /// The entry point.
+    pub const fn name(self) -> &'static std::ffi::CStr {
+        match self {
+            Self::Plan => c"fm_plan",
+            Self::Append => c"fm_append",
+            Self::Offsets => c"fm_offsets",
+            Self::Gather => c"fm_gather",
+            Self::Combine { fp16: false } => c"fm_combine_bf16",
+            Self::Combine { fp16: true } => c"fm_combine_fp16",
+            Self::Merge { fp16: false } => c"fm_merge_bf16",
+            Self::Merge { fp16: true } => c"fm_merge_fp16",
+            Self::Decode {
+                fp16: false,
+                rope: false,
+                loader: Loader::Tma,
+            } => c"fm_decode_bf16_512_tma",
+            Self::Decode {
+                fp16: false,
+                rope: false,
+                loader: Loader::Gather,
+            } => c"fm_decode_bf16_512_gather",
+            Self::Decode {
+                fp16: false,
+                rope: true,
+                loader: Loader::Tma,
+            } => c"fm_decode_bf16_576_tma",
+            Self::Decode {
+                fp16: false,
+                rope: true,
+                loader: Loader::Gather,
+            } => c"fm_decode_bf16_576_gather",
+            Self::Decode {
+                fp16: true,
+                rope: false,
+                loader: Loader::Tma,
+            } => c"fm_decode_fp16_512_tma",
+            Self::Decode {
+                fp16: true,
+                rope: false,
+                loader: Loader::Gather,
+            } => c"fm_decode_fp16_512_gather",
+            Self::Decode {
+                fp16: true,
+                rope: true,
+                loader: Loader::Tma,
+            } => c"fm_decode_fp16_576_tma",
+            Self::Decode {
+                fp16: true,
+                rope: true,
+                loader: Loader::Gather,
+            } => c"fm_decode_fp16_576_gather",
+        }
+    }
+
+    /// Dynamic shared memory in bytes.
+    pub const fn shared_bytes(self) -> u32 {
+        match self {
+            Self::Decode { .. } => FM_DECODE_SMEM_BYTES as u32,
+            _ => 0,
+        }
+    }
+}
+
+/// Threads of a decode CTA.
+pub(super) const DECODE_THREADS: u32 = FM_DECODE_THREADS as u32;
+
+pub(super) fn is_fp16(dtype: DType) -> bool {
+    dtype == DType::Fp16
+}
+
+/// The names of the kernels whose images this build has.
+pub(crate) fn compiled_kernels() -> Vec<&'static str> {
+    if IMAGES.is_empty() {
+        return Vec::new();
+    }
+    let compiled = Kernel::all()
+        .into_iter()
+        .filter(|kernel| image(kernel.image()).is_some());
+    compiled
+        .filter_map(|kernel| kernel.name().to_str().ok())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_index_of_a_kernel_is_its_place() {
+        for (place, kernel) in Kernel::all().into_iter().enumerate() {
+            assert_eq!(kernel.index(), place, "{kernel:?}");
+        }
+    }
+
+    #[test]
+    fn every_kernel_has_its_own_name() {
+        let names: std::collections::HashSet<_> =
+            Kernel::all().map(Kernel::name).into_iter().collect();
+        assert_eq!(names.len(), Kernel::COUNT);
+    }
+}

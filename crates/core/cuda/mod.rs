@@ -1,0 +1,115 @@
+//! The last step on CUDA: problems to launch parameters, launches on the caller's stream.
+//!
+//! Nothing here allocates on the device or waits for it, so every operation can be captured in a graph. The
+//! engine of a device (`engine.rs`) is made at first use, during a capture too.
+
+mod driver;
+mod engine;
+mod images;
+mod kernel;
+mod ops;
+mod tensor_map;
+
+use std::ffi::c_void;
+
+use cudarc::driver::sys;
+
+pub(crate) use kernel::compiled_kernels;
+pub(crate) use ops::{append, decode, gather, merge, plan};
+
+use crate::error::{Error, Result};
+use crate::support::CudaSupport;
+use crate::view::Stream;
+use driver::call;
+use engine::Engine;
+
+/// What [`support`](crate::support) tells of a device that the kernels run on.
+pub(crate) fn support(ordinal: u32) -> Result<CudaSupport> {
+    Ok(CudaSupport {
+        device_name: Engine::get(ordinal)?.name.clone(),
+    })
+}
+
+/// Streaming multiprocessors.
+pub(crate) fn sm_count(ordinal: u32) -> Result<i32> {
+    Ok(Engine::get(ordinal)?.sm_count)
+}
+
+/// Copies a plan made on the host to the device, in stream order.
+///
+/// # Safety
+/// `to` is live device memory of the plan's size. The host words may be dropped on return: the driver stages
+/// copies from pageable memory before it returns.
+pub(crate) unsafe fn upload_plan(
+    ordinal: u32,
+    words: &[i32],
+    to: u64,
+    stream: Stream,
+) -> Result<()> {
+    let engine = Engine::get(ordinal)?;
+    let _context = engine.enter()?;
+    not_captured(
+        stream,
+        "seq_lens",
+        "on cpu while the stream is captured",
+        "on the device, to plan in a graph",
+    )?;
+    // SAFETY: both sides hold `words` (the caller's promise), and the context is current.
+    let copy = unsafe {
+        sys::cuMemcpyHtoDAsync_v2(
+            to,
+            words.as_ptr().cast(),
+            size_of_val(words),
+            handle(stream),
+        )
+    };
+    call("cuMemcpyHtoDAsync", copy)
+}
+
+/// Copies from the device, and waits for it.
+///
+/// # Safety
+/// `from` is live device memory of the size of `values`, and any bytes are a `T`.
+pub(crate) unsafe fn download<T: Copy>(
+    ordinal: u32,
+    from: u64,
+    values: &mut [T],
+    stream: Stream,
+) -> Result<()> {
+    let engine = Engine::get(ordinal)?;
+    let _context = engine.enter()?;
+    not_captured(
+        stream,
+        "stream",
+        "being captured",
+        "not captured while FERROMLA_CHECK is set",
+    )?;
+    let to: *mut c_void = values.as_mut_ptr().cast();
+    // SAFETY: both sides hold `values` (the caller's promise), and the copy has ended before this returns.
+    unsafe {
+        call(
+            "cuMemcpyDtoHAsync",
+            sys::cuMemcpyDtoHAsync_v2(to, from, size_of_val(values), handle(stream)),
+        )?;
+        call(
+            "cuStreamSynchronize",
+            sys::cuStreamSynchronize(handle(stream)),
+        )
+    }
+}
+
+fn handle(stream: Stream) -> sys::CUstream {
+    stream.0 as sys::CUstream
+}
+
+fn not_captured(stream: Stream, argument: &'static str, value: &str, rule: &str) -> Result<()> {
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    // SAFETY: the stream is the caller's, the status is local.
+    call("cuStreamIsCapturing", unsafe {
+        sys::cuStreamIsCapturing(handle(stream), &mut status)
+    })?;
+    if status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+        return Ok(());
+    }
+    Err(Error::invalid(argument, value, rule))
+}

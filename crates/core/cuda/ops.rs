@@ -1,0 +1,330 @@
+//! Each operation's launches.
+
+use std::ffi::c_void;
+
+use crate::error::Result;
+use crate::params::{
+    FM_COMBINE_THREADS, FM_OFFSETS_THREADS, FM_PLAN_THREADS, FM_ROW_THREADS, FmAppendParams,
+    FmCombineParams, FmDecodeParams, FmGatherParams, FmMergeParams, FmOffsetsParams, FmPlanParams,
+};
+use crate::plan::Plan;
+use crate::problem::{
+    AppendProblem, DecodeProblem, GatherProblem, GatherTokens, MergeProblem, PagedCache, Strided,
+};
+use crate::view::Stream;
+
+use super::engine::{Engine, Launch};
+use super::kernel::{DECODE_THREADS, Kernel, Loader, is_fp16};
+use super::tensor_map;
+
+/// Blocks of a kernel whose blocks stride over their work, per SM.
+const STRIDING_BLOCKS: i64 = 8;
+const COMBINE_BLOCKS: i64 = 2;
+
+fn pointer<T>(value: &mut T) -> *mut c_void {
+    std::ptr::from_mut(value).cast()
+}
+
+fn two(part: &Strided<3>) -> [i64; 2] {
+    [part.strides[0], part.strides[1]]
+}
+
+/// # Safety
+/// As for [`Plan::update`]: the lengths are live device memory.
+pub(crate) unsafe fn plan(
+    ordinal: u32,
+    plan: &Plan,
+    lens: &Strided<1>,
+    stream: Stream,
+) -> Result<()> {
+    let engine = Engine::get(ordinal)?;
+    let _context = engine.enter()?;
+    let mut params = FmPlanParams {
+        shape: plan.schedule.shape,
+        layout: plan.schedule.layout,
+        seq_lens: lens.ptr as *const i32,
+        seq_lens_stride: lens.strides[0],
+        plan: plan.workspace.plan as *mut u8,
+    };
+    let launch = Launch {
+        blocks: 1,
+        threads: FM_PLAN_THREADS as u32,
+        stream,
+        ..Launch::default()
+    };
+    // SAFETY: `fm_plan` takes one FmPlanParams; the memory is live (the caller's promise).
+    unsafe { engine.launch(Kernel::Plan, &launch, &mut [pointer(&mut params)]) }
+}
+
+/// # Safety
+/// As for [`decode`](crate::decode); the plan has been filled for this problem.
+pub(crate) unsafe fn decode(ordinal: u32, problem: &DecodeProblem, plan: &Plan) -> Result<()> {
+    let engine = Engine::get(ordinal)?;
+    let _context = engine.enter()?;
+    // SAFETY: the caller's promise, for both.
+    unsafe {
+        attend(engine, problem, plan)?;
+        if plan.schedule.layout.max_slots > 0 {
+            combine(engine, problem, plan)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// # Safety
+/// As for [`decode`].
+unsafe fn attend(engine: &Engine, problem: &DecodeProblem, plan: &Plan) -> Result<()> {
+    let maps = tensor_map::geometries(&problem.cache);
+    let mut params = decode_params(problem, plan);
+    let (mut nope, mut rope) = (tensor_map::empty(), tensor_map::empty());
+    if let Some((nope_geometry, rope_geometry)) = &maps {
+        nope = tensor_map::encode(nope_geometry, problem.dtype)?;
+        params.head_chunks_nope = nope_geometry.head_chunks;
+        if let Some(geometry) = rope_geometry {
+            rope = tensor_map::encode(geometry, problem.dtype)?;
+            params.head_chunks_rope = geometry.head_chunks;
+        }
+    }
+    let kernel = Kernel::Decode {
+        fp16: is_fp16(problem.dtype),
+        rope: problem.q.rope.is_some(),
+        loader: if maps.is_some() {
+            Loader::Tma
+        } else {
+            Loader::Gather
+        },
+    };
+    let team = plan.schedule.team;
+    let launch = Launch {
+        blocks: (plan.schedule.shape.workers * team) as u32,
+        threads: DECODE_THREADS,
+        // The CTAs of a team read the same tiles: the TMA loader loads once for two of them.
+        cluster: if maps.is_some() && team % 2 == 0 {
+            2
+        } else {
+            1
+        },
+        stream: problem.stream,
+        ..Launch::default()
+    };
+    // SAFETY: decode kernels take two tensor maps and an FmDecodeParams; the memory is live.
+    unsafe {
+        engine.launch(
+            kernel,
+            &launch,
+            &mut [pointer(&mut nope), pointer(&mut rope), pointer(&mut params)],
+        )
+    }
+}
+
+fn decode_params(problem: &DecodeProblem, plan: &Plan) -> FmDecodeParams {
+    let (q, cache, table) = (&problem.q, &problem.cache, &problem.table);
+    let q_rope = q.rope.unwrap_or(Strided::NONE);
+    let kv_rope = cache.rows.rope.unwrap_or(Strided::NONE);
+    FmDecodeParams {
+        q_nope: q.nope.ptr as *const c_void,
+        q_rope: q_rope.ptr as *const c_void,
+        q_nope_stride: q.nope.strides,
+        q_rope_stride: q_rope.strides,
+        kv_nope: cache.rows.nope.ptr as *const c_void,
+        kv_rope: kv_rope.ptr as *const c_void,
+        kv_nope_stride: cache.rows.nope.strides,
+        kv_rope_stride: kv_rope.strides,
+        block_table: table.block_table.ptr as *const i32,
+        block_table_stride: table.block_table.strides[0],
+        max_pages: table.max_pages,
+        num_pages: cache.num_pages,
+        page_size: cache.page_size,
+        group: problem.group(),
+        team: plan.schedule.team,
+        causal: problem.causal.into(),
+        box_shift: tensor_map::box_rows(cache.page_size).trailing_zeros() as i32,
+        head_chunks_nope: 0,
+        head_chunks_rope: 0,
+        scale_log2: (problem.scale * std::f64::consts::LOG2_E) as f32,
+        attn_sink: problem.attn_sink as *const f32,
+        worker_begin: plan.section(plan.schedule.layout.worker_begin),
+        items: plan.section(plan.schedule.layout.items),
+        out: problem.out.ptr as *mut c_void,
+        out_stride: problem.out.strides,
+        lse: problem.lse.ptr as *mut f32,
+        lse_stride: problem.lse.strides,
+        partial_out: plan.workspace.partial_out as *mut f32,
+        partial_lse: plan.workspace.partial_lse as *mut f32,
+    }
+}
+
+/// # Safety
+/// As for [`decode`].
+unsafe fn combine(engine: &Engine, problem: &DecodeProblem, plan: &Plan) -> Result<()> {
+    let schedule = &plan.schedule;
+    let mut params = FmCombineParams {
+        plan: plan.section(0),
+        merges: plan.section(schedule.layout.merges),
+        partial_out: plan.workspace.partial_out as *const f32,
+        partial_lse: plan.workspace.partial_lse as *const f32,
+        unit_rows: schedule.shape.unit_rows,
+        group: problem.group(),
+        attn_sink: problem.attn_sink as *const f32,
+        out: problem.out.ptr as *mut c_void,
+        out_stride: problem.out.strides,
+        lse: problem.lse.ptr as *mut f32,
+        lse_stride: problem.lse.strides,
+    };
+    let rows = i64::from(schedule.layout.max_merges) * i64::from(schedule.shape.unit_rows);
+    let launch = Launch {
+        blocks: rows.min(COMBINE_BLOCKS * i64::from(engine.sm_count)) as u32,
+        threads: FM_COMBINE_THREADS as u32,
+        stream: problem.stream,
+        overlap: true,
+        ..Launch::default()
+    };
+    let kernel = Kernel::Combine {
+        fp16: is_fp16(problem.dtype),
+    };
+    // SAFETY: combine kernels take one FmCombineParams; the memory is live (the caller's promise).
+    unsafe { engine.launch(kernel, &launch, &mut [pointer(&mut params)]) }
+}
+
+/// One warp per row, as many blocks as that asks for and the device keeps busy.
+fn rows_launch(engine: &Engine, rows: i64, stream: Stream) -> Launch {
+    let needed = (rows + i64::from(FM_ROW_THREADS) / 32 - 1) / (i64::from(FM_ROW_THREADS) / 32);
+    let blocks = needed.clamp(1, STRIDING_BLOCKS * i64::from(engine.sm_count)) as u32;
+    Launch {
+        blocks,
+        threads: FM_ROW_THREADS as u32,
+        stream,
+        ..Launch::default()
+    }
+}
+
+/// # Safety
+/// As for [`merge_states`](crate::merge_states).
+pub(crate) unsafe fn merge(ordinal: u32, problem: &MergeProblem) -> Result<()> {
+    let engine = Engine::get(ordinal)?;
+    let _context = engine.enter()?;
+    let mut params = FmMergeParams {
+        out_a: problem.out_a.ptr as *const c_void,
+        out_b: problem.out_b.ptr as *const c_void,
+        lse_a: problem.lse_a.ptr as *const f32,
+        lse_b: problem.lse_b.ptr as *const f32,
+        out: problem.out.ptr as *mut c_void,
+        lse: problem.lse.ptr as *mut f32,
+        dim: problem.dims,
+        d_v: crate::problem::NOPE_DIM as i32,
+        out_a_stride: problem.out_a.strides,
+        out_b_stride: problem.out_b.strides,
+        out_stride: problem.out.strides,
+        lse_a_stride: problem.lse_a.strides,
+        lse_b_stride: problem.lse_b.strides,
+        lse_stride: problem.lse.strides,
+    };
+    let launch = rows_launch(engine, problem.rows(), problem.stream);
+    let kernel = Kernel::Merge {
+        fp16: is_fp16(problem.dtype),
+    };
+    // SAFETY: merge kernels take one FmMergeParams; the memory is live (the caller's promise).
+    unsafe { engine.launch(kernel, &launch, &mut [pointer(&mut params)]) }
+}
+
+fn rope_dim(cache: &PagedCache) -> i32 {
+    (cache.rows.dim() - crate::problem::NOPE_DIM) as i32
+}
+
+/// # Safety
+/// As for [`append_kv`](crate::append_kv).
+pub(crate) unsafe fn append(ordinal: u32, problem: &AppendProblem) -> Result<()> {
+    let engine = Engine::get(ordinal)?;
+    let _context = engine.enter()?;
+    let (rows, cache) = (&problem.rows, &problem.cache);
+    let k_pe = rows.rope.unwrap_or(Strided::NONE);
+    let cache_rope = cache.rows.rope.unwrap_or(Strided::NONE);
+    let mut params = FmAppendParams {
+        kv_c: rows.nope.ptr as *const c_void,
+        k_pe: k_pe.ptr as *const c_void,
+        kv_c_stride: rows.nope.strides[0],
+        k_pe_stride: k_pe.strides[0],
+        slots: problem.slots.ptr as *const i64,
+        slots_stride: problem.slots.strides[0],
+        cache_nope: cache.rows.nope.ptr as *mut c_void,
+        cache_rope: cache_rope.ptr as *mut c_void,
+        cache_nope_stride: two(&cache.rows.nope),
+        cache_rope_stride: two(&cache_rope),
+        tokens: problem.tokens,
+        num_pages: cache.num_pages.into(),
+        page_size: cache.page_size,
+        nope_dim: crate::problem::NOPE_DIM as i32,
+        rope_dim: rope_dim(cache),
+        reserved: 0,
+    };
+    let launch = rows_launch(engine, problem.tokens, problem.stream);
+    // SAFETY: `fm_append` takes one FmAppendParams; the memory is live (the caller's promise).
+    unsafe { engine.launch(Kernel::Append, &launch, &mut [pointer(&mut params)]) }
+}
+
+/// # Safety
+/// As for [`gather_kv`](crate::gather_kv).
+pub(crate) unsafe fn gather(ordinal: u32, problem: &GatherProblem) -> Result<()> {
+    let engine = Engine::get(ordinal)?;
+    let _context = engine.enter()?;
+    let cache = &problem.cache;
+    let cache_rope = cache.rows.rope.unwrap_or(Strided::NONE);
+    let mut params = FmGatherParams {
+        cache_nope: cache.rows.nope.ptr as *const c_void,
+        cache_rope: cache_rope.ptr as *const c_void,
+        cache_nope_stride: two(&cache.rows.nope),
+        cache_rope_stride: two(&cache_rope),
+        out: problem.out.ptr as *mut c_void,
+        out_stride: problem.out.strides[0],
+        tokens: problem.tokens,
+        num_pages: cache.num_pages.into(),
+        page_size: cache.page_size,
+        nope_dim: crate::problem::NOPE_DIM as i32,
+        rope_dim: rope_dim(cache),
+        source_fp16: is_fp16(cache.dtype).into(),
+        ..FmGatherParams::default()
+    };
+    match &problem.source {
+        GatherTokens::Ids { ids, wide } => {
+            params.ids = ids.ptr as *const c_void;
+            params.ids_stride = ids.strides[0];
+            params.ids_are_64bit = (*wide).into();
+        }
+        GatherTokens::Pages { table, offsets } => {
+            // Null would mean "by ids"; an empty table may be null, and is never read.
+            let block_table = if table.block_table.ptr == 0 {
+                *offsets
+            } else {
+                table.block_table.ptr
+            };
+            params.block_table = block_table as *const i32;
+            params.block_table_stride = table.block_table.strides[0];
+            params.offsets = *offsets as *const i64;
+            params.batch = table.batch;
+            params.max_pages = table.max_pages;
+            let mut offsets = FmOffsetsParams {
+                seq_lens: table.seq_lens.ptr as *const i32,
+                seq_lens_stride: table.seq_lens.strides[0],
+                offsets: *offsets as *mut i64,
+                batch: table.batch,
+                max_seq_len: table.capacity(cache.page_size) as i32,
+            };
+            let threads = FM_OFFSETS_THREADS as u32;
+            let launch = Launch {
+                blocks: 1,
+                threads,
+                stream: problem.stream,
+                ..Launch::default()
+            };
+            // SAFETY: `fm_offsets` takes one FmOffsetsParams; the memory is live (the caller's promise).
+            unsafe { engine.launch(Kernel::Offsets, &launch, &mut [pointer(&mut offsets)])? };
+        }
+    }
+    if problem.tokens == 0 {
+        return Ok(());
+    }
+    let launch = rows_launch(engine, problem.tokens, problem.stream);
+    // SAFETY: `fm_gather` takes one FmGatherParams; the memory is live (the caller's promise).
+    unsafe { engine.launch(Kernel::Gather, &launch, &mut [pointer(&mut params)]) }
+}

@@ -1,0 +1,57 @@
+//! The last step on CUDA, in a build without the feature `cuda`: every call is refused.
+
+use crate::error::{Error, Result};
+use crate::plan::Plan;
+use crate::problem::{AppendProblem, DecodeProblem, GatherProblem, MergeProblem, Strided};
+use crate::support::CudaSupport;
+use crate::view::Stream;
+
+const RULE: &str = "this build of ferromla has no CUDA backend: build it with its feature `cuda`";
+
+fn absent<T>(ordinal: u32) -> Result<T> {
+    Err(Error::unsupported(
+        "device",
+        format!("cuda:{ordinal}"),
+        RULE,
+    ))
+}
+
+pub(crate) fn support(ordinal: u32) -> Result<CudaSupport> {
+    absent(ordinal)
+}
+
+pub(crate) const fn compiled_kernels() -> Vec<&'static str> {
+    Vec::new()
+}
+
+pub(crate) fn sm_count(ordinal: u32) -> Result<i32> {
+    absent(ordinal)
+}
+
+pub(crate) unsafe fn plan(ordinal: u32, _: &Plan, _: &Strided<1>, _: Stream) -> Result<()> {
+    absent(ordinal)
+}
+
+pub(crate) unsafe fn upload_plan(ordinal: u32, _: &[i32], _: u64, _: Stream) -> Result<()> {
+    absent(ordinal)
+}
+
+pub(crate) unsafe fn download<T>(ordinal: u32, _: u64, _: &mut [T], _: Stream) -> Result<()> {
+    absent(ordinal)
+}
+
+pub(crate) unsafe fn decode(ordinal: u32, _: &DecodeProblem, _: &Plan) -> Result<()> {
+    absent(ordinal)
+}
+
+pub(crate) unsafe fn merge(ordinal: u32, _: &MergeProblem) -> Result<()> {
+    absent(ordinal)
+}
+
+pub(crate) unsafe fn append(ordinal: u32, _: &AppendProblem) -> Result<()> {
+    absent(ordinal)
+}
+
+pub(crate) unsafe fn gather(ordinal: u32, _: &GatherProblem) -> Result<()> {
+    absent(ordinal)
+}

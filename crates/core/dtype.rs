@@ -1,0 +1,195 @@
+//! Element types, devices and cache formats.
+
+use std::fmt;
+
+use crate::error::{Error, Result};
+
+/// The element type of a [`View`](crate::View). More types can be named than any operation takes, so that
+/// an error can say what was given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[allow(missing_docs)] // the names say it
+pub enum DType {
+    Bf16,
+    Fp16,
+    F32,
+    F64,
+    I8,
+    I16,
+    I32,
+    I64,
+    U8,
+    U16,
+    U32,
+    U64,
+    Bool,
+    F8E4M3,
+    F8E5M2,
+    F8E8M0,
+    F4E2M1,
+    /// Anything else (complex numbers, vectors of several lanes); refused everywhere.
+    Other,
+}
+
+impl DType {
+    /// Bytes of one element, rounded up to one; 0 for [`DType::Other`].
+    ///
+    /// ```
+    /// assert_eq!(ferromla::DType::Bf16.size(), 2);
+    /// ```
+    pub const fn size(self) -> u64 {
+        match self {
+            Self::Other => 0,
+            Self::I8
+            | Self::U8
+            | Self::Bool
+            | Self::F8E4M3
+            | Self::F8E5M2
+            | Self::F8E8M0
+            | Self::F4E2M1 => 1,
+            Self::Bf16 | Self::Fp16 | Self::I16 | Self::U16 => 2,
+            Self::F32 | Self::I32 | Self::U32 => 4,
+            Self::F64 | Self::I64 | Self::U64 => 8,
+        }
+    }
+
+    /// The name numpy and torch users know, `"bfloat16"` for instance.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Bf16 => "bfloat16",
+            Self::Fp16 => "float16",
+            Self::F32 => "float32",
+            Self::F64 => "float64",
+            Self::I8 => "int8",
+            Self::I16 => "int16",
+            Self::I32 => "int32",
+            Self::I64 => "int64",
+            Self::U8 => "uint8",
+            Self::U16 => "uint16",
+            Self::U32 => "uint32",
+            Self::U64 => "uint64",
+            Self::Bool => "bool",
+            Self::F8E4M3 => "float8_e4m3fn",
+            Self::F8E5M2 => "float8_e5m2",
+            Self::F8E8M0 => "float8_e8m0fnu",
+            Self::F4E2M1 => "float4_e2m1fn_x2",
+            Self::Other => "of a type without a name here",
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Where memory lives and where the work runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Device {
+    /// Host memory; the CPU backend.
+    Cpu,
+    /// The CUDA device of this ordinal.
+    Cuda(u32),
+}
+
+impl Device {
+    /// Whether this is a CUDA device.
+    pub const fn is_cuda(self) -> bool {
+        matches!(self, Self::Cuda(_))
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+        }
+    }
+}
+
+/// The byte layout of a KV cache. `Bf16` and `Fp16` are implemented; the others are names that a call can
+/// be refused by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[allow(missing_docs)] // the names are those of `name`
+pub enum KvFormat {
+    Bf16,
+    Fp16,
+    Fp8,
+    Fp8V32,
+    Fp8V4,
+    Fp8V41,
+    Fp8V41Split,
+    Fp4V41,
+}
+
+impl KvFormat {
+    /// Every format that has a name.
+    pub const ALL: [Self; 8] = [
+        Self::Bf16,
+        Self::Fp16,
+        Self::Fp8,
+        Self::Fp8V32,
+        Self::Fp8V4,
+        Self::Fp8V41,
+        Self::Fp8V41Split,
+        Self::Fp4V41,
+    ];
+
+    /// The formats that the operations of this version take.
+    pub const SUPPORTED: [Self; 2] = [Self::Bf16, Self::Fp16];
+
+    /// The format's name, as [`KvFormat::parse`] reads it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Bf16 => "bf16",
+            Self::Fp16 => "fp16",
+            Self::Fp8 => "fp8",
+            Self::Fp8V32 => "fp8_v32",
+            Self::Fp8V4 => "fp8_v4",
+            Self::Fp8V41 => "fp8_v41",
+            Self::Fp8V41Split => "fp8_v41_split",
+            Self::Fp4V41 => "fp4_v41",
+        }
+    }
+
+    /// The format of this name.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] naming `kv_format` for a name that is none.
+    ///
+    /// ```
+    /// use ferromla::KvFormat;
+    /// assert_eq!(KvFormat::parse("bf16"), Ok(KvFormat::Bf16));
+    /// ```
+    pub fn parse(name: &str) -> Result<Self> {
+        Self::ALL
+            .into_iter()
+            .find(|format| format.name() == name)
+            .ok_or_else(|| {
+                let names: Vec<_> = Self::ALL.iter().map(|format| format.name()).collect();
+                Error::invalid(
+                    "kv_format",
+                    format!("{name:?}"),
+                    format!("one of {}", names.join(", ")),
+                )
+            })
+    }
+
+    /// The element type of an unquantised cache of this format; `None` for the quantised formats.
+    pub const fn dtype(self) -> Option<DType> {
+        match self {
+            Self::Bf16 => Some(DType::Bf16),
+            Self::Fp16 => Some(DType::Fp16),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for KvFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

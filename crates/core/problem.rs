@@ -1,0 +1,155 @@
+//! Problems: what is left of a call once its arguments are checked. From here on nobody asks where an array
+//! came from, and nothing can be refused any more except by the driver.
+
+use crate::dtype::{DType, Device};
+use crate::view::Stream;
+
+/// Width of the latent part of a cached row, and of an output row.
+pub(crate) const NOPE_DIM: i64 = 512;
+/// Width of the rotary part.
+pub(crate) const ROPE_DIM: i64 = 64;
+
+/// An address and the strides, in elements, of the dimensions before the last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Strided<const N: usize> {
+    pub ptr: u64,
+    pub strides: [i64; N],
+}
+
+impl<const N: usize> Strided<N> {
+    /// No array at all.
+    pub const NONE: Self = Self {
+        ptr: 0,
+        strides: [0; N],
+    };
+}
+
+/// Rows in two parts. One tensor of 576 is two parts with the same strides; 512 has no rotary part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TwoParts<const N: usize> {
+    pub nope: Strided<N>,
+    pub rope: Option<Strided<N>>,
+}
+
+impl<const N: usize> TwoParts<N> {
+    /// Row width.
+    pub fn dim(&self) -> i64 {
+        NOPE_DIM + if self.rope.is_some() { ROPE_DIM } else { 0 }
+    }
+}
+
+/// A paged cache of 16-bit rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PagedCache {
+    /// Strides of page, token, KV head.
+    pub rows: TwoParts<3>,
+    pub dtype: DType,
+    pub num_pages: i32,
+    pub page_size: i32,
+    pub kv_heads: i32,
+}
+
+/// A block table and the lengths of its requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PageTable {
+    pub block_table: Strided<1>,
+    pub seq_lens: Strided<1>,
+    pub batch: i32,
+    pub max_pages: i32,
+}
+
+impl PageTable {
+    /// The most tokens a request can have.
+    pub fn capacity(&self, page_size: i32) -> i64 {
+        (i64::from(self.max_pages) * i64::from(page_size)).min(crate::check::MAX_SEQ_LEN)
+    }
+}
+
+/// `decode`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DecodeProblem {
+    pub device: Device,
+    pub dtype: DType,
+    pub q_len: i32,
+    pub heads: i32,
+    /// Strides of request, token, head.
+    pub q: TwoParts<3>,
+    pub cache: PagedCache,
+    pub table: PageTable,
+    pub scale: f64,
+    pub causal: bool,
+    /// Address of `[heads]` float32, or 0.
+    pub attn_sink: u64,
+    pub out: Strided<3>,
+    pub lse: Strided<3>,
+    pub stream: Stream,
+}
+
+impl DecodeProblem {
+    /// Query heads per KV head.
+    pub fn group(&self) -> i32 {
+        self.heads / self.cache.kv_heads
+    }
+
+    /// No query row at all: nothing to launch.
+    pub fn is_empty(&self) -> bool {
+        self.table.batch == 0 || self.q_len == 0
+    }
+}
+
+/// `merge_states` over `dims` rows of 512.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct MergeProblem {
+    pub device: Device,
+    pub dtype: DType,
+    pub dims: [i32; 3],
+    pub out_a: Strided<3>,
+    pub out_b: Strided<3>,
+    pub out: Strided<3>,
+    pub lse_a: Strided<3>,
+    pub lse_b: Strided<3>,
+    pub lse: Strided<3>,
+    #[cfg_attr(
+        not(feature = "cuda"),
+        expect(dead_code, reason = "the CPU has no streams")
+    )]
+    pub stream: Stream,
+}
+
+impl MergeProblem {
+    pub fn rows(&self) -> i64 {
+        self.dims.iter().map(|&dim| i64::from(dim)).product()
+    }
+}
+
+/// `append_kv`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AppendProblem {
+    pub device: Device,
+    pub tokens: i64,
+    pub rows: TwoParts<1>,
+    pub slots: Strided<1>,
+    pub cache: PagedCache,
+    pub stream: Stream,
+}
+
+/// Which tokens `gather_kv` takes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum GatherTokens {
+    /// And where the offsets of the requests go.
+    Pages { table: PageTable, offsets: u64 },
+    /// Whether they are 64-bit.
+    Ids { ids: Strided<1>, wide: bool },
+}
+
+/// `gather_kv`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct GatherProblem {
+    pub device: Device,
+    /// Rows of `out`.
+    pub tokens: i64,
+    pub cache: PagedCache,
+    pub source: GatherTokens,
+    pub out: Strided<1>,
+    pub stream: Stream,
+}

@@ -1,0 +1,194 @@
+//! From the arguments of a plan to its shape, its layout, and the map of the workspace it lives in.
+//!
+//! A workspace is the plan's bytes, then the float32 partial results of split units, then their log-sum-exps,
+//! each part on a 256-byte boundary counted from the workspace's beginning.
+
+use ferromla_schedule::{
+    Choice, PlanError, PlanLayout, PlanShape, Problem as ScheduleProblem, Split, Target, choose,
+    layout,
+};
+
+use crate::check::{Access, Arg, Last, MAX_SEQ_LEN, supported_format};
+use crate::dtype::{DType, Device};
+use crate::error::{Error, Result};
+use crate::plan::PlanArgs;
+use crate::problem::NOPE_DIM;
+use crate::view::View;
+
+const SECTION_ALIGNMENT: i128 = 256;
+/// Alignment of the workspace itself, in bytes.
+const WORKSPACE_ALIGNMENT: u64 = 16;
+
+/// A plan's shape and where its parts lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Schedule {
+    pub shape: PlanShape,
+    pub layout: PlanLayout,
+    /// CTAs per worker.
+    pub team: i32,
+    partial_out: u64,
+    partial_lse: u64,
+    pub bytes: u64,
+}
+
+/// The addresses of a workspace's parts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Workspace {
+    pub plan: u64,
+    pub partial_out: u64,
+    pub partial_lse: u64,
+}
+
+impl Schedule {
+    pub fn new(args: &PlanArgs) -> Result<Self> {
+        check(args)?;
+        let target = target(args.device)?;
+        let group = (args.num_heads / args.num_kv_heads) as i32;
+        let max_seq_len = args.max_seq_len.unwrap_or(MAX_SEQ_LEN).min(MAX_SEQ_LEN) as i32;
+        let problem = ScheduleProblem {
+            batch: args.batch as i32,
+            q_len: args.q_len as i32,
+            group,
+            kv_heads: args.num_kv_heads as i32,
+            causal: args.causal,
+            max_seq_len,
+            split: match args.num_splits {
+                Some(parts) => Split::Fixed(parts.min(i32::MAX as u32) as i32),
+                None if args.batch_invariant => Split::Invariant,
+                None => Split::Auto,
+            },
+            target,
+        };
+        let shape = problem.shape().map_err(plan_error)?;
+        let layout = layout(&shape).map_err(plan_error)?;
+        let Choice { team, .. } = choose(i64::from(shape.q_len) * i64::from(group), target);
+        Self::place(shape, layout, team)
+    }
+
+    fn place(shape: PlanShape, layout: PlanLayout, team: i32) -> Result<Self> {
+        let align =
+            |bytes: i128| (bytes + SECTION_ALIGNMENT - 1) / SECTION_ALIGNMENT * SECTION_ALIGNMENT;
+        let rows = i128::from(layout.max_slots) * i128::from(shape.unit_rows);
+        let partial_out = align(layout.bytes.into());
+        let partial_lse = align(partial_out + rows * i128::from(NOPE_DIM) * 4);
+        let bytes = align(partial_lse + rows * 4);
+        if bytes > i128::from(i64::MAX) {
+            return Err(Error::invalid(
+                "num_splits",
+                format!("such that {rows} rows are split"),
+                "fewer parts",
+            ));
+        }
+        Ok(Self {
+            shape,
+            layout,
+            team,
+            partial_out: partial_out as u64,
+            partial_lse: partial_lse as u64,
+            bytes: bytes as u64,
+        })
+    }
+
+    /// Checks the caller's memory and divides it.
+    pub fn divide(&self, view: &View, device: Device) -> Result<Workspace> {
+        let arg = Arg::new("workspace", view);
+        if view.shape().rank() != 1 || view.strides().rank() != 1 {
+            let value = format!("of shape {}", view.shape());
+            return Err(Error::invalid("workspace", value, "one dimension of bytes"));
+        }
+        arg.dtype(&[DType::U8, DType::I8], "")?;
+        arg.device(device, "the call")?;
+        let bytes = view.shape()[0];
+        if bytes < 0 || (bytes as u64) < self.bytes {
+            let rule = format!(
+                "at least {} bytes are needed, as `workspace_bytes` says",
+                self.bytes
+            );
+            return Err(Error::invalid("workspace", format!("{bytes} bytes"), rule));
+        }
+        arg.memory(Last::Unit, Access::Write)?;
+        if !view.ptr().is_multiple_of(WORKSPACE_ALIGNMENT) {
+            let rule = format!("it begins on a {WORKSPACE_ALIGNMENT}-byte boundary");
+            return Err(Error::invalid(
+                "workspace",
+                format!("at address {:#x}", view.ptr()),
+                rule,
+            ));
+        }
+        Ok(Workspace {
+            plan: view.ptr(),
+            partial_out: view.ptr() + self.partial_out,
+            partial_lse: view.ptr() + self.partial_lse,
+        })
+    }
+}
+
+fn target(device: Device) -> Result<Target> {
+    Ok(match device {
+        Device::Cpu => Target::Cpu {
+            threads: crate::cpu::threads(),
+        },
+        Device::Cuda(ordinal) => Target::Gpu {
+            sm_count: crate::cuda::sm_count(ordinal)?,
+        },
+    })
+}
+
+fn check(args: &PlanArgs) -> Result<()> {
+    let range = |name, value: i64, low: i64| {
+        if (low..=i64::from(i32::MAX)).contains(&value) {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            name,
+            value,
+            format!("between {low} and {}", i32::MAX),
+        ))
+    };
+    range("batch", args.batch, 0)?;
+    range("num_heads", args.num_heads, 1)?;
+    range("num_kv_heads", args.num_kv_heads, 1)?;
+    range("q_len", args.q_len, 0)?;
+    range("page_size", args.page_size, 1)?;
+    if args.num_heads % args.num_kv_heads != 0 {
+        let rule = format!("it divides num_heads, {}", args.num_heads);
+        return Err(Error::invalid("num_kv_heads", args.num_kv_heads, rule));
+    }
+    if let Some(format) = args.kv_format {
+        supported_format(format)?;
+    }
+    if args.num_splits == Some(0) {
+        return Err(Error::invalid("num_splits", 0, "at least 1, or None"));
+    }
+    if let (Some(parts), true) = (args.num_splits, args.batch_invariant) {
+        return Err(Error::invalid(
+            "num_splits",
+            parts,
+            "None with batch_invariant, which fixes the parts itself",
+        ));
+    }
+    match args.max_seq_len {
+        Some(len) if len < 0 => Err(Error::invalid("max_seq_len", len, "at least 0, or None")),
+        _ => Ok(()),
+    }
+}
+
+/// The scheduler's own error, in terms of the plan's arguments.
+pub(crate) fn plan_error(error: PlanError) -> Error {
+    match error {
+        PlanError::Field { field, value, rule } => Error::invalid(field, value, rule),
+        PlanError::TooLarge { what, count } => {
+            let argument = match what {
+                "items" | "slots" => "num_splits",
+                "rows" => "num_heads",
+                _ => "batch",
+            };
+            Error::invalid(
+                argument,
+                format!("such that there are {count} {what}"),
+                format!("at most {}", i32::MAX),
+            )
+        }
+        other => Error::invalid("plan", "not a plan of this shape", other),
+    }
+}

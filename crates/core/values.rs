@@ -1,0 +1,202 @@
+//! `FERROMLA_CHECK=1`: the values of index arrays, checked before they are used.
+//!
+//! Values cannot harm memory: kernels treat what is out of range as absent. With the variable set (read once
+//! per process) the first such value is an error instead. Arrays on a CUDA device are copied to the host, which
+//! waits for the stream; a stream that is being captured is refused.
+
+use std::sync::OnceLock;
+
+use crate::check::MAX_SEQ_LEN;
+use crate::cuda;
+use crate::dtype::Device;
+use crate::error::{Error, Result};
+use crate::plan::Plan;
+use crate::problem::{AppendProblem, GatherProblem, GatherTokens, PageTable, PagedCache, Strided};
+use crate::view::Stream;
+
+/// Whether `FERROMLA_CHECK` asks for these checks.
+pub(crate) fn checked() -> bool {
+    static CHECKED: OnceLock<bool> = OnceLock::new();
+    *CHECKED.get_or_init(|| {
+        std::env::var_os("FERROMLA_CHECK").is_some_and(|value| !value.is_empty() && value != "0")
+    })
+}
+
+/// Where index arrays are read from.
+#[derive(Clone, Copy)]
+struct Source {
+    device: Device,
+    stream: Stream,
+}
+
+impl Source {
+    /// `count` elements, `stride` elements apart.
+    ///
+    /// # Safety
+    /// They are live memory of the device.
+    unsafe fn read<T: Copy + Default>(self, ptr: u64, count: usize, stride: i64) -> Result<Vec<T>> {
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        let Device::Cuda(ordinal) = self.device else {
+            let at = |i: usize| (ptr as *const T).wrapping_offset(i as isize * stride as isize);
+            // SAFETY: the caller's promise.
+            return Ok((0..count).map(|i| unsafe { at(i).read() }).collect());
+        };
+        let mut values = vec![T::default(); count];
+        let (rows, width) = if stride == 1 { (1, count) } else { (count, 1) };
+        for row in 0..rows {
+            let from = ptr.wrapping_add_signed(row as i64 * stride * size_of::<T>() as i64);
+            // SAFETY: the caller's promise; the elements of a row are consecutive.
+            unsafe {
+                cuda::download(
+                    ordinal,
+                    from,
+                    &mut values[row * width..][..width],
+                    self.stream,
+                )?
+            };
+        }
+        Ok(values)
+    }
+
+    /// # Safety
+    /// As [`Source::read`] for `batch` lengths.
+    unsafe fn lens(self, lens: &Strided<1>, batch: i32, capacity: i64) -> Result<Vec<i32>> {
+        // SAFETY: the caller's promise.
+        let lens: Vec<i32> = unsafe { self.read(lens.ptr, batch as usize, lens.strides[0])? };
+        match lens
+            .iter()
+            .position(|&len| !(0..=capacity).contains(&len.into()))
+        {
+            None => Ok(lens),
+            Some(r) => Err(offender(
+                "seq_lens",
+                &[r],
+                lens[r].into(),
+                format!("between 0 and {capacity}"),
+            )),
+        }
+    }
+}
+
+fn offender(argument: &'static str, index: &[usize], value: i64, rule: String) -> Error {
+    Error::invalid(argument, format!("{value} at {index:?}"), rule)
+}
+
+/// The lengths of a plan are not negative and within its bound.
+///
+/// # Safety
+/// The lengths are live memory of `device`.
+pub(crate) unsafe fn plan_lens(
+    plan: &Plan,
+    lens: &Strided<1>,
+    device: Device,
+    stream: Stream,
+) -> Result<()> {
+    let capacity = plan.args().max_seq_len.unwrap_or(MAX_SEQ_LEN);
+    // SAFETY: the caller's promise.
+    unsafe { Source { device, stream }.lens(lens, plan.args().batch as i32, capacity)? };
+    Ok(())
+}
+
+/// Lengths fit the table, and every page that a length reaches is one of the cache's.
+///
+/// # Safety
+/// Table and lengths are live memory of `device`.
+pub(crate) unsafe fn table(
+    table: &PageTable,
+    cache: &PagedCache,
+    device: Device,
+    stream: Stream,
+) -> Result<()> {
+    let source = Source { device, stream };
+    let capacity = table.capacity(cache.page_size);
+    // SAFETY: the caller's promise.
+    let lens = unsafe { source.lens(&table.seq_lens, table.batch, capacity)? };
+    for (r, &len) in lens.iter().enumerate() {
+        let used = (i64::from(len) + i64::from(cache.page_size) - 1) / i64::from(cache.page_size);
+        let row = table
+            .block_table
+            .ptr
+            .wrapping_add_signed(r as i64 * table.block_table.strides[0] * 4);
+        // SAFETY: the caller's promise; the length is within the table's row.
+        let pages: Vec<i32> = unsafe { source.read(row, used as usize, 1)? };
+        if let Some(c) = pages
+            .iter()
+            .position(|page| !(0..cache.num_pages).contains(page))
+        {
+            let rule = format!(
+                "between 0 and {} for a page in use",
+                i64::from(cache.num_pages) - 1
+            );
+            return Err(offender("block_table", &[r, c], pages[c].into(), rule));
+        }
+    }
+    Ok(())
+}
+
+/// Every slot is one of the cache's, or negative.
+///
+/// # Safety
+/// The slots are live memory of the problem's device.
+pub(crate) unsafe fn slots(problem: &AppendProblem) -> Result<()> {
+    let source = Source {
+        device: problem.device,
+        stream: problem.stream,
+    };
+    // SAFETY: the caller's promise.
+    let slots: Vec<i64> = unsafe {
+        source.read(
+            problem.slots.ptr,
+            problem.tokens as usize,
+            problem.slots.strides[0],
+        )?
+    };
+    below_tokens("slots", &slots, &problem.cache)
+}
+
+/// The table's values, or every id is one of the cache's or negative.
+///
+/// # Safety
+/// The index arrays are live memory of the problem's device.
+pub(crate) unsafe fn gather(problem: &GatherProblem) -> Result<()> {
+    let source = Source {
+        device: problem.device,
+        stream: problem.stream,
+    };
+    let tokens = problem.tokens as usize;
+    match &problem.source {
+        // SAFETY: the caller's promise.
+        GatherTokens::Pages { table, .. } => unsafe {
+            self::table(table, &problem.cache, problem.device, problem.stream)
+        },
+        GatherTokens::Ids { ids, wide: true } => {
+            // SAFETY: the caller's promise.
+            let ids: Vec<i64> = unsafe { source.read(ids.ptr, tokens, ids.strides[0])? };
+            below_tokens("ids", &ids, &problem.cache)
+        }
+        GatherTokens::Ids { ids, wide: false } => {
+            // SAFETY: the caller's promise.
+            let ids: Vec<i32> = unsafe { source.read(ids.ptr, tokens, ids.strides[0])? };
+            below_tokens("ids", &ids, &problem.cache)
+        }
+    }
+}
+
+fn below_tokens<T: Copy + Into<i64>>(
+    argument: &'static str,
+    values: &[T],
+    cache: &PagedCache,
+) -> Result<()> {
+    let tokens = i64::from(cache.num_pages) * i64::from(cache.page_size);
+    match values.iter().position(|&value| value.into() >= tokens) {
+        None => Ok(()),
+        Some(i) => Err(offender(
+            argument,
+            &[i],
+            values[i].into(),
+            format!("below {tokens}, the cache's tokens"),
+        )),
+    }
+}

@@ -1,0 +1,198 @@
+//! Views: how every array enters the crate, whoever owns it.
+
+use std::ffi::c_void;
+use std::fmt;
+
+use crate::dtype::{DType, Device};
+
+/// The most dimensions any operation takes.
+pub const MAX_RANK: usize = 6;
+
+/// Up to [`MAX_RANK`] numbers, inline. A longer list keeps its true length and its first numbers only, so
+/// that the argument checks can refuse it by its rank.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Dims {
+    values: [i64; MAX_RANK],
+    rank: usize,
+}
+
+impl Dims {
+    /// Keeps these numbers.
+    ///
+    /// ```
+    /// assert_eq!(&ferromla::Dims::new(&[2, 3])[..], &[2, 3]);
+    /// ```
+    pub fn new(numbers: &[i64]) -> Self {
+        let mut values = [0; MAX_RANK];
+        let kept = numbers.len().min(MAX_RANK);
+        values[..kept].copy_from_slice(&numbers[..kept]);
+        Self {
+            values,
+            rank: numbers.len(),
+        }
+    }
+
+    /// How many numbers were given, those beyond [`MAX_RANK`] included.
+    pub const fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Row-major strides of this shape, in elements. Saturates instead of overflowing.
+    ///
+    /// ```
+    /// assert_eq!(&ferromla::Dims::new(&[2, 3, 5]).contiguous_strides()[..], &[15, 5, 1]);
+    /// ```
+    pub fn contiguous_strides(&self) -> Self {
+        let mut strides = *self;
+        let mut step: i64 = 1;
+        for (stride, &dim) in strides
+            .values
+            .iter_mut()
+            .zip(&self.values)
+            .take(self.rank.min(MAX_RANK))
+            .rev()
+        {
+            *stride = step;
+            step = step.saturating_mul(dim.max(1));
+        }
+        strides
+    }
+}
+
+impl std::ops::Deref for Dims {
+    type Target = [i64];
+
+    fn deref(&self) -> &[i64] {
+        &self.values[..self.rank.min(MAX_RANK)]
+    }
+}
+
+impl fmt::Debug for Dims {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for Dims {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("[")?;
+        for (i, value) in self.iter().enumerate() {
+            write!(f, "{}{value}", if i == 0 { "" } else { ", " })?;
+        }
+        f.write_str(if self.rank > MAX_RANK { ", ...]" } else { "]" })
+    }
+}
+
+/// A borrowed strided array: pointer, element type, device, shape and strides (in elements). It owns
+/// nothing and is checked by the operation that receives it, not here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct View {
+    ptr: u64,
+    dtype: DType,
+    device: Device,
+    shape: Dims,
+    strides: Dims,
+}
+
+impl View {
+    /// Describes memory at `ptr`, which points at the element of index zero.
+    ///
+    /// # Safety
+    /// While an operation that got this view runs (on CUDA: until the stream has passed it), every element
+    /// that `shape` and `strides` reach from `ptr` is memory of `device` that may be read, and written if the
+    /// view is an output. Shape and strides may be anything: the operation checks them.
+    ///
+    /// ```
+    /// use ferromla::{DType, Device, View};
+    /// let lens = [3i32, 5];
+    /// // SAFETY: `lens` outlives the view.
+    /// let view = unsafe { View::new(lens.as_ptr().cast(), DType::I32, Device::Cpu, &[2], &[1]) };
+    /// assert_eq!(&view.shape()[..], &[2]);
+    /// ```
+    pub unsafe fn new(
+        ptr: *const c_void,
+        dtype: DType,
+        device: Device,
+        shape: &[i64],
+        strides: &[i64],
+    ) -> Self {
+        Self {
+            ptr: ptr as u64,
+            dtype,
+            device,
+            shape: Dims::new(shape),
+            strides: Dims::new(strides),
+        }
+    }
+
+    /// [`View::new`] with row-major strides.
+    ///
+    /// # Safety
+    /// As for [`View::new`].
+    pub unsafe fn contiguous(
+        ptr: *const c_void,
+        dtype: DType,
+        device: Device,
+        shape: &[i64],
+    ) -> Self {
+        let shape = Dims::new(shape);
+        Self {
+            ptr: ptr as u64,
+            dtype,
+            device,
+            shape,
+            strides: shape.contiguous_strides(),
+        }
+    }
+
+    /// Address of the element of index zero.
+    pub const fn ptr(&self) -> u64 {
+        self.ptr
+    }
+
+    /// Element type.
+    pub const fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Where the memory is.
+    pub const fn device(&self) -> Device {
+        self.device
+    }
+
+    /// Lengths of the dimensions.
+    pub const fn shape(&self) -> &Dims {
+        &self.shape
+    }
+
+    /// Distances between neighbours along each dimension, in elements.
+    pub const fn strides(&self) -> &Dims {
+        &self.strides
+    }
+}
+
+/// One tensor of full rows, or the latent part (512 wide) and the rotary part (64 wide) apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Parts {
+    /// Rows of `d_qk` numbers: 576 (latent, then rotary) or 512.
+    One(View),
+    /// `(nope [..., 512], pe [..., 64])`; together `d_qk` is 576.
+    Two(View, View),
+}
+
+impl From<View> for Parts {
+    fn from(view: View) -> Self {
+        Self::One(view)
+    }
+}
+
+impl From<(View, View)> for Parts {
+    fn from((nope, rope): (View, View)) -> Self {
+        Self::Two(nope, rope)
+    }
+}
+
+/// A CUDA stream to launch on, by its `CUstream` handle: borrowed, never destroyed. 0 is the default stream.
+/// The CPU backend ignores it and returns when the work is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Stream(pub u64);

@@ -1,0 +1,221 @@
+//! Plans: what they are made from is checked, and a call they were not made for is refused by name.
+
+mod support;
+
+use ferromla::{
+    DType, DecodeArgs, Device, Error, KvFormat, Plan, PlanArgs, Stream, decode, workspace_bytes,
+};
+use support::{Array, Expected, assert_refused};
+
+fn right() -> PlanArgs {
+    PlanArgs {
+        q_len: 3,
+        page_size: 16,
+        max_seq_len: Some(80),
+        ..PlanArgs::new(Device::Cpu, 2, 8)
+    }
+}
+
+fn plan_of(args: &PlanArgs, seq_lens: &Array, workspace: &Array) -> Result<Plan, Error> {
+    // SAFETY: the arrays outlive the plan in every test.
+    unsafe { Plan::new(args, &seq_lens.view(), workspace.view(), Stream::default()) }
+}
+
+fn memory() -> (Array, Array) {
+    (
+        Array::zeros(DType::I32, &[2]),
+        Array::zeros(DType::U8, &[1 << 24]),
+    )
+}
+
+#[test]
+fn plan_arguments() {
+    type Bend = fn(&mut PlanArgs);
+    #[rustfmt::skip]
+    let cases: &[(Bend, &str, &str)] = &[
+        (|a| a.batch = -1, "batch", "between 0"),
+        (|a| a.batch = 1 << 31, "batch", "2147483647"),
+        (|a| a.num_heads = 0, "num_heads", "between 1"),
+        (|a| a.num_kv_heads = 3, "num_kv_heads", "divides num_heads, 8"),
+        (|a| a.num_kv_heads = 0, "num_kv_heads", "between 1"),
+        (|a| a.q_len = -1, "q_len", "between 0"),
+        (|a| a.page_size = 0, "page_size", "between 1"),
+        (|a| a.num_splits = Some(0), "num_splits", "at least 1"),
+        (|a| (a.num_splits, a.batch_invariant) = (Some(2), true), "num_splits", "batch_invariant"),
+        (|a| a.max_seq_len = Some(-1), "max_seq_len", "at least 0"),
+        (|a| (a.q_len, a.num_heads) = (1 << 30, 1 << 30), "num_heads", "rows"),
+        (|a| a.batch = i64::from(i32::MAX), "batch", "at most 2147483647"),
+        (|a| (a.num_splits, a.max_seq_len, a.batch) = (Some(u32::MAX), None, 99), "num_splits", "items"),
+    ];
+    for (bend, argument, says) in cases {
+        let mut args = right();
+        bend(&mut args);
+        // A whole int32 of requests is allowed where each is one unit.
+        if args.batch == i64::from(i32::MAX) {
+            args.q_len = 100;
+        }
+        let expected = Expected {
+            argument,
+            unsupported: false,
+            says,
+        };
+        assert_refused(argument, workspace_bytes(&args).map(drop), &expected);
+    }
+    let args = PlanArgs {
+        kv_format: Some(KvFormat::Fp8),
+        ..right()
+    };
+    let expected = Expected {
+        argument: "kv_format",
+        unsupported: true,
+        says: "fp8",
+    };
+    assert_refused("kv_format", workspace_bytes(&args).map(drop), &expected);
+}
+
+#[test]
+fn plan_memory() {
+    let (lens, mut workspace) = memory();
+    let bytes = workspace_bytes(&right()).unwrap() as i64;
+    workspace.reshape(&[bytes - 1]);
+    let expected = Expected {
+        argument: "workspace",
+        unsupported: false,
+        says: "at least",
+    };
+    assert_refused(
+        "short",
+        plan_of(&right(), &lens, &workspace).map(drop),
+        &expected,
+    );
+    workspace.reshape(&[bytes]);
+    let plan = plan_of(&right(), &lens, &workspace).unwrap();
+
+    let other = Array::zeros(DType::I32, &[3]);
+    let expected = Expected {
+        argument: "seq_lens",
+        unsupported: false,
+        says: "the batch of the plan",
+    };
+    // SAFETY: the arrays are live.
+    assert_refused(
+        "update",
+        unsafe { plan.update(&other.view(), Stream::default()) },
+        &expected,
+    );
+    let mut on_cuda = Array::zeros(DType::I32, &[2]);
+    on_cuda.device = Device::Cuda(0);
+    let expected = Expected {
+        argument: "seq_lens",
+        unsupported: false,
+        says: "it is on cpu",
+    };
+    // SAFETY: the description lies about its device and must be refused.
+    assert_refused(
+        "device",
+        unsafe { plan.update(&on_cuda.view(), Stream::default()) },
+        &expected,
+    );
+}
+
+#[test]
+fn a_plan_made_for_another_call_is_refused_by_name() {
+    type Bend = fn(&mut PlanArgs);
+    #[rustfmt::skip]
+    let cases: &[(Bend, &str)] = &[
+        (|a| a.q_len = 2, "made for q_len 2: this call has q_len 3"),
+        (|a| a.num_heads = 16, "made for num_heads 16: this call has num_heads 8"),
+        (|a| a.num_kv_heads = 2, "made for num_kv_heads 2: this call has num_kv_heads 1"),
+        (|a| a.page_size = 64, "made for page_size 64: this call has page_size 16"),
+        (|a| a.causal = false, "made for causal false: this call has causal true"),
+        (|a| a.kv_format = Some(KvFormat::Fp16), "made for kv_format fp16"),
+    ];
+    let (lens, workspace) = memory();
+    for (bend, says) in cases {
+        let mut plan_args = right();
+        bend(&mut plan_args);
+        let plan = plan_of(&plan_args, &lens, &workspace).unwrap();
+        let expected = Expected {
+            argument: "plan",
+            unsupported: false,
+            says,
+        };
+        assert_refused(says, with_plan(&plan, 2, |_| ()), &expected);
+    }
+    let plan = plan_of(&right(), &lens, &workspace).unwrap();
+    with_plan(&plan, 2, |_| ()).unwrap();
+    let says = "made for batch 2: this call has batch 1";
+    let expected = Expected {
+        argument: "plan",
+        unsupported: false,
+        says,
+    };
+    assert_refused(says, with_plan(&plan, 1, |_| ()), &expected);
+
+    let expected = Expected {
+        argument: "num_splits",
+        unsupported: false,
+        says: "the plan was made with",
+    };
+    assert_refused(
+        "num_splits",
+        with_plan(&plan, 2, |args| args.num_splits = Some(2)),
+        &expected,
+    );
+    let expected = Expected {
+        argument: "batch_invariant",
+        unsupported: false,
+        says: "made without",
+    };
+    assert_refused(
+        "invariant",
+        with_plan(&plan, 2, |args| args.batch_invariant = true),
+        &expected,
+    );
+}
+
+/// Decodes zeros with this plan.
+fn with_plan(plan: &Plan, batch: i64, bend: fn(&mut DecodeArgs<'_>)) -> Result<(), Error> {
+    let q = Array::zeros(DType::Bf16, &[batch, 3, 8, 576]);
+    let cache = Array::zeros(DType::Bf16, &[4, 16, 576]);
+    let (table, lens) = (
+        Array::zeros(DType::I32, &[batch, 5]),
+        Array::zeros(DType::I32, &[batch]),
+    );
+    let (out, lse) = (
+        Array::zeros(DType::Bf16, &[batch, 3, 8, 512]),
+        Array::zeros(DType::F32, &[batch, 3, 8]),
+    );
+    let mut args = DecodeArgs {
+        plan: Some(plan),
+        ..DecodeArgs::new(
+            q.view().into(),
+            cache.view().into(),
+            table.view(),
+            lens.view(),
+            out.view(),
+            lse.view(),
+        )
+    };
+    bend(&mut args);
+    // SAFETY: the arrays are live.
+    unsafe { decode(&args) }
+}
+
+#[test]
+fn a_device_that_is_not_there_is_an_error() {
+    let args = PlanArgs {
+        device: Device::Cuda(63),
+        ..right()
+    };
+    let error = workspace_bytes(&args).unwrap_err();
+    assert!(
+        matches!(error, Error::Cuda { .. } | Error::Unsupported { .. }),
+        "{error:?}"
+    );
+    let args = PlanArgs {
+        device: Device::Cuda(64),
+        ..right()
+    };
+    assert!(workspace_bytes(&args).is_err());
+}

@@ -1,0 +1,72 @@
+//! What the build script reads out of the words of its tools.
+
+#[allow(dead_code)]
+#[path = "../build.rs"]
+mod build;
+
+use build::{Image, dependencies, faults};
+
+const CLEAN: &str = "\
+ptxas info    : Compiling entry function 'fm_decode_bf16_576_tma' for 'sm_90a'
+ptxas info    : Function properties for fm_decode_bf16_576_tma
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 168 registers, used 3 barriers
+";
+
+fn faults_of(name: &str, report: String) -> Vec<String> {
+    faults(&Image {
+        name: name.to_owned(),
+        report,
+    })
+}
+
+#[test]
+fn a_clean_kernel_passes() {
+    assert!(faults_of("decode_bf16", CLEAN.to_owned()).is_empty());
+}
+
+#[test]
+fn local_memory_in_an_attention_kernel_is_named() {
+    for (from, to) in [
+        ("0 bytes stack", "8 bytes stack"),
+        ("0 bytes spill stores", "16 bytes spill stores"),
+        ("0 bytes spill loads", "16 bytes spill loads"),
+    ] {
+        let report = CLEAN.replace(from, to);
+        let faults = faults_of("decode_bf16", report.clone());
+        assert_eq!(faults.len(), 1);
+        assert!(
+            faults[0].contains("fm_decode_bf16_576_tma") && faults[0].contains(to),
+            "{faults:?}"
+        );
+        assert!(
+            faults_of("plan", report).is_empty(),
+            "only attention kernels must not spill"
+        );
+    }
+}
+
+#[test]
+fn serialised_wgmma_and_ignored_setmaxnreg_are_named() {
+    for note in [
+        "(C7510) Potential Performance Loss",
+        "(C7508) setmaxnreg is ignored",
+    ] {
+        let report = format!("ptxas info    : {note} in the function\n{CLEAN}");
+        assert_eq!(faults_of("decode_fp16", report).len(), 1);
+    }
+}
+
+#[test]
+fn a_depfile_names_sources_and_headers() {
+    let rules = "/out/plan.cubin : kernels/plan.cu \\\n    kernels/params.h \\\n    /usr/include/stdc-predef.h\n";
+    let files: Vec<_> = dependencies(rules).into_iter().collect();
+    assert_eq!(
+        files,
+        [
+            "/usr/include/stdc-predef.h",
+            "kernels/params.h",
+            "kernels/plan.cu"
+        ]
+    );
+}

@@ -1,0 +1,134 @@
+//! `FERROMLA_CHECK=1`: the first value out of range is an error, by array and place. Without it such values are
+//! absent tokens, as every other test takes them. The variable is read once, so this is a process of its own.
+
+mod support;
+
+use ferromla::{
+    AppendArgs, DType, DecodeArgs, Error, GatherArgs, GatherSource, Plan, PlanArgs, Stream,
+    append_kv, decode, gather_kv,
+};
+use support::{Array, Expected, assert_refused};
+
+fn says(argument: &'static str, says: &'static str) -> Expected {
+    Expected {
+        argument,
+        unsupported: false,
+        says,
+    }
+}
+
+fn of<T: Copy>(dtype: DType, shape: &[i64], values: &[T]) -> Array {
+    let array = Array::zeros(dtype, shape);
+    assert_eq!(size_of::<T>() as u64, dtype.size());
+    // SAFETY: the array has these elements.
+    unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), array.ptr as *mut T, values.len()) };
+    array
+}
+
+/// Two requests over 4 pages of 16 tokens.
+fn decode_with(table: [i32; 4], lens: [i32; 2]) -> Result<(), Error> {
+    let q = Array::zeros(DType::Bf16, &[2, 1, 1, 576]);
+    let cache = Array::zeros(DType::Bf16, &[4, 16, 576]);
+    let (table, lens) = (of(DType::I32, &[2, 2], &table), of(DType::I32, &[2], &lens));
+    let (out, lse) = (
+        Array::zeros(DType::Bf16, &[2, 1, 1, 512]),
+        Array::zeros(DType::F32, &[2, 1, 1]),
+    );
+    let workspace = Array::zeros(DType::U8, &[1 << 24]);
+    let mut args = DecodeArgs::new(
+        q.view().into(),
+        cache.view().into(),
+        table.view(),
+        lens.view(),
+        out.view(),
+        lse.view(),
+    );
+    args.workspace = Some(workspace.view());
+    // SAFETY: the arrays are live.
+    unsafe { decode(&args) }
+}
+
+#[test]
+fn the_first_offender_is_named() {
+    // SAFETY: this binary has one test, and no other thread of it reads the environment.
+    unsafe { std::env::set_var("FERROMLA_CHECK", "1") };
+
+    decode_with([3, 2_147_480_000, 0, 1], [16, 32]).unwrap();
+    assert_refused(
+        "page",
+        decode_with([3, 0, 0, 4], [1, 17]),
+        &says("block_table", "4 at [1, 1]"),
+    );
+    assert_refused(
+        "page",
+        decode_with([-1, 0, 0, 0], [1, 1]),
+        &says("block_table", "-1 at [0, 0]"),
+    );
+    assert_refused(
+        "long",
+        decode_with([0; 4], [32, 33]),
+        &says("seq_lens", "33 at [1]: between 0 and 32"),
+    );
+    assert_refused(
+        "negative",
+        decode_with([0; 4], [-1, 0]),
+        &says("seq_lens", "-1 at [0]"),
+    );
+
+    let args = PlanArgs {
+        max_seq_len: Some(32),
+        ..PlanArgs::new(ferromla::Device::Cpu, 2, 1)
+    };
+    let (lens, workspace) = (
+        of(DType::I32, &[2], &[1, 40]),
+        Array::zeros(DType::U8, &[1 << 24]),
+    );
+    // SAFETY: the arrays outlive the plan.
+    let plan = unsafe { Plan::new(&args, &lens.view(), workspace.view(), Stream::default()) };
+    assert_refused("plan", plan.map(drop), &says("seq_lens", "40 at [1]"));
+
+    let cache = Array::zeros(DType::Bf16, &[4, 16, 576]);
+    let (kv_c, k_pe) = (
+        Array::zeros(DType::Bf16, &[2, 512]),
+        Array::zeros(DType::Bf16, &[2, 64]),
+    );
+    let append = |slots: [i64; 2]| {
+        let slots = of(DType::I64, &[2], &slots);
+        let args = AppendArgs {
+            kv_c: kv_c.view(),
+            k_pe: Some(k_pe.view()),
+            kv_cache: cache.view().into(),
+            slots: slots.view(),
+            kv_format: None,
+            stream: Stream::default(),
+        };
+        // SAFETY: the arrays are live.
+        unsafe { append_kv(&args) }
+    };
+    append([-1, 63]).unwrap();
+    assert_refused(
+        "slot",
+        append([0, 64]),
+        &says("slots", "64 at [1]: below 64"),
+    );
+
+    let out = Array::zeros(DType::Bf16, &[2, 576]);
+    for ids in [
+        of(DType::I32, &[2], &[64i32, 0]),
+        of(DType::I64, &[2], &[1i64 << 40, 0]),
+    ] {
+        let args = GatherArgs {
+            cache: cache.view().into(),
+            source: GatherSource::Ids(ids.view()),
+            out: out.view(),
+            kv_format: None,
+            stream: Stream::default(),
+        };
+        // SAFETY: the arrays are live.
+        assert_refused(
+            "id",
+            unsafe { gather_kv(&args) },
+            &says("ids", "at [0]: below 64"),
+        );
+    }
+}
