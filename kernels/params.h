@@ -34,6 +34,7 @@ typedef struct FmDecodeParams {
   int32_t max_pages;
   int32_t num_pages;
   int32_t page_size;
+  int32_t max_tokens;  /* the most tokens a request can have: longer lengths are clamped */
   int32_t group;       /* query heads per KV head */
   int32_t team;        /* CTAs that share one unit, one row block each */
   int32_t causal;
@@ -153,7 +154,7 @@ static_assert(sizeof(FmWorkItem) == 48, "FmWorkItem");
 static_assert(sizeof(FmMerge) == 32, "FmMerge");
 static_assert(sizeof(FmPlanLayout) == 72, "FmPlanLayout");
 static_assert(sizeof(FmPlanParams) == 160, "FmPlanParams");
-static_assert(sizeof(FmDecodeParams) == 288, "FmDecodeParams");
+static_assert(sizeof(FmDecodeParams) == 296, "FmDecodeParams");
 static_assert(sizeof(FmCombineParams) == 112, "FmCombineParams");
 static_assert(sizeof(FmMergeParams) == 208, "FmMergeParams");
 static_assert(sizeof(FmAppendParams) == 128, "FmAppendParams");

@@ -59,6 +59,8 @@ pub struct FmDecodeParams {
     pub max_pages: i32,
     pub num_pages: i32,
     pub page_size: i32,
+    #[doc = " the most tokens a request can have: longer lengths are clamped"]
+    pub max_tokens: i32,
     #[doc = " query heads per KV head"]
     pub group: i32,
     #[doc = " CTAs that share one unit, one row block each"]
@@ -87,7 +89,7 @@ pub struct FmDecodeParams {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FmDecodeParams"][::core::mem::size_of::<FmDecodeParams>() - 288usize];
+    ["Size of FmDecodeParams"][::core::mem::size_of::<FmDecodeParams>() - 296usize];
     ["Alignment of FmDecodeParams"][::core::mem::align_of::<FmDecodeParams>() - 8usize];
     ["Offset of field: FmDecodeParams::q_nope"]
         [::core::mem::offset_of!(FmDecodeParams, q_nope) - 0usize];
@@ -115,38 +117,40 @@ const _: () = {
         [::core::mem::offset_of!(FmDecodeParams, num_pages) - 148usize];
     ["Offset of field: FmDecodeParams::page_size"]
         [::core::mem::offset_of!(FmDecodeParams, page_size) - 152usize];
+    ["Offset of field: FmDecodeParams::max_tokens"]
+        [::core::mem::offset_of!(FmDecodeParams, max_tokens) - 156usize];
     ["Offset of field: FmDecodeParams::group"]
-        [::core::mem::offset_of!(FmDecodeParams, group) - 156usize];
+        [::core::mem::offset_of!(FmDecodeParams, group) - 160usize];
     ["Offset of field: FmDecodeParams::team"]
-        [::core::mem::offset_of!(FmDecodeParams, team) - 160usize];
+        [::core::mem::offset_of!(FmDecodeParams, team) - 164usize];
     ["Offset of field: FmDecodeParams::causal"]
-        [::core::mem::offset_of!(FmDecodeParams, causal) - 164usize];
+        [::core::mem::offset_of!(FmDecodeParams, causal) - 168usize];
     ["Offset of field: FmDecodeParams::box_shift"]
-        [::core::mem::offset_of!(FmDecodeParams, box_shift) - 168usize];
+        [::core::mem::offset_of!(FmDecodeParams, box_shift) - 172usize];
     ["Offset of field: FmDecodeParams::head_chunks_nope"]
-        [::core::mem::offset_of!(FmDecodeParams, head_chunks_nope) - 172usize];
+        [::core::mem::offset_of!(FmDecodeParams, head_chunks_nope) - 176usize];
     ["Offset of field: FmDecodeParams::head_chunks_rope"]
-        [::core::mem::offset_of!(FmDecodeParams, head_chunks_rope) - 176usize];
+        [::core::mem::offset_of!(FmDecodeParams, head_chunks_rope) - 180usize];
     ["Offset of field: FmDecodeParams::scale_log2"]
-        [::core::mem::offset_of!(FmDecodeParams, scale_log2) - 180usize];
+        [::core::mem::offset_of!(FmDecodeParams, scale_log2) - 184usize];
     ["Offset of field: FmDecodeParams::attn_sink"]
-        [::core::mem::offset_of!(FmDecodeParams, attn_sink) - 184usize];
+        [::core::mem::offset_of!(FmDecodeParams, attn_sink) - 192usize];
     ["Offset of field: FmDecodeParams::worker_begin"]
-        [::core::mem::offset_of!(FmDecodeParams, worker_begin) - 192usize];
+        [::core::mem::offset_of!(FmDecodeParams, worker_begin) - 200usize];
     ["Offset of field: FmDecodeParams::items"]
-        [::core::mem::offset_of!(FmDecodeParams, items) - 200usize];
+        [::core::mem::offset_of!(FmDecodeParams, items) - 208usize];
     ["Offset of field: FmDecodeParams::out"]
-        [::core::mem::offset_of!(FmDecodeParams, out) - 208usize];
+        [::core::mem::offset_of!(FmDecodeParams, out) - 216usize];
     ["Offset of field: FmDecodeParams::out_stride"]
-        [::core::mem::offset_of!(FmDecodeParams, out_stride) - 216usize];
+        [::core::mem::offset_of!(FmDecodeParams, out_stride) - 224usize];
     ["Offset of field: FmDecodeParams::lse"]
-        [::core::mem::offset_of!(FmDecodeParams, lse) - 240usize];
+        [::core::mem::offset_of!(FmDecodeParams, lse) - 248usize];
     ["Offset of field: FmDecodeParams::lse_stride"]
-        [::core::mem::offset_of!(FmDecodeParams, lse_stride) - 248usize];
+        [::core::mem::offset_of!(FmDecodeParams, lse_stride) - 256usize];
     ["Offset of field: FmDecodeParams::partial_out"]
-        [::core::mem::offset_of!(FmDecodeParams, partial_out) - 272usize];
+        [::core::mem::offset_of!(FmDecodeParams, partial_out) - 280usize];
     ["Offset of field: FmDecodeParams::partial_lse"]
-        [::core::mem::offset_of!(FmDecodeParams, partial_lse) - 280usize];
+        [::core::mem::offset_of!(FmDecodeParams, partial_lse) - 288usize];
 };
 impl Default for FmDecodeParams {
     fn default() -> Self {

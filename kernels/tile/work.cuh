@@ -46,12 +46,12 @@ __device__ __forceinline__ RowBlock load_row_block(const FmDecodeParams& p, int 
   RowBlock r;
   r.block = cta_index() % p.team;
   r.request = a.x, r.kv_head = a.y, r.row_begin = a.z + r.block * kTileRows, r.q_begin = a.w;
-  r.q_len = b.x, r.seq_len = b.y, r.tile_begin = b.z, r.tile_end = b.w, r.slot = c.x;
+  r.q_len = b.x, r.seq_len = min(b.y, p.max_tokens), r.tile_begin = b.z, r.tile_end = b.w, r.slot = c.x;
   r.rows = r.q_len * p.group;
-  if (cluster_size() == 1) {  // the CTAs of a cluster go through the same tiles
-    const int last_row = min(r.row_begin + kTileRows, r.rows) - 1;
-    r.tile_end = min(r.tile_end, (r.visible(p, last_row) + kTileTokens - 1) / kTileTokens);
-  }
+  int last_seen = r.seq_len;
+  if (cluster_size() == 1)  // the CTAs of a cluster go through the same tiles
+    last_seen = r.visible(p, min(r.row_begin + kTileRows, r.rows) - 1);
+  r.tile_end = min(r.tile_end, (last_seen + kTileTokens - 1) / kTileTokens);
   return r;
 }
 

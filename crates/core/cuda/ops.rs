@@ -136,6 +136,7 @@ fn decode_params(problem: &DecodeProblem, plan: &Plan) -> FmDecodeParams {
         max_pages: table.max_pages,
         num_pages: cache.num_pages,
         page_size: cache.page_size,
+        max_tokens: table.capacity(cache.page_size) as i32,
         group: problem.group(),
         team: plan.schedule.team,
         causal: problem.causal.into(),
