@@ -45,3 +45,8 @@ pub use merge::{MergeArgs, merge_states};
 pub use plan::{Plan, PlanArgs, workspace_bytes};
 pub use support::{Support, SupportRow, support};
 pub use view::{Dims, MAX_RANK, Parts, Stream, View};
+
+/// The examples of the README run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

@@ -217,6 +217,17 @@ impl Plan {
         self.schedule.layout.bytes as u64
     }
 
+    /// Where the plan's worker starts, merges, items and planner scratch begin, in bytes; the header is at 0.
+    pub const fn plan_offsets(&self) -> [u64; 4] {
+        let layout = &self.schedule.layout;
+        [
+            layout.worker_begin as u64,
+            layout.merges as u64,
+            layout.items as u64,
+            layout.unit_start as u64,
+        ]
+    }
+
     /// The need of [`Plan::new`]; the same as the free function [`workspace_bytes`].
     ///
     /// # Errors

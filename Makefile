@@ -1,0 +1,94 @@
+# `make help` lists the targets. Everything that is needed besides Python, Rust and g++ comes from PyPI and
+# crates.io, into .venv and target.
+
+PYTHON ?= python3
+VENV := $(abspath .venv)
+BIN := $(VENV)/bin
+
+# One environment for cargo and for maturin: build.rs runs again, and compiles every kernel again, when the
+# interpreter that it finds nvcc by changes.
+export PATH := $(BIN):$(PATH)
+export VIRTUAL_ENV := $(VENV)
+export PYO3_PYTHON := $(BIN)/python
+export PYTHON_SYS_EXECUTABLE := $(BIN)/python
+
+TOOLKIT := cuda-toolkit[nvcc,cccl,cudart,nvvm,crt]==13.0.*
+BUILD_NEEDS := 'maturin>=1.9,<2' 'numpy>=1.24' 'ml_dtypes>=0.5'
+TEST_NEEDS := 'torch==2.11.*' 'pytest>=8' 'pytest-timeout>=2.3' 'pytest-xdist>=3.5' 'libclang>=18' 'ruff>=0.8'
+BENCH_NEEDS := 'matplotlib>=3.8'
+RUST_CRATES := --workspace --exclude ferromla-python
+
+GPU := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
+# With a GPU every test runs; without one the tests marked gpu are deselected, not skipped.
+PYTEST_MARKS := $(if $(GPU),,-m 'not gpu')
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-12s %s\n", $$1, $$2 }'
+
+.PHONY: demo
+demo: $(if $(GPU),$(VENV)/.test,$(VENV)/.build) ## Run an MLA layer against textbook attention (GPU where there is one)
+	$(BIN)/maturin develop --release --quiet
+	$(BIN)/python examples/demo.py
+
+.PHONY: test
+test: test-rust test-python ## Build and run every test that this machine can run
+
+.PHONY: test-rust
+test-rust: $(VENV)/.test ## The Rust tests, documentation examples included
+	cargo test --quiet $(RUST_CRATES) $(if $(GPU),-- --include-ignored)
+
+.PHONY: test-python
+test-python: $(VENV)/.test ## The Python tests, on both backends where there is a GPU
+	$(BIN)/maturin develop --quiet
+	$(BIN)/python -m pytest $(PYTEST_MARKS) $(PYTEST_ARGS)
+
+.PHONY: lint
+lint: $(VENV)/.test ## Formatting and lints of Rust and Python
+	cargo fmt --all --check
+	cargo clippy --quiet --workspace --all-targets -- -D warnings
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+.PHONY: format
+format: $(VENV)/.test ## Format Rust and Python
+	cargo fmt --all
+	$(BIN)/ruff check --fix --quiet .
+	$(BIN)/ruff format --quiet .
+
+.PHONY: bench
+bench: $(VENV)/.bench ## Planning and launch benches; on a Hopper GPU the decode table too
+	$(BIN)/maturin develop --release --quiet
+	cargo bench --package ferromla
+	$(if $(GPU),$(BIN)/python benches/bench_decode.py,@echo "no GPU: the decode table was not run")
+
+.PHONY: wheel
+wheel: $(VENV)/.build ## Build the wheel into dist/
+	$(BIN)/maturin build --release --out dist
+
+.PHONY: gpu-bundle
+gpu-bundle: $(VENV)/.build ## Pack wheel, Rust tests, benches and pytest files for a GPU machine without Rust
+	rm -rf build/gpu-bundle
+	$(BIN)/maturin build --release --quiet --out build/gpu-bundle
+	$(BIN)/python tests/gpu_bundle/pack.py build/gpu-bundle build/gpu-bundle.tar
+
+.PHONY: clean
+clean: ## Remove what was built, the environment included
+	rm -rf build dist target .venv python/ferromla/*.so
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.build: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(BUILD_NEEDS) '$(TOOLKIT)'
+	touch $@
+
+$(VENV)/.test: $(VENV)/.build
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TEST_NEEDS)
+	touch $@
+
+$(VENV)/.bench: $(VENV)/.test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(BENCH_NEEDS)
+	touch $@

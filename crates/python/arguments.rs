@@ -1,0 +1,137 @@
+//! Arguments shared by several functions: pairs of tensors, formats, devices, numbers with a rule.
+
+use ferromla::{Device, KvFormat, Parts, Result};
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple};
+
+use crate::errors;
+use crate::tensor::{self, Tensor};
+
+/// One tensor, or a `(512-wide, 64-wide)` pair of them; `first` is the one whose framework and device count.
+pub struct Pair<'py> {
+    pub first: Tensor<'py>,
+    second: Option<Tensor<'py>>,
+}
+
+impl<'py> Pair<'py> {
+    pub fn read(
+        object: &Bound<'py, PyAny>,
+        argument: &'static str,
+        writable: bool,
+    ) -> PyResult<Self> {
+        let read = if writable {
+            tensor::read_output
+        } else {
+            tensor::read
+        };
+        if !object.is_instance_of::<PyTuple>() && !object.is_instance_of::<PyList>() {
+            return Ok(Pair {
+                first: read(object, argument)?,
+                second: None,
+            });
+        }
+        let length = object.len()?;
+        if length != 2 {
+            return Err(errors::invalid(
+                argument,
+                format!("a sequence of {length}"),
+                "must be one tensor or a pair (latent part, rotary part)",
+            ));
+        }
+        let first = read(&object.get_item(0)?, argument)?;
+        let second = Some(read(&object.get_item(1)?, argument)?);
+        Ok(Pair { first, second })
+    }
+
+    pub fn parts(&self) -> Parts {
+        match &self.second {
+            None => Parts::One(self.first.view),
+            Some(second) => Parts::Two(self.first.view, second.view),
+        }
+    }
+
+    pub fn device(&self) -> Device {
+        self.first.view.device()
+    }
+}
+
+/// An output: the caller's tensor, or a new one like `like`.
+pub fn output<'py>(
+    given: Option<&Bound<'py, PyAny>>,
+    argument: &'static str,
+    make: impl FnOnce() -> PyResult<Tensor<'py>>,
+) -> PyResult<Tensor<'py>> {
+    match given {
+        Some(object) => tensor::read_output(object, argument),
+        None => make(),
+    }
+}
+
+/// A format by name; None stays None.
+pub fn kv_format(name: Option<&str>) -> PyResult<Option<KvFormat>> {
+    name.map(KvFormat::parse)
+        .transpose()
+        .map_err(errors::to_python)
+}
+
+/// A number of splits. Numbers beyond 32 bits mean no more than the largest.
+pub fn num_splits(given: Option<i64>) -> PyResult<Option<u32>> {
+    match given {
+        None => Ok(None),
+        Some(number) if number < 1 => Err(errors::invalid(
+            "num_splits",
+            number,
+            "must be at least 1, or None for the scheduler's choice",
+        )),
+        Some(number) => Ok(Some(u32::try_from(number).unwrap_or(u32::MAX))),
+    }
+}
+
+/// `"cpu"`, `"cuda"`, `"cuda:1"`, or anything that prints as one of them (a `torch.device`).
+pub fn device(object: &Bound<'_, PyAny>) -> PyResult<Device> {
+    let name = object.str()?.to_string();
+    let ordinal = match name.as_str() {
+        "cpu" => return Ok(Device::Cpu),
+        "cuda" => Some(0),
+        other => other
+            .strip_prefix("cuda:")
+            .and_then(|ordinal| ordinal.parse().ok()),
+    };
+    ordinal.map(Device::Cuda).ok_or_else(|| {
+        errors::invalid(
+            "device",
+            format!("{name:?}"),
+            "must be \"cpu\", \"cuda\" or \"cuda:<ordinal>\"",
+        )
+    })
+}
+
+/// Refuses an argument that belongs to formats or operations this version does not have.
+pub fn absent(
+    object: Option<&Bound<'_, PyAny>>,
+    argument: &'static str,
+    rule: &str,
+) -> PyResult<()> {
+    match object {
+        None => Ok(()),
+        Some(object) => {
+            let class = object.get_type().qualname()?;
+            Err(errors::unsupported(argument, format!("a {class}"), rule))
+        }
+    }
+}
+
+/// Runs an operation: beside other Python threads on the CPU, where it computes; holding the GIL on CUDA,
+/// where it only launches and giving up the GIL would cost more than the launch.
+pub fn run(
+    py: Python<'_>,
+    device: Device,
+    operation: impl FnOnce() -> Result<()> + Send,
+) -> PyResult<()> {
+    let result = if device.is_cuda() {
+        operation()
+    } else {
+        py.detach(operation)
+    };
+    result.map_err(errors::to_python)
+}

@@ -1,0 +1,212 @@
+//! `decode` and `merge_states`.
+
+use ferromla::{DType, DecodeArgs, MergeArgs};
+use pyo3::prelude::*;
+
+use crate::arguments::{self, Pair};
+use crate::errors;
+use crate::framework;
+use crate::plan::Plan;
+use crate::tensor::{self, Tensor};
+
+/// What `decode` and `merge_states` return: `(out, lse)`.
+type Outputs<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>);
+
+/// Attention of a few new query tokens per request over a paged latent KV cache.
+///
+/// Symbols: `b` requests, `s_q` query tokens per request, `h` query heads, `h_kv` cached heads, `n` pages of
+/// `P` tokens, `d_qk` 576 (512 latent, then 64 rotary) or 512. K is the whole cached row, V its first 512
+/// numbers; `h_kv` divides `h`, and query head `i` reads cached head `i // (h // h_kv)`.
+///
+/// Args:
+///     q: `[b, s_q, h, d_qk]` bfloat16 or float16, or the pair `([b, s_q, h, 512], [b, s_q, h, 64])`.
+///     kv_cache: `[n, P, d_qk]` or `[n, P, h_kv, d_qk]` in q's dtype, or the pair of its parts.
+///     block_table: `[b, max_pages]` int32: token `i` of a request is in page `block_table[r, i // P]`.
+///         A page outside `[0, n)` is absent: its tokens are masked.
+///     seq_lens: `[b]` int32, tokens in the cache per request, the `s_q` new ones included; clamped to
+///         `[0, max_pages * P]`.
+///     softmax_scale: factor of the scores; `d_qk ** -0.5` when None.
+///     causal: query `i` sees keys `0 .. seq_len - s_q + i`, both included.
+///     kv_format: `"bf16"`, `"fp16"`, or None for the cache's own dtype.
+///     kv_scale, q_scale: for quantised formats, which this version does not have.
+///     attn_sink: `[h]` float32: `out` is multiplied by `exp(lse) / (exp(lse) + exp(sink))`.
+///     plan: a `Plan` for these shapes; without one the call plans for itself.
+///     num_splits: parts that each request's keys are cut into; None lets the scheduler choose.
+///     batch_invariant: a request's result is bit for bit the same whatever else is in the batch.
+///     out, lse: `[b, s_q, h, 512]` in q's dtype and `[b, s_q, h]` float32 to write to, any strides but a
+///         unit last one of `out`.
+///     workspace: uint8, at least `workspace_bytes(...)` bytes; without plan and workspace the call
+///         allocates one through the caller's framework.
+///
+/// Returns:
+///     `(out, lse)`: `out [b, s_q, h, 512]` in q's dtype and the natural logarithm `lse [b, s_q, h]` float32
+///     of the softmax denominators, tensors of q's framework. A query that sees no key has `out = 0` and
+///     `lse = -inf`.
+///
+/// CUDA tensors are processed on the framework's current stream, without a synchronisation: as with any
+/// operation of the framework, memory may be reused only by work queued after it. Rows of q, the cache and
+/// `out` must be 16-byte aligned there.
+///
+/// Raises:
+///     InvalidArgument, Unsupported: before anything is written; the message names argument, value, rule.
+///     CudaError: a call of the CUDA driver failed.
+///
+/// Example:
+///     >>> import numpy as np, ferromla
+///     >>> q = np.zeros((2, 1, 16, 576), np.float16)
+///     >>> kv_cache = ferromla.empty_kv_cache(4, 64, "fp16", "cpu", framework="numpy")
+///     >>> kv_cache[:] = 1
+///     >>> block_table = np.array([[3, 1], [2, 0]], np.int32)
+///     >>> out, lse = ferromla.decode(q, kv_cache, block_table, np.array([70, 5], np.int32))
+///     >>> out.shape, lse.shape
+///     ((2, 1, 16, 512), (2, 1, 16))
+///     >>> np.exp(lse[:, 0, 0]).round(2).tolist()
+///     [70.0, 5.0]
+#[pyfunction]
+#[pyo3(signature = (q, kv_cache, block_table, seq_lens, *, softmax_scale=None, causal=true, kv_format=None,
+    kv_scale=None, q_scale=None, attn_sink=None, plan=None, num_splits=None, batch_invariant=false, out=None,
+    lse=None, workspace=None))]
+// The public signature; the arguments become one struct at once.
+#[allow(clippy::too_many_arguments)]
+pub fn decode<'py>(
+    py: Python<'py>,
+    q: &Bound<'py, PyAny>,
+    kv_cache: &Bound<'py, PyAny>,
+    block_table: &Bound<'py, PyAny>,
+    seq_lens: &Bound<'py, PyAny>,
+    softmax_scale: Option<f64>,
+    causal: bool,
+    kv_format: Option<&str>,
+    kv_scale: Option<&Bound<'py, PyAny>>,
+    q_scale: Option<&Bound<'py, PyAny>>,
+    attn_sink: Option<&Bound<'py, PyAny>>,
+    plan: Option<&Bound<'py, Plan>>,
+    num_splits: Option<i64>,
+    batch_invariant: bool,
+    out: Option<&Bound<'py, PyAny>>,
+    lse: Option<&Bound<'py, PyAny>>,
+    workspace: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Outputs<'py>> {
+    arguments::absent(
+        kv_scale,
+        "kv_scale",
+        "must be None: there are no quantised formats yet",
+    )?;
+    arguments::absent(
+        q_scale,
+        "q_scale",
+        "must be None: there are no quantised formats yet",
+    )?;
+    let q = Pair::read(q, "q", false)?;
+    let kv_cache = Pair::read(kv_cache, "kv_cache", false)?;
+    let block_table = tensor::read(block_table, "block_table")?;
+    let seq_lens = tensor::read(seq_lens, "seq_lens")?;
+    let attn_sink = attn_sink
+        .map(|sink| tensor::read(sink, "attn_sink"))
+        .transpose()?;
+    let shapes = ferromla::decode_outputs(&q.parts()).map_err(errors::to_python)?;
+    let out = arguments::output(out, "out", || {
+        framework::empty(&q.first, "out", &shapes.out, shapes.dtype)
+    })?;
+    let lse = arguments::output(lse, "lse", || {
+        framework::empty(&q.first, "lse", &shapes.lse, DType::F32)
+    })?;
+    let mut args = DecodeArgs::new(
+        q.parts(),
+        kv_cache.parts(),
+        block_table.view,
+        seq_lens.view,
+        out.view,
+        lse.view,
+    );
+    args.softmax_scale = softmax_scale;
+    args.causal = causal;
+    args.kv_format = arguments::kv_format(kv_format)?;
+    args.attn_sink = attn_sink.as_ref().map(|sink| sink.view);
+    args.plan = plan.map(|plan| plan.get().inner());
+    args.num_splits = arguments::num_splits(num_splits)?;
+    args.batch_invariant = batch_invariant;
+    args.stream = framework::current_stream(&q.first)?;
+    let workspace = decode_workspace(&args, &q.first, workspace)?;
+    args.workspace = workspace.as_ref().map(|workspace| workspace.view);
+    // SAFETY: every view borrows a tensor that lives to the end of this function; on CUDA the framework's
+    // allocator orders reuse after the work queued on its stream.
+    arguments::run(py, q.device(), || unsafe { ferromla::decode(&args) })?;
+    Ok((out.object, lse.object))
+}
+
+/// The caller's workspace, or a new one where the call needs one.
+fn decode_workspace<'py>(
+    args: &DecodeArgs<'_>,
+    like: &Tensor<'py>,
+    given: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Option<Tensor<'py>>> {
+    if let Some(given) = given {
+        return tensor::read_output(given, "workspace").map(Some);
+    }
+    if args.plan.is_some() {
+        return Ok(None);
+    }
+    let count = args.workspace_bytes().map_err(errors::to_python)?;
+    framework::bytes(like, like.view.device(), count).map(Some)
+}
+
+/// The exact combination of two partial attentions over disjoint sets of keys.
+///
+/// `lse = log(exp(lse_a) + exp(lse_b))` and `out = out_a exp(lse_a - lse) + out_b exp(lse_b - lse)`. A side
+/// whose `lse` is -inf does not count; where both are, the result is zeros and -inf.
+///
+/// Args:
+///     out_a, out_b: `[..., h, d]` of rank 2 to 4, bfloat16 or float16, equal in shape and dtype.
+///     lse_a, lse_b: `[..., h]` float32, natural logarithms.
+///     out, lse: where to write; may be one of the inputs.
+///
+/// Returns:
+///     `(out, lse)` in the shapes and dtypes of `out_a` and `lse_a`.
+///
+/// Raises:
+///     InvalidArgument: shapes, dtypes or devices that do not agree; names the argument.
+///
+/// Example:
+///     >>> import numpy as np, ferromla
+///     >>> ones, lse = np.ones((1, 2, 512), np.float16), np.zeros((1, 2), np.float32)
+///     >>> out, merged = ferromla.merge_states(ones, lse, 3 * ones, lse)
+///     >>> float(out[0, 0, 0]), float(merged[0, 0])
+///     (2.0, 0.6931471824645996)
+#[pyfunction]
+#[pyo3(signature = (out_a, lse_a, out_b, lse_b, *, out=None, lse=None))]
+pub fn merge_states<'py>(
+    py: Python<'py>,
+    out_a: &Bound<'py, PyAny>,
+    lse_a: &Bound<'py, PyAny>,
+    out_b: &Bound<'py, PyAny>,
+    lse_b: &Bound<'py, PyAny>,
+    out: Option<&Bound<'py, PyAny>>,
+    lse: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Outputs<'py>> {
+    let out_a = tensor::read(out_a, "out_a")?;
+    let lse_a = tensor::read(lse_a, "lse_a")?;
+    let out_b = tensor::read(out_b, "out_b")?;
+    let lse_b = tensor::read(lse_b, "lse_b")?;
+    let (out_view, lse_view) = (out_a.view, lse_a.view);
+    let out = arguments::output(out, "out", || {
+        framework::empty(&out_a, "out", out_view.shape(), out_view.dtype())
+    })?;
+    let lse = arguments::output(lse, "lse", || {
+        framework::empty(&lse_a, "lse", lse_view.shape(), DType::F32)
+    })?;
+    let args = MergeArgs {
+        out_a: out_a.view,
+        lse_a: lse_a.view,
+        out_b: out_b.view,
+        lse_b: lse_b.view,
+        out: out.view,
+        lse: lse.view,
+        stream: framework::current_stream(&out_a)?,
+    };
+    // SAFETY: as in `decode`.
+    arguments::run(py, out_a.view.device(), || unsafe {
+        ferromla::merge_states(&args)
+    })?;
+    Ok((out.object, lse.object))
+}

@@ -1,0 +1,226 @@
+//! `append_kv`, `gather_kv` and `cache_shape`.
+
+use ferromla::{AppendArgs, DType, Device, GatherArgs, GatherSource, KvFormat, View};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use crate::arguments::{self, Pair};
+use crate::errors;
+use crate::framework;
+use crate::tensor::{self, Tensor};
+
+/// Writes new tokens into their slots of a paged cache.
+///
+/// Args:
+///     kv_c: `[t, 512]` latent parts of the new tokens, in the cache's dtype.
+///     k_pe: `[t, 64]` rotary parts; None for a cache of `d_qk` 512.
+///     kv_cache: `[n, P, d_qk]` or `[n, P, 1, d_qk]`, or the pair of its parts; written in place.
+///     slots: `[t]` int64, `page * P + offset` each. Negative slots, and slots past the cache, are skipped.
+///     kv_format: `"bf16"`, `"fp16"`, or None for the cache's own dtype.
+///     kv_scale: for quantised formats, which this version does not have.
+///
+/// Raises:
+///     InvalidArgument, Unsupported: before anything is written; the message names argument, value, rule.
+///
+/// Example:
+///     >>> import numpy as np, ferromla
+///     >>> cache = np.zeros((4, 64, 576), np.float16)
+///     >>> latent, rope = np.ones((2, 512), np.float16), np.ones((2, 64), np.float16)
+///     >>> ferromla.append_kv(latent, rope, cache, np.array([3 * 64 + 5, -1]))
+///     >>> np.argwhere(cache[:, :, 0] == 1).tolist()
+///     [[3, 5]]
+#[pyfunction]
+#[pyo3(signature = (kv_c, k_pe, kv_cache, slots, *, kv_format=None, kv_scale=None))]
+pub fn append_kv<'py>(
+    py: Python<'py>,
+    kv_c: &Bound<'py, PyAny>,
+    k_pe: Option<&Bound<'py, PyAny>>,
+    kv_cache: &Bound<'py, PyAny>,
+    slots: &Bound<'py, PyAny>,
+    kv_format: Option<&str>,
+    kv_scale: Option<&Bound<'py, PyAny>>,
+) -> PyResult<()> {
+    arguments::absent(
+        kv_scale,
+        "kv_scale",
+        "must be None: there are no quantised formats yet",
+    )?;
+    let kv_c = tensor::read(kv_c, "kv_c")?;
+    let k_pe = k_pe.map(|part| tensor::read(part, "k_pe")).transpose()?;
+    let kv_cache = Pair::read(kv_cache, "kv_cache", true)?;
+    let slots = tensor::read(slots, "slots")?;
+    let args = AppendArgs {
+        kv_c: kv_c.view,
+        k_pe: k_pe.as_ref().map(|part| part.view),
+        kv_cache: kv_cache.parts(),
+        slots: slots.view,
+        kv_format: arguments::kv_format(kv_format)?,
+        stream: framework::current_stream(&kv_cache.first)?,
+    };
+    // SAFETY: every view borrows a tensor that lives to the end of this function; on CUDA the framework's
+    // allocator orders reuse after the work queued on its stream.
+    arguments::run(py, kv_cache.device(), || unsafe {
+        ferromla::append_kv(&args)
+    })
+}
+
+/// Copies cached tokens to one contiguous bfloat16 array; absent tokens give zeros.
+///
+/// Either the tokens of each request, one request after another, by `block_table` and `seq_lens`; or the
+/// tokens of explicit physical `ids`.
+///
+/// Args:
+///     cache: `[n, P, d_qk]` or `[n, P, 1, d_qk]`, or the pair of its parts.
+///     block_table: `[b, max_pages]` int32.
+///     seq_lens: `[b]` int32.
+///     ids: `[t]` int32 or int64, `page * P + offset` each; one outside the cache gives a row of zeros.
+///     kv_format: `"bf16"`, `"fp16"`, or None for the cache's own dtype.
+///     num_tokens: rows of `out` where it is not given; for CPU tensors the sum of the lengths when None.
+///         On CUDA it or `out` must be given, since reading the lengths would wait for the device.
+///     out: `[t, d_qk]` bfloat16. Rows past the last token are zeroed, tokens past the last row dropped.
+///     offsets: `[b + 1]` int64 to write to: request `r` is rows `offsets[r]` to `offsets[r + 1]`.
+///
+/// Returns:
+///     `(out, offsets)` by pages, `out` alone by ids.
+///
+/// Raises:
+///     InvalidArgument, Unsupported: before anything is written; the message names argument, value, rule.
+///
+/// Example:
+///     >>> import numpy as np, ferromla
+///     >>> cache = np.ones((4, 64, 576), np.float16)
+///     >>> table, lens = np.array([[3, 1], [2, 0]], np.int32), np.array([70, 5], np.int32)
+///     >>> rows, offsets = ferromla.gather_kv(cache, table, lens)
+///     >>> rows.shape, rows.dtype.name, offsets.tolist()
+///     ((75, 576), 'bfloat16', [0, 70, 75])
+///     >>> ferromla.gather_kv(cache, ids=np.array([0, -1]))[:, :2].tolist()
+///     [[1.0, 1.0], [0.0, 0.0]]
+#[pyfunction]
+#[pyo3(signature = (cache, block_table=None, seq_lens=None, *, ids=None, kv_format=None, num_tokens=None,
+    out=None, offsets=None))]
+#[allow(clippy::too_many_arguments)] // the public signature
+pub fn gather_kv<'py>(
+    py: Python<'py>,
+    cache: &Bound<'py, PyAny>,
+    block_table: Option<&Bound<'py, PyAny>>,
+    seq_lens: Option<&Bound<'py, PyAny>>,
+    ids: Option<&Bound<'py, PyAny>>,
+    kv_format: Option<&str>,
+    num_tokens: Option<i64>,
+    out: Option<&Bound<'py, PyAny>>,
+    offsets: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let cache = Pair::read(cache, "cache", false)?;
+    let width = row_width(&cache)?;
+    let rows = |count: i64| framework::empty(&cache.first, "out", &[count, width], DType::Bf16);
+    let mut args = GatherArgs {
+        cache: cache.parts(),
+        source: GatherSource::Ids(cache.first.view),
+        out: cache.first.view,
+        kv_format: arguments::kv_format(kv_format)?,
+        stream: framework::current_stream(&cache.first)?,
+    };
+    let gather = |args: &GatherArgs| {
+        // SAFETY: as in `append_kv`.
+        arguments::run(py, cache.device(), || unsafe { ferromla::gather_kv(args) })
+    };
+    match (block_table, seq_lens, ids) {
+        (None, None, Some(ids)) => {
+            arguments::absent(offsets, "offsets", "must be None when gathering by ids")?;
+            let ids = tensor::read(ids, "ids")?;
+            let count = num_tokens
+                .or(ids.view.shape().first().copied())
+                .unwrap_or(0);
+            let out = arguments::output(out, "out", || rows(count))?;
+            (args.source, args.out) = (GatherSource::Ids(ids.view), out.view);
+            gather(&args)?;
+            Ok(out.object)
+        }
+        (Some(table), Some(lens), None) => {
+            let table = tensor::read(table, "block_table")?;
+            let lens = tensor::read(lens, "seq_lens")?;
+            let batch = lens.view.shape().first().copied().unwrap_or(0);
+            let offsets = arguments::output(offsets, "offsets", || {
+                framework::empty(&cache.first, "offsets", &[batch + 1], DType::I64)
+            })?;
+            let out = arguments::output(out, "out", || match num_tokens {
+                Some(count) => rows(count),
+                None => rows(total(&cache, &table, &lens)?),
+            })?;
+            args.source = GatherSource::Pages {
+                block_table: table.view,
+                seq_lens: lens.view,
+                offsets_out: offsets.view,
+            };
+            args.out = out.view;
+            gather(&args)?;
+            Ok(PyTuple::new(py, [out.object, offsets.object])?.into_any())
+        }
+        _ => Err(errors::invalid(
+            "ids",
+            if ids.is_some() { "given" } else { "None" },
+            "give either block_table and seq_lens, or ids",
+        )),
+    }
+}
+
+/// `d_qk` of a cache, as far as its shape tells before it is checked.
+fn row_width(cache: &Pair<'_>) -> PyResult<i64> {
+    let last = |view: &View| view.shape().last().copied().unwrap_or(0);
+    match cache.parts() {
+        ferromla::Parts::One(view) => Ok(last(&view)),
+        ferromla::Parts::Two(nope, rope) => Ok(last(&nope).saturating_add(last(&rope))),
+    }
+}
+
+/// The sum of the lengths, each clamped as the gather clamps it. Host memory only.
+fn total(cache: &Pair<'_>, table: &Tensor<'_>, lens: &Tensor<'_>) -> PyResult<i64> {
+    let view = &lens.view;
+    if view.device() != Device::Cpu {
+        let rule = "give num_tokens or out: reading the lengths would wait for the device";
+        return Err(errors::invalid("num_tokens", "None", rule));
+    }
+    if view.dtype() != DType::I32 || view.shape().rank() != 1 {
+        return Err(errors::invalid(
+            "seq_lens",
+            format!("{} of shape {}", view.dtype(), view.shape()),
+            "must be int32 of shape [b]",
+        ));
+    }
+    let page_size = cache.first.view.shape().get(1).copied().unwrap_or(0);
+    let capacity = table
+        .view
+        .shape()
+        .get(1)
+        .copied()
+        .unwrap_or(0)
+        .saturating_mul(page_size);
+    let mut sum: i64 = 0;
+    for index in 0..view.shape()[0] {
+        let element =
+            (view.ptr() as *const i32).wrapping_offset((index * view.strides()[0]) as isize);
+        // SAFETY: an element of a live int32 host array, as its producer described it.
+        let length = unsafe { element.read_unaligned() };
+        sum = sum.saturating_add(i64::from(length).clamp(0, capacity.max(0)));
+    }
+    Ok(sum)
+}
+
+/// `(shape, strides in elements, dtype name, bytes)` of an empty cache.
+#[pyfunction]
+pub fn cache_shape(
+    num_pages: i64,
+    page_size: i64,
+    kv_format: &str,
+    d_qk: i64,
+) -> PyResult<(Vec<i64>, Vec<i64>, &'static str, u64)> {
+    let format = KvFormat::parse(kv_format).map_err(errors::to_python)?;
+    let found =
+        ferromla::cache_shape(num_pages, page_size, format, d_qk).map_err(errors::to_python)?;
+    Ok((
+        found.shape.to_vec(),
+        found.strides.to_vec(),
+        found.dtype.name(),
+        found.bytes,
+    ))
+}

@@ -1,0 +1,143 @@
+from typing import Any, TypeAlias, TypedDict
+
+# A tensor of any framework: torch.Tensor, numpy.ndarray, cupy.ndarray, or anything that speaks DLPack.
+Tensor: TypeAlias = Any
+# One tensor, or its latent (512 wide) and rotary (64 wide) parts.
+Parts: TypeAlias = Tensor | tuple[Tensor, Tensor]
+
+__version__: str
+
+class InvalidArgument(ValueError):  # noqa: N818
+    argument: str
+    value: str
+    rule: str
+
+class Unsupported(NotImplementedError):  # noqa: N818
+    argument: str
+    value: str
+    rule: str
+
+class CudaError(RuntimeError):
+    call: str
+    code: int
+    message: str
+
+class SupportedOperation(TypedDict):
+    operation: str
+    kv_format: str | None
+    dtype: str
+    d_qk: list[int]
+    heads: str
+    kv_heads: str
+    page_sizes: str
+
+class Support(TypedDict):
+    device: str
+    backend: str
+    device_name: str | None
+    kernels: list[str]
+    reason: str | None
+    operations: list[SupportedOperation]
+
+class Plan:
+    def __new__(
+        cls,
+        seq_lens: Tensor,
+        *,
+        num_heads: int,
+        num_kv_heads: int = 1,
+        q_len: int = 1,
+        qo_indptr: None = None,
+        kv_format: str | None = None,
+        page_size: int,
+        causal: bool = True,
+        num_splits: int | None = None,
+        batch_invariant: bool = False,
+        max_seq_len: int | None = None,
+        device: Any = None,
+        workspace: Tensor | None = None,
+    ) -> Plan: ...
+    def update(self, seq_lens: Tensor) -> None: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def q_len(self) -> int: ...
+    @property
+    def page_size(self) -> int: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def workspace(self) -> Tensor: ...
+    @property
+    def plan_bytes(self) -> int: ...
+    @property
+    def plan_offsets(self) -> tuple[int, int, int, int]: ...
+
+def decode(
+    q: Parts,
+    kv_cache: Parts,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = True,
+    kv_format: str | None = None,
+    kv_scale: None = None,
+    q_scale: None = None,
+    attn_sink: Tensor | None = None,
+    plan: Plan | None = None,
+    num_splits: int | None = None,
+    batch_invariant: bool = False,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+    workspace: Tensor | None = None,
+) -> tuple[Tensor, Tensor]: ...
+def merge_states(
+    out_a: Tensor,
+    lse_a: Tensor,
+    out_b: Tensor,
+    lse_b: Tensor,
+    *,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+) -> tuple[Tensor, Tensor]: ...
+def workspace_bytes(
+    *,
+    batch: int,
+    num_heads: int,
+    num_kv_heads: int = 1,
+    q_len: int = 1,
+    kv_format: str | None = None,
+    page_size: int,
+    causal: bool = True,
+    num_splits: int | None = None,
+    batch_invariant: bool = False,
+    max_seq_len: int | None = None,
+    device: Any = None,
+) -> int: ...
+def append_kv(
+    kv_c: Tensor,
+    k_pe: Tensor | None,
+    kv_cache: Parts,
+    slots: Tensor,
+    *,
+    kv_format: str | None = None,
+    kv_scale: None = None,
+) -> None: ...
+def gather_kv(
+    cache: Parts,
+    block_table: Tensor | None = None,
+    seq_lens: Tensor | None = None,
+    *,
+    ids: Tensor | None = None,
+    kv_format: str | None = None,
+    num_tokens: int | None = None,
+    out: Tensor | None = None,
+    offsets: Tensor | None = None,
+) -> Any: ...
+def cache_shape(num_pages: int, page_size: int, kv_format: str, d_qk: int) -> tuple[list[int], list[int], str, int]: ...
+def support(device: Any = None) -> Support: ...

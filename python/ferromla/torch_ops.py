@@ -1,0 +1,128 @@
+"""``torch.ops.ferromla``: the operations as torch operators, for ``torch.compile`` and export.
+
+Importing this module registers them (it imports torch; ``import ferromla`` alone does not). The out-variants
+write to the caller's tensors; ``decode`` and ``merge_states`` allocate their results. A ``ferromla.Plan`` is
+no tensor and does not pass through an operator: call ``ferromla.decode`` directly to use one.
+
+Example:
+    >>> import torch, ferromla.torch_ops
+    >>> q, cache = torch.zeros(1, 1, 16, 576).half(), torch.ones(2, 64, 576).half()
+    >>> table, lens = torch.tensor([[1, 0]]).int(), torch.tensor([100]).int()
+    >>> out, lse = torch.ops.ferromla.decode(q, cache, table, lens)
+    >>> tuple(out.shape), round(lse[0, 0, 0].exp().item())
+    ((1, 1, 16, 512), 100)
+"""
+
+from __future__ import annotations
+
+import torch
+
+import ferromla
+
+__all__: list[str] = []
+
+_OPTIONS = (
+    "float? softmax_scale=None, bool causal=True, Tensor? attn_sink=None, int? num_splits=None, "
+    "bool batch_invariant=False"
+)
+_SCHEMAS = (
+    f"decode(Tensor q, Tensor kv_cache, Tensor block_table, Tensor seq_lens, {_OPTIONS}) -> (Tensor, Tensor)",
+    "decode_out(Tensor q, Tensor kv_cache, Tensor block_table, Tensor seq_lens, Tensor(a!) out, "
+    f"Tensor(b!) lse, {_OPTIONS}) -> ()",
+    "merge_states(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b) -> (Tensor, Tensor)",
+    "merge_states_out(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor(a!) out, Tensor(b!) lse) -> ()",
+    "append_kv(Tensor kv_c, Tensor? k_pe, Tensor(a!) kv_cache, Tensor slots) -> ()",
+)
+
+_library = torch.library.Library("ferromla", "DEF")
+
+
+def _decode(
+    q,
+    kv_cache,
+    block_table,
+    seq_lens,
+    softmax_scale=None,
+    causal=True,
+    attn_sink=None,
+    num_splits=None,
+    batch_invariant=False,
+):
+    return ferromla.decode(
+        q,
+        kv_cache,
+        block_table,
+        seq_lens,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        attn_sink=attn_sink,
+        num_splits=num_splits,
+        batch_invariant=batch_invariant,
+    )
+
+
+def _decode_out(
+    q,
+    kv_cache,
+    block_table,
+    seq_lens,
+    out,
+    lse,
+    softmax_scale=None,
+    causal=True,
+    attn_sink=None,
+    num_splits=None,
+    batch_invariant=False,
+):
+    ferromla.decode(
+        q,
+        kv_cache,
+        block_table,
+        seq_lens,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        attn_sink=attn_sink,
+        num_splits=num_splits,
+        batch_invariant=batch_invariant,
+        out=out,
+        lse=lse,
+    )
+
+
+def _merge_states(out_a, lse_a, out_b, lse_b):
+    return ferromla.merge_states(out_a, lse_a, out_b, lse_b)
+
+
+def _merge_states_out(out_a, lse_a, out_b, lse_b, out, lse):
+    ferromla.merge_states(out_a, lse_a, out_b, lse_b, out=out, lse=lse)
+
+
+def _append_kv(kv_c, k_pe, kv_cache, slots):
+    ferromla.append_kv(kv_c, k_pe, kv_cache, slots)
+
+
+def _fake_decode(q, *_args, **_options):
+    shape = q.shape[:-1]
+    return q.new_empty((*shape, 512)), q.new_empty(shape, dtype=torch.float32)
+
+
+def _fake_merge_states(out_a, lse_a, _out_b, _lse_b):
+    return out_a.new_empty(out_a.shape), lse_a.new_empty(lse_a.shape)
+
+
+def _fake_nothing(*_args, **_options):
+    return None
+
+
+def _register() -> None:
+    implementations = (_decode, _decode_out, _merge_states, _merge_states_out, _append_kv)
+    fakes = (_fake_decode, _fake_nothing, _fake_merge_states, _fake_nothing, _fake_nothing)
+    for schema, implementation, fake in zip(_SCHEMAS, implementations, fakes, strict=True):
+        name = schema.partition("(")[0]
+        _library.define(schema)
+        for key in ("CPU", "CUDA"):
+            _library.impl(name, implementation, key)
+        torch.library.register_fake(f"ferromla::{name}", fake, lib=_library)
+
+
+_register()

@@ -1,0 +1,114 @@
+"""Decode problems: plain keys, and the same keys in a poisoned paged cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+import ferromla
+import reference
+import tolerance
+
+UNUSED_PAGE = 2147480000
+NAN = float("nan")
+
+
+@dataclass
+class Problem:
+    """A call and what it should see. ``keys [b, s, h_kv, d]`` holds the tokens before paging."""
+
+    q: torch.Tensor
+    cache: torch.Tensor
+    table: torch.Tensor
+    lens: torch.Tensor
+    keys: torch.Tensor
+    present: torch.Tensor
+    options: dict = field(default_factory=dict)
+
+    def run(self, **options):
+        """Decode into NaN-poisoned outputs."""
+        out, lse = poisoned_outputs(self.q)
+        options = self.options | {"out": out, "lse": lse} | options
+        got = ferromla.decode(self.q, self.cache, self.table, self.lens, **options)
+        assert got[0] is options["out"]
+        assert got[1] is options["lse"]
+        return got
+
+    def expected(self, *, causal=True, softmax_scale=None, attn_sink=None, **_):
+        """What decode should give with these options."""
+        return reference.attention(
+            self.q, self.keys, self.present, self.lens, causal=causal, scale=softmax_scale, sink=attn_sink
+        )
+
+    def check(self, **options):
+        """Decode and compare."""
+        got = self.run(**options)
+        tolerance.check(*got, *self.expected(**self.options | options))
+        return got
+
+
+def poisoned_outputs(q):
+    """Outputs for q full of NaN."""
+    shape = q.shape[:-1]
+    out = torch.full((*shape, 512), NAN, dtype=q.dtype, device=q.device)
+    return out, torch.full(shape, NAN, dtype=torch.float32, device=q.device)
+
+
+def lengths(b: int, seq: int, varlen: bool, generator: torch.Generator) -> torch.Tensor:
+    """All ``seq``, or mixed with a zero among them."""
+    lens = torch.full((b,), seq, dtype=torch.int32)
+    if varlen:
+        lens = torch.randint(0, seq + 1, (b,), generator=generator, dtype=torch.int32)
+        lens[-1] = seq
+        lens[0] = 0
+    return lens
+
+
+def page(keys, lens, page_size, generator, *, spare_pages=3, spare_columns=2):
+    """A paged copy of ``keys [b, s, h_kv, d]``: shuffled pages, NaN in every slot that no request owns, and
+    UNUSED_PAGE in every table entry that no token needs. Gives ``(cache, table)``."""
+    b, s, h_kv, d = keys.shape
+    device = keys.device
+    needed = (lens.cpu().long() + page_size - 1) // page_size
+    columns = int(needed.max() if b else 0) + spare_columns
+    total = int(needed.sum()) + spare_pages
+    used = torch.arange(columns)[None, :] < needed[:, None]
+    table = torch.full((b, columns), UNUSED_PAGE, dtype=torch.int32)
+    table[used] = torch.randperm(total, generator=generator)[: int(needed.sum())].int()
+    table = table.to(device)
+    cache = torch.full((total * page_size, h_kv, d), NAN, dtype=keys.dtype, device=device)
+    position = torch.arange(s, device=device)
+    mask = position < lens.to(device)[:, None]
+    slot = table.long()[:, position // page_size] * page_size + position % page_size if s else mask.long()
+    cache[slot[mask]] = keys[mask]
+    shape = (total, page_size, d) if h_kv == 1 else (total, page_size, h_kv, d)
+    return cache.view(shape), table
+
+
+def make(
+    b=3,
+    s_q=1,
+    h=16,
+    *,
+    h_kv=1,
+    seq=200,
+    page_size=64,
+    dtype=torch.bfloat16,
+    device="cpu",
+    d_qk=576,
+    lens=None,
+    varlen=True,
+    seed=0,
+    **options,
+) -> Problem:
+    """A random problem; ``options`` go to decode."""
+    generator = torch.Generator().manual_seed(seed)
+    lens = lengths(b, seq, varlen, generator) if lens is None else torch.tensor(lens, dtype=torch.int32)
+    b, s = len(lens), max([0, *lens.tolist()])
+    keys = torch.randn(b, s, h_kv, d_qk, generator=generator).to(device, dtype)
+    q = torch.randn(b, s_q, h, d_qk, generator=generator).to(device, dtype)
+    cache, table = page(keys, lens, page_size, generator)
+    lens = lens.to(device)
+    present = torch.arange(keys.shape[1], device=lens.device) < lens[:, None]
+    return Problem(q, cache, table, lens, keys, present, options)

@@ -1,0 +1,249 @@
+"""Everything a call can get wrong: refused by name, before anything is written."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+import ferromla
+import problems
+
+INVALID, UNSUPPORTED = ferromla.InvalidArgument, ferromla.Unsupported
+
+
+def _call(device):
+    """Arguments of a valid call, as a dict."""
+    problem = problems.make(b=3, s_q=2, h=16, lens=[100, 0, 64], device=device)
+    out, lse = problems.poisoned_outputs(problem.q)
+    return {
+        "q": problem.q,
+        "kv_cache": problem.cache,
+        "block_table": problem.table,
+        "seq_lens": problem.lens,
+        "out": out,
+        "lse": lse,
+    }
+
+
+def _wide(tensor):
+    """The same shape with a last stride of two."""
+    return torch.stack([tensor, tensor], -1).flatten(-2)[..., ::2]
+
+
+# name: (argument in the error, what changes, error)
+CASES = {
+    "q rank": ("q", lambda c: {"q": c["q"][0]}, INVALID),
+    "q width": ("q", lambda c: {"q": c["q"][..., :500]}, INVALID),
+    "q dtype": ("q", lambda c: {"q": c["q"].float()}, INVALID),
+    "q e4m3": ("q", lambda c: {"q": c["q"].to(torch.float8_e4m3fn)}, UNSUPPORTED),
+    "q last stride": ("q", lambda c: {"q": _wide(c["q"])}, INVALID),
+    "q no heads": ("q", lambda c: {"q": c["q"][:, :, :0]}, INVALID),
+    "q pair of three": ("q", lambda c: {"q": (c["q"], c["q"], c["q"])}, INVALID),
+    "q pair first width": ("q[0]", lambda c: {"q": (c["q"][..., :64], c["q"][..., 512:])}, INVALID),
+    "q pair second width": ("q[1]", lambda c: {"q": (c["q"][..., :512], c["q"][..., :32])}, INVALID),
+    "q pair dtypes": ("q[1]", lambda c: {"q": (c["q"][..., :512], c["q"][..., 512:].half())}, INVALID),
+    "q no tensor": ("q", lambda c: {"q": "text"}, INVALID),
+    "q None": ("q", lambda c: {"q": None}, INVALID),
+    "cache rank": ("kv_cache", lambda c: {"kv_cache": c["kv_cache"][0]}, INVALID),
+    "cache width": ("kv_cache", lambda c: {"kv_cache": c["kv_cache"][..., :512]}, INVALID),
+    "cache dtype": ("kv_cache", lambda c: {"kv_cache": c["kv_cache"].half()}, INVALID),
+    "cache bytes": ("kv_format", lambda c: {"kv_cache": c["kv_cache"].view(torch.uint8)}, INVALID),
+    "cache last stride": ("kv_cache", lambda c: {"kv_cache": _wide(c["kv_cache"])}, INVALID),
+    "cache empty page": ("kv_cache", lambda c: {"kv_cache": c["kv_cache"][:, :0]}, INVALID),
+    "cache heads": ("kv_cache", lambda c: {"kv_cache": torch.stack([c["kv_cache"]] * 3, 2)}, INVALID),
+    "table rank": ("block_table", lambda c: {"block_table": c["block_table"][0]}, INVALID),
+    "table dtype": ("block_table", lambda c: {"block_table": c["block_table"].long()}, INVALID),
+    "table batch": ("block_table", lambda c: {"block_table": c["block_table"][:2]}, INVALID),
+    "table last stride": (
+        "block_table",
+        lambda c: {"block_table": c["block_table"].T.contiguous().T},
+        INVALID,
+    ),
+    "lens rank": ("seq_lens", lambda c: {"seq_lens": c["seq_lens"][None]}, INVALID),
+    "lens dtype": ("seq_lens", lambda c: {"seq_lens": c["seq_lens"].long()}, INVALID),
+    "lens batch": ("seq_lens", lambda c: {"seq_lens": c["seq_lens"][:2]}, INVALID),
+    "lens list": ("seq_lens", lambda c: {"seq_lens": [100, 0, 64]}, INVALID),
+    "scale zero": ("softmax_scale", lambda c: {"softmax_scale": 0.0}, INVALID),
+    "scale NaN": ("softmax_scale", lambda c: {"softmax_scale": problems.NAN}, INVALID),
+    "scale infinite": ("softmax_scale", lambda c: {"softmax_scale": float("inf")}, INVALID),
+    "format name": ("kv_format", lambda c: {"kv_format": "int3"}, INVALID),
+    "format other": ("kv_format", lambda c: {"kv_format": "fp16"}, INVALID),
+    "format quantised": ("kv_format", lambda c: {"kv_format": "fp8"}, UNSUPPORTED),
+    "kv_scale": ("kv_scale", lambda c: {"kv_scale": 1.0}, UNSUPPORTED),
+    "q_scale": ("q_scale", lambda c: {"q_scale": 1.0}, UNSUPPORTED),
+    "sink shape": ("attn_sink", lambda c: {"attn_sink": c["lse"][0, 0, :5]}, INVALID),
+    "sink dtype": ("attn_sink", lambda c: {"attn_sink": c["lse"][0, 0].double()}, INVALID),
+    "splits zero": ("num_splits", lambda c: {"num_splits": 0}, INVALID),
+    "splits negative": ("num_splits", lambda c: {"num_splits": -1}, INVALID),
+    "out shape": ("out", lambda c: {"out": c["out"][:, :, :15]}, INVALID),
+    "out dtype": ("out", lambda c: {"out": c["out"].half()}, INVALID),
+    "out last stride": ("out", lambda c: {"out": _wide(c["out"])}, INVALID),
+    "out overlapping": ("out", lambda c: {"out": c["out"][:1].expand(3, 2, 16, 512)}, INVALID),
+    "lse shape": ("lse", lambda c: {"lse": c["lse"].transpose(1, 2)}, INVALID),
+    "lse dtype": ("lse", lambda c: {"lse": c["lse"].half()}, INVALID),
+    "lse overlapping": ("lse", lambda c: {"lse": c["lse"][:1].expand(3, 2, 16)}, INVALID),
+    "workspace dtype": (
+        "workspace",
+        lambda c: {"workspace": torch.empty(1 << 24, device=c["q"].device)},
+        INVALID,
+    ),
+    "workspace small": (
+        "workspace",
+        lambda c: {"workspace": c["q"].new_empty(8, dtype=torch.uint8)},
+        INVALID,
+    ),
+    "seven dimensions": ("q", lambda c: {"q": c["q"].view(3, 2, 16, 576, 1, 1, 1)}, INVALID),
+    "complex": ("q", lambda c: {"q": torch.zeros(3, 2, 16, 576, dtype=torch.complex64)}, INVALID),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_is_refused_by_name_and_nothing_is_written(device, name):
+    argument, change, error = CASES[name]
+    call = _call(device)
+    out, lse = call["out"], call["lse"]
+    call |= change(call)
+    with pytest.raises(error) as caught:
+        ferromla.decode(**call)
+    assert caught.value.argument == argument
+    assert caught.value.value
+    assert caught.value.rule
+    for part in (argument, caught.value.value, caught.value.rule):
+        assert part in str(caught.value)
+    assert bool(torch.isnan(out).all())
+    assert bool(torch.isnan(lse).all())
+
+
+def test_the_unchanged_call_is_valid(device):
+    out, _ = ferromla.decode(**_call(device))
+    assert not torch.isnan(out).any()
+
+
+def test_exceptions_are_the_standard_ones():
+    assert issubclass(INVALID, ValueError)
+    assert issubclass(UNSUPPORTED, NotImplementedError)
+    assert issubclass(ferromla.CudaError, RuntimeError)
+
+
+def test_wrong_python_types_are_type_errors():
+    with pytest.raises(TypeError):
+        ferromla.decode()
+    with pytest.raises(TypeError):
+        ferromla.decode(**_call("cpu"), plan="text")
+    with pytest.raises(TypeError):
+        ferromla.decode(**_call("cpu"), softmax_scale="text")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("argument", ["kv_cache", "block_table", "seq_lens", "out", "lse"])
+def test_tensors_on_two_devices_are_refused(cuda, argument):
+    call = _call(cuda)
+    call[argument] = call[argument].cpu()
+    with pytest.raises(INVALID, match=r"cpu") as caught:
+        ferromla.decode(**call)
+    assert caught.value.argument == argument
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("argument", ["q", "kv_cache", "out"])
+def test_misaligned_rows_on_cuda_are_refused_with_the_stride_needed(cuda, argument):
+    call = _call(cuda)
+    tensor = call[argument]
+    wide = torch.zeros(*tensor.shape[:-1], tensor.shape[-1] + 4, dtype=tensor.dtype, device=cuda)
+    with pytest.raises(INVALID, match="multiple of 8 elements") as caught:
+        ferromla.decode(**call | {argument: wide[..., : tensor.shape[-1]]})
+    assert caught.value.argument == argument
+    flat = torch.zeros(tensor.numel() + 1, dtype=tensor.dtype, device=cuda)[1:].view(tensor.shape)
+    with pytest.raises(INVALID, match="16-byte") as caught:
+        ferromla.decode(**call | {argument: flat})
+    assert caught.value.argument == argument
+    ferromla.decode(**call)
+    torch.cuda.synchronize()
+
+
+APPEND_CASES = {
+    "kv_c": lambda c: {"kv_c": c["kv_c"][:, :100]},
+    "k_pe": lambda c: {"k_pe": None},
+    "slots": lambda c: {"slots": c["slots"].int()},
+    "kv_cache": lambda c: {"kv_cache": c["kv_cache"][..., :100]},
+    "kv_scale": lambda c: {"kv_scale": 1.0},
+}
+
+
+@pytest.mark.parametrize("argument", APPEND_CASES)
+def test_append_is_refused_by_name(device, argument):
+    call = {
+        "kv_c": torch.zeros(3, 512, dtype=torch.bfloat16, device=device),
+        "k_pe": torch.zeros(3, 64, dtype=torch.bfloat16, device=device),
+        "kv_cache": torch.ones(2, 4, 576, dtype=torch.bfloat16, device=device),
+        "slots": torch.zeros(3, dtype=torch.int64, device=device),
+    }
+    cache = call["kv_cache"]
+    with pytest.raises((INVALID, UNSUPPORTED)) as caught:
+        ferromla.append_kv(**call | APPEND_CASES[argument](call))
+    assert caught.value.argument == argument
+    assert bool((cache == 1).all())
+
+
+PLAN_CASES = {
+    "num_heads": {"num_heads": 0},
+    "num_kv_heads": {"num_kv_heads": 3},
+    "q_len": {"q_len": -1},
+    "page_size": {"page_size": 0},
+    "max_seq_len": {"max_seq_len": -1},
+    "num_splits": {"num_splits": 0},
+    "kv_format": {"kv_format": "fp8_v32"},
+    "qo_indptr": {"qo_indptr": torch.zeros(4, dtype=torch.int32)},
+    "device": {"device": "tpu:0"},
+    "seq_lens": {"seq_lens": torch.zeros(2, 3, dtype=torch.int32)},
+}
+
+
+@pytest.mark.parametrize("argument", PLAN_CASES)
+def test_a_plan_is_refused_by_name(argument):
+    valid = {"seq_lens": torch.tensor([5, 6]).int(), "num_heads": 16, "page_size": 64}
+    with pytest.raises((INVALID, UNSUPPORTED)) as caught:
+        ferromla.Plan(**valid | PLAN_CASES[argument])
+    assert caught.value.argument == argument
+
+
+def test_checked_mode_names_the_first_offender(device):
+    """FERROMLA_CHECK is read once per process, so each try is a process of its own."""
+    script = textwrap.dedent(
+        """
+        import sys
+        import ferromla, problems, pytest, torch
+        device = torch.device(sys.argv[1])
+        problem = problems.make(b=3, h=16, lens=[300, 100, 64], device=device)
+        problem.check()
+        plan = ferromla.Plan(problem.lens, num_heads=16, page_size=64)
+        problem.check(plan=plan)
+        for bad in (-1, problem.cache.shape[0]):
+            page = problem.table[1, 1].clone()
+            problem.table[1, 1] = bad
+            with pytest.raises(ferromla.InvalidArgument, match=rf"{bad} at \\[1, 1\\]") as caught:
+                problem.run()
+            assert caught.value.argument == "block_table"
+            problem.table[1, 1] = page
+        for bad in (-1, 64 * problem.table.shape[1] + 1):
+            problem.lens[2] = bad
+            with pytest.raises(ferromla.InvalidArgument, match=rf"{bad} at \\[2\\]") as caught:
+                problem.run()
+            assert caught.value.argument == "seq_lens"
+        rows = torch.zeros(2, 576, dtype=torch.bfloat16, device=device)
+        slots = torch.tensor([0, 64 * problem.cache.shape[0]], device=device)
+        with pytest.raises(ferromla.InvalidArgument) as caught:
+            ferromla.append_kv(rows[:, :512], rows[:, 512:], problem.cache, slots)
+        assert caught.value.argument == "slots"
+        with pytest.raises(ferromla.InvalidArgument) as caught:
+            ferromla.gather_kv(problem.cache, ids=slots)
+        assert caught.value.argument == "ids"
+        """
+    )
+    environment = os.environ | {"FERROMLA_CHECK": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", script, str(device)], env=environment, check=True, timeout=300)

@@ -1,0 +1,176 @@
+"""Streams, captured graphs and replays."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import ferromla
+import problems
+import reference
+import tolerance
+
+pytestmark = pytest.mark.gpu
+
+
+def _problem(cuda, **options):
+    problem = problems.make(h=16, s_q=2, lens=[3000, 200, 64, 1000], device=cuda, **options)
+    problem.cache.nan_to_num_(0.5)
+    return problem
+
+
+def _check_now(problem, out, lse):
+    """Against whatever lengths and table the problem holds now."""
+    torch.cuda.synchronize()
+    keys, present = reference.gather(problem.cache, problem.table, problem.lens)
+    tolerance.check(out, lse, *reference.attention(problem.q, keys, present, problem.lens))
+    out.fill_(problems.NAN)
+    lse.fill_(problems.NAN)
+
+
+def _captured(run):
+    """Runs once eagerly on a side stream, then captures."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph
+
+
+def _change(problem, lens):
+    """Other lengths and another table, in place, as a server's step does."""
+    problem.lens.copy_(torch.tensor(lens, dtype=torch.int32))
+    problem.table.copy_(torch.randint_like(problem.table, problem.cache.shape[0]))
+
+
+STEPS = ([1, 3000, 0, 64], [3100, 3100, 3100, 3100], [0, 0, 0, 0], [2, 65, 129, 2000])
+
+
+@pytest.mark.parametrize("options", [{}, {"num_splits": 5}, {"batch_invariant": True}])
+def test_a_graph_without_a_plan_replays_for_other_lengths_and_tables(cuda, options):
+    problem = _problem(cuda)
+    out, lse = problems.poisoned_outputs(problem.q)
+    graph = _captured(lambda: problem.run(out=out, lse=lse, **options))
+    for lens in STEPS:
+        _change(problem, lens)
+        graph.replay()
+        _check_now(problem, out, lse)
+
+
+def test_a_graph_with_outputs_of_its_own(cuda):
+    problem = _problem(cuda)
+    kept = []
+
+    def run():
+        kept[:] = ferromla.decode(problem.q, problem.cache, problem.table, problem.lens)
+
+    graph = _captured(run)
+    for lens in STEPS:
+        _change(problem, lens)
+        graph.replay()
+        _check_now(problem, *kept)
+
+
+def test_a_graph_with_a_plan_replays_after_update(cuda):
+    problem = _problem(cuda)
+    out, lse = problems.poisoned_outputs(problem.q)
+    plan = ferromla.Plan(problem.lens, num_heads=16, q_len=2, page_size=64)
+    graph = _captured(lambda: problem.run(plan=plan, out=out, lse=lse))
+    for lens in STEPS:
+        _change(problem, lens)
+        plan.update(problem.lens)
+        graph.replay()
+        _check_now(problem, out, lse)
+        # From host lengths too, between replays.
+        _change(problem, lens[::-1])
+        plan.update(problem.lens.cpu())
+        graph.replay()
+        _check_now(problem, out, lse)
+
+
+def test_a_captured_planning_kernel_replays(cuda):
+    problem = _problem(cuda)
+    out, lse = problems.poisoned_outputs(problem.q)
+    plan = ferromla.Plan(problem.lens, num_heads=16, q_len=2, page_size=64)
+
+    def run():
+        plan.update(problem.lens)
+        for _ in range(3):
+            problem.run(plan=plan, out=out, lse=lse)
+
+    graph = _captured(run)
+    for lens in STEPS:
+        _change(problem, lens)
+        graph.replay()
+        _check_now(problem, out, lse)
+
+
+def test_cache_operations_replay(cuda):
+    cache = torch.zeros(8, 64, 576, dtype=torch.bfloat16, device=cuda)
+    rows = torch.randn(3, 576, device=cuda).bfloat16()
+    slots = torch.tensor([1, 2, 3], device=cuda)
+    table = torch.tensor([[1, 0]], dtype=torch.int32, device=cuda)
+    lens = torch.tensor([100], dtype=torch.int32, device=cuda)
+    gathered = torch.zeros(120, 576, dtype=torch.bfloat16, device=cuda)
+
+    def run():
+        ferromla.append_kv(rows[:, :512], rows[:, 512:], cache, slots)
+        ferromla.gather_kv(cache, table, lens, out=gathered)
+
+    graph = _captured(run)
+    slots.copy_(torch.tensor([64, 65, 20]))
+    lens.fill_(90)
+    cache.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    want = torch.cat([cache[1], cache[0]])
+    want[90:] = 0
+    assert torch.equal(gathered, want[:120])
+    assert torch.equal(cache.view(-1, 576)[slots], rows)
+
+
+@pytest.mark.parametrize("with_plan", [False, True])
+def test_work_is_queued_on_the_current_stream(cuda, with_plan):
+    """Behind a long wait on a side stream, with inputs that are written on that stream just before."""
+    problem = _problem(cuda)
+    want = [x.clone() for x in problem.run()]
+    queries = problem.q.clone()
+    problem.q.zero_()
+    out, lse = problems.poisoned_outputs(queries)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(200_000_000)
+        problem.q.copy_(queries)
+        plan = ferromla.Plan(problem.lens, num_heads=16, q_len=2, page_size=64) if with_plan else None
+        problem.run(out=out, lse=lse, plan=plan)
+        got = out.clone(), lse.clone()
+    # Had it run on another stream it would be done, or have read zeros.
+    assert not stream.query()
+    stream.synchronize()
+    assert torch.equal(got[0], want[0])
+    assert torch.equal(got[1], want[1])
+
+
+def test_a_call_does_not_wait_for_the_device(cuda):
+    problem = _problem(cuda)
+    problem.run()
+    torch.cuda.synchronize()
+    torch.cuda._sleep(400_000_000)
+    plan = ferromla.Plan(problem.lens, num_heads=16, q_len=2, page_size=64)
+    problem.run(plan=plan)
+    problem.run()
+    assert not torch.cuda.current_stream().query()
+    torch.cuda.synchronize()
+
+
+def test_the_current_device_of_the_thread_is_kept(cuda):
+    problem = _problem(cuda)
+    before = torch.cuda.current_device()
+    problem.check()
+    assert torch.cuda.current_device() == before
+    torch.zeros(1, device=cuda).add_(1).item()

@@ -1,0 +1,120 @@
+"""Decode against the float64 reference over the whole grid: all of it on a GPU, a covering sample on a CPU."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import torch
+
+import ferromla
+import problems
+import reference
+import tolerance
+
+AXES = {
+    "b": (1, 2, 6, 64),
+    "s_q": (1, 2, 4),
+    "seq": (1, 20, 140, 4096),
+    "heads": tuple((h, g) for h in (1, 3, 9, 16, 63, 64, 126, 128) for g in (1, 2, 3) if h % g == 0),
+    "varlen": (False, True),
+    "causal": (False, True),
+    "page_size": (1, 16, 61, 64, 256),
+    "dtype": (torch.bfloat16, torch.float16),
+}
+# Query rows times keys that the CPU sample spends on one case: about half a second on two cores.
+CPU_COST_LIMIT = 1_100_000
+
+
+def _cost(case: tuple) -> int:
+    b, s_q, seq, (h, _), *_ = case
+    return b * s_q * seq * h
+
+
+def _pairs(case: tuple) -> set:
+    """Each value of the case with each value of another axis."""
+    return set(itertools.combinations(enumerate(case), 2))
+
+
+def covering_sample(seed: int = 0) -> list[tuple]:
+    """Cases within the cost limit that together hold every pair of values that such a case can hold."""
+    rng = random.Random(seed)
+    axes = list(AXES.values())
+    cheapest = tuple(axis[0] for axis in axes)
+    every_pair = (
+        ((i, x), (j, y)) for i, j in itertools.combinations(range(len(axes)), 2) for x in axes[i] for y in axes[j]
+    )
+    missing = [pair for pair in every_pair if _cost(_with(cheapest, pair)) <= CPU_COST_LIMIT]
+    sample = []
+    while missing:
+        candidates = [_with(cheapest, missing[0])]
+        candidates += [_with(tuple(map(rng.choice, axes)), missing[0]) for _ in range(60)]
+        candidates = [case for case in candidates if _cost(case) <= CPU_COST_LIMIT]
+        best = max(candidates, key=lambda case: len(_pairs(case).intersection(missing)))
+        missing = [pair for pair in missing if pair not in _pairs(best)]
+        sample.append(best)
+    return sample
+
+
+def _with(case: tuple, pair: tuple) -> tuple:
+    """The case with the pair's two values in their places."""
+    values = list(case)
+    for axis, value in pair:
+        values[axis] = value
+    return tuple(values)
+
+
+def _name(case: tuple) -> str:
+    b, s_q, seq, (h, h_kv), varlen, causal, page_size, dtype = case
+    kind = f"{'varlen' if varlen else 'even'}-{'causal' if causal else 'full'}-{str(dtype)[6:]}"
+    return f"b{b}-sq{s_q}-seq{seq}-h{h}-hkv{h_kv}-{kind}-page{page_size}"
+
+
+SAMPLE = covering_sample()
+
+
+def test_the_cpu_sample_holds_every_value_of_every_axis():
+    for axis, values in enumerate(AXES.values()):
+        assert {case[axis] for case in SAMPLE} == set(values)
+
+
+@pytest.mark.parametrize("case", SAMPLE, ids=_name)
+def test_cpu_sample_matches_reference(case):
+    b, s_q, seq, (h, h_kv), varlen, causal, page_size, dtype = case
+    problem = problems.make(
+        b, s_q, h, h_kv=h_kv, seq=seq, varlen=varlen, page_size=page_size, dtype=dtype, seed=sum(case[:3]) + h
+    )
+    problem.check(causal=causal)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", AXES["dtype"], ids=lambda dtype: str(dtype)[6:])
+@pytest.mark.parametrize("seq", AXES["seq"])
+@pytest.mark.parametrize("s_q", AXES["s_q"])
+@pytest.mark.parametrize("b", AXES["b"])
+def test_gpu_whole_cross_matches_reference(b, s_q, seq, dtype, cuda):
+    """The cross of the other axes, with caches and references shared where they are the same."""
+    failures, cases = [], 0
+    for h_kv, varlen in itertools.product((1, 2, 3), AXES["varlen"]):
+        generator = torch.Generator().manual_seed(b * 1000 + seq + h_kv)
+        lens = problems.lengths(b, seq, varlen, generator)
+        keys = torch.randn(b, seq, h_kv, 576, device=cuda).to(dtype)
+        paged = {size: problems.page(keys, lens, size, generator) for size in AXES["page_size"]}
+        lens = lens.to(cuda)
+        present = torch.arange(seq, device=cuda) < lens[:, None]
+        for (h, g), causal in itertools.product(AXES["heads"], AXES["causal"]):
+            if g != h_kv:
+                continue
+            q = torch.randn(b, s_q, h, 576, device=cuda).to(dtype)
+            want = reference.attention(q, keys, present, lens, causal=causal)
+            for size, (cache, table) in paged.items():
+                cases += 1
+                out, lse = problems.poisoned_outputs(q)
+                ferromla.decode(q, cache, table, lens, causal=causal, out=out, lse=lse)
+                found = tolerance.faults(out, lse, *want)
+                if found:
+                    case = (b, s_q, seq, (h, h_kv), varlen, causal, size, dtype)
+                    failures.append(f"{_name(case)}: {'; '.join(found)}")
+    assert cases == 320
+    assert not failures, f"{len(failures)} of {cases} cases:\n" + "\n".join(failures[:20])

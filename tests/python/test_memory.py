@@ -1,0 +1,136 @@
+"""Index values of any kind, guarded buffers, and caches past 2^31 elements."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import ferromla
+import problems
+import reference
+import tolerance
+
+INT_MIN, INT_MAX = -(2**31), 2**31 - 1
+BAD_PAGES = [-1, INT_MIN, INT_MAX, problems.UNUSED_PAGE, "one past"]
+
+
+@pytest.mark.parametrize("bad", BAD_PAGES)
+@pytest.mark.parametrize("page_size", [64, 16, 256])
+def test_a_bad_page_id_anywhere_is_an_absent_page(device, bad, page_size):
+    problem = problems.make(b=4, s_q=2, h=16, lens=[700, 600, 64, 1], page_size=page_size, device=device)
+    bad = problem.cache.shape[0] if bad == "one past" else bad
+    problem.table[0, 0] = bad
+    problem.table[1, int(problem.lens[1] - 1) // page_size] = bad
+    problem.table[2, :] = bad
+    problem.table[0, problem.table.shape[1] // 2] = bad
+    out, lse = problem.run()
+    keys, present = reference.gather(problem.cache, problem.table, problem.lens)
+    tolerance.check(out, lse, *reference.attention(problem.q, keys, present, problem.lens))
+
+
+@pytest.mark.parametrize("length", [INT_MIN, -1, INT_MAX])
+def test_any_length_is_clamped(device, length):
+    problem = problems.make(b=3, h=16, lens=[200, 30, 64], device=device)
+    problem.cache.nan_to_num_(0.5)
+    problem.lens[1] = length
+    out, lse = problem.run()
+    capacity = problem.table.shape[1] * 64
+    clamped = problem.lens.clamp(0, capacity)
+    keys, present = reference.gather(problem.cache, problem.table, clamped)
+    tolerance.check(out, lse, *reference.attention(problem.q, keys, present, clamped))
+
+
+def test_random_tables_and_lengths_give_what_the_reference_gives(device):
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(10):
+        problem = problems.make(b=5, s_q=2, h=9, seq=400, device=device, page_size=32)
+        problem.cache.nan_to_num_(0.5)
+        shape = problem.table.shape
+        problem.table = torch.randint(-4, problem.cache.shape[0] + 4, shape, generator=generator)
+        problem.table = problem.table.int().to(device)
+        problem.lens = torch.randint(-50, 700, (5,), generator=generator).int().to(device)
+        out, lse = problem.run()
+        clamped = problem.lens.clamp(0, shape[1] * 32)
+        keys, present = reference.gather(problem.cache, problem.table, clamped)
+        tolerance.check(out, lse, *reference.attention(problem.q, keys, present, clamped))
+
+
+def _guarded(shape, dtype, device, guard):
+    """A contiguous tensor with ``guard`` elements before and after it; gives ``(tensor, whole)``."""
+    count = 1
+    for dim in shape:
+        count *= dim
+    fill = 0x5A if dtype == torch.uint8 else 12345.0
+    whole = torch.full((count + 2 * guard,), fill, dtype=dtype, device=device)
+    return whole[guard : guard + count].view(shape), whole
+
+
+def _assert_untouched(whole, guard, name):
+    fill = 0x5A if whole.dtype == torch.uint8 else torch.tensor(12345.0).to(whole.dtype)
+    edges = torch.cat([whole[:guard], whole[-guard:]])
+    assert bool((edges == fill).all()), f"{name}: bytes beside it were written"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_splits": 5}, {"batch_invariant": True}, {"causal": False}],
+    ids=["auto", "splits", "invariant", "full"],
+)
+@pytest.mark.parametrize(("h", "s_q"), [(16, 1), (65, 3), (128, 2)])
+def test_nothing_is_written_beside_workspace_and_outputs(device, options, h, s_q):
+    problem = problems.make(b=5, s_q=s_q, h=h, lens=[0, 3000, 129, 64, 5000], device=device)
+    need = ferromla.workspace_bytes(
+        batch=5,
+        num_heads=h,
+        q_len=s_q,
+        page_size=64,
+        max_seq_len=problem.table.shape[1] * 64,
+        device=str(problem.q.device),
+        **options,
+    )
+    guard = 4096
+    workspace, whole_workspace = _guarded((need,), torch.uint8, device, guard)
+    out, whole_out = _guarded((5, s_q, h, 512), problem.q.dtype, device, guard)
+    lse, whole_lse = _guarded((5, s_q, h), torch.float32, device, guard)
+    problem.check(out=out, lse=lse, workspace=workspace, **options)
+    for whole, name in ((whole_workspace, "workspace"), (whole_out, "out"), (whole_lse, "lse")):
+        _assert_untouched(whole, guard, name)
+
+
+def test_a_workspace_one_byte_short_is_refused(device):
+    problem = problems.make(b=3, h=16, lens=[500, 64, 3], device=device)
+    need = ferromla.workspace_bytes(
+        batch=3,
+        num_heads=16,
+        page_size=64,
+        max_seq_len=problem.table.shape[1] * 64,
+        device=str(problem.q.device),
+    )
+    with pytest.raises(ferromla.InvalidArgument, match=rf"workspace.*{need}"):
+        problem.run(workspace=torch.empty(need - 1, dtype=torch.uint8, device=device))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page_size", [64, 61])
+def test_caches_past_2_31_elements(cuda, page_size):
+    """Pages at the far end of a cache of more than 2^31 elements are read and written there."""
+    pages = 2**31 // (page_size * 576) + 3000
+    cache = torch.full((pages, page_size, 576), problems.NAN, dtype=torch.bfloat16, device=cuda)
+    assert cache.numel() > 2**31
+    lens = torch.tensor([900, 333], dtype=torch.int32, device=cuda)
+    columns = -(-900 // page_size)
+    table = torch.arange(pages - 2 * columns, pages, dtype=torch.int32, device=cuda).flip(0).view(2, columns)
+    q = torch.randn(2, 1, 16, 576, device=cuda).bfloat16()
+    rows = torch.randn(1233, 576, device=cuda).bfloat16()
+    position = torch.cat([torch.arange(900), torch.arange(333)]).to(cuda)
+    request = torch.tensor([0] * 900 + [1] * 333, device=cuda)
+    slots = table[request, position // page_size].long() * page_size + position % page_size
+    assert int(slots.min()) * 576 > 2**31
+    ferromla.append_kv(rows[:, :512], rows[:, 512:], cache, slots)
+    out, lse = problems.poisoned_outputs(q)
+    ferromla.decode(q, cache, table, lens, out=out, lse=lse)
+    keys, present = reference.gather(cache, table, lens)
+    assert torch.equal(keys[0, :900, 0], rows[:900])
+    tolerance.check(out, lse, *reference.attention(q, keys, present, lens))
+    gathered, _ = ferromla.gather_kv(cache, table, lens, num_tokens=1233)
+    assert torch.equal(gathered, rows)
