@@ -9,9 +9,10 @@
 //
 // While the scores warpgroup is at tile t + 1, the values warpgroups multiply tile t and tile t + 2 is on its way:
 // the tensor cores always have one of the two products to work on while the other side does its softmax or waits.
+// Where a team has an even number of CTAs they form clusters of two, which share every load (load_tma.cuh).
 // Blocks of 64 tokens x 128 columns are the unit of loading and release, so that a product starts with the first
 // block and a load with the first block used up. Shared memory and barriers: tile/shared_map.cuh.
-// Registers per thread: 168, 160, 160, 24; they add up to 65,536 / 128 = 512.
+// Registers per thread: 160, 160, 160, 32; they add up to 65,536 / 128 = 512.
 #pragma once
 #include "tile/load_gather.cuh"
 #include "tile/load_tma.cuh"
@@ -25,11 +26,11 @@ enum class Loader { Tma, Gather };
 __device__ __forceinline__ void init_barriers(DecodeControl& control, int loader_arrivals) {
   for (int i = 0; i < kBlocks; ++i) {
     mbarrier_init(shared_address(&control.block_full[i]), loader_arrivals);
-    mbarrier_init(shared_address(&control.block_empty[i]), 4);
+    mbarrier_init(shared_address(&control.block_empty[i]), 4 * cluster_size());
   }
   for (int i = 0; i < kTiles; ++i) {
     mbarrier_init(shared_address(&control.tile_full[i]), loader_arrivals);
-    mbarrier_init(shared_address(&control.tile_empty[i]), 8);
+    mbarrier_init(shared_address(&control.tile_empty[i]), 8 * cluster_size());
     mbarrier_init(shared_address(&control.weights_full[i]), 4);
   }
   mbarrier_init(shared_address(&control.result_full), 4);
@@ -43,14 +44,14 @@ __device__ __forceinline__ void decode(const CUtensorMap& latent_map, const CUte
   extern __shared__ __align__(1024) uint8_t smem[];
   DecodeControl& control = *reinterpret_cast<DecodeControl*>(smem + kControlOffset);
   if (threadIdx.x == 0) init_barriers(control, L == Loader::Tma ? 1 : 4);
-  __syncthreads();
+  cluster_barrier();
   launch_dependents();
   const int warpgroup = threadIdx.x / 128;
   if (warpgroup == 0) {
-    registers_grow<168>();
+    registers_grow<160>();
     compute_scores<T, QkDim>(p, smem, control);
   } else if (warpgroup == 3) {
-    registers_shrink<24>();
+    registers_shrink<32>();
     if constexpr (L == Loader::Tma)
       load_tiles_tma<QkDim>(p, &latent_map, &rope_map, shared_address(smem), control);
     else
@@ -59,6 +60,8 @@ __device__ __forceinline__ void decode(const CUtensorMap& latent_map, const CUte
     registers_grow<160>();
     accumulate_values<T>(p, warpgroup - 1, shared_address(smem), control);
   }
+  __syncwarp();
+  cluster_barrier();  // no CTA leaves while another may still write to its shared memory
 }
 
 #define FM_DECODE_KERNEL(NAME, TYPE, QK_DIM, LOADER)                                                            \

@@ -34,17 +34,17 @@ typedef struct FmDecodeParams {
   int32_t max_pages;
   int32_t num_pages;
   int32_t page_size;
+  int32_t max_tokens;  /* the most tokens a request can have: longer lengths are clamped */
   int32_t group;       /* query heads per KV head */
   int32_t team;        /* CTAs that share one unit, one row block each */
   int32_t causal;
-  int32_t box_rows;    /* rows of one TMA box: gcd(page_size, 64) */
+  int32_t box_shift;   /* log2 of the tokens of one TMA box, gcd(page_size, 64) */
   int32_t head_chunks_nope; /* 64-wide column blocks from one KV head to the next in the tensor maps */
   int32_t head_chunks_rope;
   float scale_log2;    /* softmax_scale * log2(e) */
   const float* attn_sink; /* [heads] or null */
-  const uint8_t* plan;
-  int64_t plan_worker_begin; /* byte offsets into the plan */
-  int64_t plan_items;
+  const int32_t* worker_begin; /* in the plan */
+  const FmWorkItem* items;
   void* out;
   int64_t out_stride[3];
   float* lse;
@@ -55,8 +55,8 @@ typedef struct FmDecodeParams {
 
 /* combine.cu: the split units of a plan, partials to output. */
 typedef struct FmCombineParams {
-  const uint8_t* plan;
-  int64_t plan_merges;
+  const FmPlanHeader* plan;
+  const FmMerge* merges; /* in the plan */
   const float* partial_out;
   const float* partial_lse;
   int32_t unit_rows;
@@ -68,6 +68,7 @@ typedef struct FmCombineParams {
   int64_t lse_stride[3];
 } FmCombineParams;
 
+#define FM_LATENT_BOX_CHUNKS 2 /* 64-wide column blocks in one TMA box of the latent part */
 #define FM_PLAN_THREADS 1024    /* one block */
 #define FM_OFFSETS_THREADS 1024 /* one block */
 #define FM_ROW_THREADS 256 /* merge, append, gather: warps stride over the rows, whatever the grid */

@@ -3,6 +3,8 @@
 //! The operations' own files (`check_decode.rs` and its neighbours) say which rules an argument has; here is
 //! how a rule is checked and how its error reads. Nothing here touches the memory a view describes.
 
+use std::fmt::Display;
+
 use crate::dtype::{DType, Device, KvFormat};
 use crate::error::{Error, Result};
 use crate::problem::Strided;
@@ -52,7 +54,7 @@ impl<'a> Arg<'a> {
     }
 
     /// The shape has one of these ranks and sizes that int32 counts.
-    pub fn rank(&self, allowed: &[usize], layout: &str) -> Result<&'a [i64]> {
+    pub fn rank(&self, allowed: &[usize], layout: impl Display) -> Result<&'a [i64]> {
         let rank = self.view.shape().rank();
         if !allowed.contains(&rank) || rank > MAX_RANK {
             return Err(self.shape_error(format!("the shape is {layout}, its rank is {rank}")));
@@ -76,7 +78,7 @@ impl<'a> Arg<'a> {
     }
 
     /// Dimension `axis` has this size; `what` says where the size comes from.
-    pub fn dim(&self, axis: usize, expected: i64, what: &str) -> Result<()> {
+    pub fn dim(&self, axis: usize, expected: i64, what: impl Display) -> Result<()> {
         if self.shape()[axis] == expected {
             return Ok(());
         }
@@ -84,14 +86,14 @@ impl<'a> Arg<'a> {
     }
 
     /// The shape is exactly this.
-    pub fn exactly(&self, expected: &[i64], what: &str) -> Result<()> {
-        self.rank(&[expected.len()], what)?;
+    pub fn exactly(&self, expected: &[i64], what: impl Display) -> Result<()> {
+        self.rank(&[expected.len()], &what)?;
         (0..expected.len())
-            .try_for_each(|axis| self.dim(axis, expected[axis], &format!("as in {what}")))
+            .try_for_each(|axis| self.dim(axis, expected[axis], format_args!("as in {what}")))
     }
 
     /// The element type is one of these.
-    pub fn dtype(&self, allowed: &[DType], why: &str) -> Result<DType> {
+    pub fn dtype(&self, allowed: &[DType], why: impl Display) -> Result<DType> {
         let dtype = self.view.dtype();
         if allowed.contains(&dtype) {
             return Ok(dtype);
@@ -218,12 +220,14 @@ impl<'a> Arg<'a> {
     /// No two indices share an element: from the shortest stride up, each steps over all that lies below it.
     fn distinct_elements(&self) -> Result<()> {
         let strides = self.view.strides();
-        let mut axes: Vec<usize> = (0..self.shape().len())
-            .filter(|&axis| self.shape()[axis] > 1)
-            .collect();
-        axes.sort_by_key(|&axis| strides[axis].unsigned_abs());
+        let mut axes: [usize; MAX_RANK] = std::array::from_fn(|axis| axis);
+        let axes = &mut axes[..self.shape().len()];
+        axes.sort_unstable_by_key(|&axis| strides[axis].unsigned_abs());
         let mut below: u128 = 0;
-        for axis in axes {
+        for &mut axis in axes {
+            if self.shape()[axis] <= 1 {
+                continue;
+            }
             let stride = u128::from(strides[axis].unsigned_abs());
             if stride <= below {
                 return Err(

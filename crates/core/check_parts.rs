@@ -33,7 +33,7 @@ pub(crate) fn rows<const N: usize>(
     let lead = lead(parts, names);
     match parts {
         Parts::One(_) => {
-            let shape = lead.rank(ranks, &format!("[{layout}, 576] or [{layout}, 512]"))?;
+            let shape = lead.rank(ranks, format_args!("[{layout}, 576] or [{layout}, 512]"))?;
             let width = shape[shape.len() - 1];
             if width != NOPE_DIM + ROPE_DIM && width != NOPE_DIM {
                 return Err(width_error(&lead, "576 (512 and 64 rotary) or 512"));
@@ -48,15 +48,17 @@ pub(crate) fn rows<const N: usize>(
         }
         Parts::Two(_, rope) => {
             let rope = Arg::new(names[2], rope);
-            let shape = lead.rank(ranks, &format!("[{layout}, 512]"))?;
+            let shape = lead.rank(ranks, format_args!("[{layout}, 512]"))?;
             let last = shape.len() - 1;
             if shape[last] != NOPE_DIM {
                 return Err(width_error(&lead, "512"));
             }
-            let mut expected = shape.to_vec();
-            expected[last] = ROPE_DIM;
-            rope.exactly(&expected, &format!("{} but 64 wide", names[1]))?;
-            rope.dtype(&[lead.view.dtype()], &format!(", as {} is", names[1]))?;
+            rope.rank(&[shape.len()], format_args!("[{layout}, 64]"))?;
+            (0..last).try_for_each(|axis| {
+                rope.dim(axis, shape[axis], format_args!("as in {}", names[1]))
+            })?;
+            rope.dim(last, ROPE_DIM, "the width of a rotary row")?;
+            rope.dtype(&[lead.view.dtype()], format_args!(", as {} is", names[1]))?;
             rope.device(lead.view.device(), names[1])?;
             lead.memory(Last::Rows, access)?;
             rope.memory(Last::Rows, access)?;

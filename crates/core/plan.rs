@@ -201,6 +201,12 @@ impl Plan {
         Ok(())
     }
 
+    /// The address of a section of the plan's bytes, by its offset in the layout.
+    #[cfg(feature = "cuda")]
+    pub(crate) const fn section<T>(&self, offset: i64) -> *const T {
+        (self.workspace.plan + offset as u64) as *const T
+    }
+
     /// What the plan was made for.
     pub const fn args(&self) -> &PlanArgs {
         &self.args

@@ -51,6 +51,13 @@ pub struct DecodeCpu<'a> {
     pub partial_lse: Strided<f32, 1>,
 }
 
+impl DecodeCpu<'_> {
+    /// The most tokens a request can have: a plan may have been made for longer tables.
+    fn capacity(&self) -> usize {
+        self.block_table.shape()[1] * self.kv_cache.nope.shape()[1]
+    }
+}
+
 /// Decodes. A row that sees no key gives zeros and an `lse` of -inf; so does one whose every score is
 /// -inf.
 ///
@@ -266,7 +273,8 @@ unsafe fn run_item<E: Element>(
     item: &WorkItem,
     scratch: &mut Scratch,
 ) {
-    let (seq_len, q_len) = (item.seq_len as usize, item.q_len as usize);
+    let seq_len = (item.seq_len as usize).min(args.capacity());
+    let q_len = item.q_len as usize;
     let unit = Unit {
         request: item.request as usize,
         kv_head: item.kv_head as usize,

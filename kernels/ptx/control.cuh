@@ -11,6 +11,12 @@ __device__ __forceinline__ int warpgroup_thread() {
   return v % 128;
 }
 
+// The same value, of which the compiler knows nothing: what is computed from it stays where it is written.
+__device__ __forceinline__ int opaque(int v) {
+  asm volatile("" : "+r"(v));
+  return v;
+}
+
 // A named barrier among `threads` threads of the CTA.
 template <int Id, int Threads>
 __device__ __forceinline__ void named_barrier() {
@@ -19,6 +25,27 @@ __device__ __forceinline__ void named_barrier() {
 
 // Makes this thread's ordinary shared-memory writes visible to wgmma and TMA; a barrier must follow.
 __device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+__device__ __forceinline__ int cta_index() {
+  int v;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(v));
+  return v;
+}
+
+// CTAs of this CTA's cluster (1 when launched without), and this CTA's place among them. Read anew each time, too.
+__device__ __forceinline__ uint32_t cluster_size() {
+  uint32_t v;
+  asm volatile("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(v));
+  return v;
+}
+__device__ __forceinline__ uint32_t cluster_rank() {
+  uint32_t v;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(v));
+  return v;
+}
+__device__ __forceinline__ void cluster_barrier() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
 
 template <int Registers>
 __device__ __forceinline__ void registers_grow() {

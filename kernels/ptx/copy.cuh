@@ -16,6 +16,16 @@ __device__ __forceinline__ void tma_load_5d(uint32_t destination, const CUtensor
       : "memory");
 }
 
+// The same box to the same place in every CTA whose bit is set in `ctas`, counted on each one's own barrier.
+__device__ __forceinline__ void tma_multicast_5d(uint32_t destination, const CUtensorMap* map, uint32_t barrier,
+                                                 uint16_t ctas, int c0, int c1, int c2, int c3, int c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1, {%4, %5, %6, %7, %8}], [%2], %3;" ::"r"(destination),
+      "l"(map), "r"(barrier), "h"(ctas), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+      : "memory");
+}
+
 __device__ __forceinline__ void tma_prefetch_descriptor(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

@@ -36,6 +36,19 @@ __device__ __forceinline__ void arrive_once_per_warp(uint32_t barrier) {
       : "memory");
 }
 
+// Arrives at the same barrier in another CTA of the cluster. Release at CTA scope: what it orders is only that
+// this CTA's matrix products have read their operands, which wgmma_wait has made sure of; cluster scope would flush.
+__device__ __forceinline__ void mbarrier_arrive_at(uint32_t barrier, uint32_t rank) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+      "}" ::"r"(barrier),
+      "r"(rank)
+      : "memory");
+}
+
 __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }

@@ -36,7 +36,7 @@ __device__ __forceinline__ void copy_tile(const FmDecodeParams& p, int kv_head, 
     const T* base = reinterpret_cast<const T*>(p.kv_nope) + kv_head * p.kv_nope_stride[2] + piece * 8;
 #pragma unroll 2
     for (int row = thread / 64; row < kTileTokens; row += 2)
-      copy_piece(smem + block_offset(block.at) + latent_swizzled(row, piece % 16), base, p.kv_nope_stride,
+      copy_piece(smem + block_offset(block.at()) + latent_swizzled(row, piece % 16), base, p.kv_nope_stride,
                  token_at[row]);
   }
   if constexpr (QkDim > kLatent) {
@@ -53,7 +53,7 @@ __device__ __forceinline__ void publish_tile(DecodeControl& control, Ring<kBlock
   fence_async_shared();
   arrive_once_per_warp(shared_address(&control.tile_full[tile]));
   for (int i = 0; i < kTileBlocks; ++i, block.advance())
-    arrive_once_per_warp(shared_address(&control.block_full[block.at]));
+    arrive_once_per_warp(shared_address(&control.block_full[block.at()]));
 }
 
 template <class T, int QkDim>
@@ -64,24 +64,24 @@ __device__ __forceinline__ void load_tiles_gather(const FmDecodeParams& p, uint3
   for_each_row_block(p, [&](int, const RowBlock& r) {
     for (int tile = r.tile_begin; tile < r.tile_end; ++tile) {
       const int thread = warpgroup_thread();
-      mbarrier_wait(shared_address(&control.tile_empty[tile_at.at]), tile_at.parity ^ 1);
+      mbarrier_wait(shared_address(&control.tile_empty[tile_at.at()]), tile_at.parity() ^ 1);
       if (thread < kTileTokens) {
         const int2 at = locate_token(p, r, tile * kTileTokens + thread);
         control.token_at[buffer][thread] = at;
         const uint32_t present = __ballot_sync(~0u, at.x >= 0);
-        if (thread % 32 == 0) reinterpret_cast<uint32_t*>(&control.present[tile_at.at])[thread / 32] = present;
+        if (thread % 32 == 0) reinterpret_cast<uint32_t*>(&control.present[tile_at.at()])[thread / 32] = present;
       }
       const Ring<kBlocks> first_block = block;
       for (int i = 0; i < kTileBlocks; ++i, block.advance())
-        mbarrier_wait(shared_address(&control.block_empty[block.at]), block.parity ^ 1);
+        mbarrier_wait(shared_address(&control.block_empty[block.at()]), block.parity() ^ 1);
       named_barrier<kGatherBarrier, 128>();
-      copy_tile<T, QkDim>(p, r.kv_head, control.token_at[buffer], smem, first_block, tile_at.at);
+      copy_tile<T, QkDim>(p, r.kv_head, control.token_at[buffer], smem, first_block, tile_at.at());
       cp_async_commit();
       if (landing >= 0) {
         cp_async_wait<1>();
         publish_tile(control, landing_block, landing);
       }
-      landing = tile_at.at;
+      landing = tile_at.at();
       landing_block = first_block;
       buffer ^= 1;
       tile_at.advance();

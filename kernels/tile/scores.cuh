@@ -41,7 +41,7 @@ struct QueryFragments {
       const int row = r.row_begin + accumulator_row(thread) + half * 8;
       const bool present = row < r.rows;
       const T* source = reinterpret_cast<const T*>(p.q_nope) +
-                        row_offset(p, r, present ? row : r.row_begin, p.q_nope_stride) + (lane % 4) * 8;
+                        row_offset(p, r, present ? row : 0, p.q_nope_stride) + (lane % 4) * 8;
 #pragma unroll
       for (int i = 0; i < 2 * kRegisterChunks; ++i) {  // 32 columns: two steps of k16
         uint4 v = __ldg(reinterpret_cast<const uint4*>(source + i * 32));
@@ -55,31 +55,47 @@ struct QueryFragments {
   }
 };
 
-// One chunk (64 columns) of the block's Q rows to shared memory, swizzled.
-template <class T>
-__device__ __forceinline__ void load_query_chunk(const FmDecodeParams& p, const RowBlock& r, const void* q, int column,
-                                                 const int64_t (&stride)[3], uint8_t* to) {
-  const int thread = warpgroup_thread(), piece = thread % 8;
-#pragma unroll 2
-  for (int row = thread / 8; row < kTileRows; row += 16) {
-    uint4 v = make_uint4(0, 0, 0, 0);
-    if (r.row_begin + row < r.rows)
-      v = __ldg(reinterpret_cast<const uint4*>(reinterpret_cast<const T*>(q) +
-                                               row_offset(p, r, r.row_begin + row, stride) + column + piece * 8));
-    *reinterpret_cast<uint4*>(to + swizzled(row, piece)) = v;
+// The chunks of Q (64 columns each) that are read from shared memory: those after the register chunks, then rope.
+template <class T, int QkDim>
+struct SharedQuery {
+  static constexpr int kChunks = kSharedChunks + (QkDim > kLatent);
+  uint4 at[kChunks][4];
+
+  __device__ __forceinline__ void load(const FmDecodeParams& p, const RowBlock& r) {
+    const int thread = warpgroup_thread(), piece = thread % 8 * 8;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = r.row_begin + thread / 8 + 16 * i;
+      const bool present = row < r.rows;
+      const T* latent = reinterpret_cast<const T*>(p.q_nope) + row_offset(p, r, present ? row : 0, p.q_nope_stride);
+      const T* rope = reinterpret_cast<const T*>(p.q_rope) + row_offset(p, r, present ? row : 0, p.q_rope_stride);
+#pragma unroll
+      for (int chunk = 0; chunk < kChunks; ++chunk) {
+        const T* source = chunk < kSharedChunks ? latent + (kRegisterChunks + chunk) * 64 : rope;
+        at[chunk][i] = present ? __ldg(reinterpret_cast<const uint4*>(source + piece)) : make_uint4(0, 0, 0, 0);
+      }
+    }
   }
-}
+  __device__ __forceinline__ void store(uint8_t* shared) const {
+    const int thread = warpgroup_thread();
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        *reinterpret_cast<uint4*>(shared + chunk * kRopeBytes + swizzled(thread / 8 + 16 * i, thread % 8)) =
+            at[chunk][i];
+  }
+};
 
 template <class T, int QkDim>
 __device__ __forceinline__ void load_query(const FmDecodeParams& p, const RowBlock& r, QueryFragments& q,
                                            uint8_t* shared) {
-  named_barrier<kScoresBarrier, 128>();  // every warp is done with the previous item's Q
-#pragma unroll
-  for (int i = 0; i < kSharedChunks; ++i)
-    load_query_chunk<T>(p, r, p.q_nope, (kRegisterChunks + i) * 64, p.q_nope_stride, shared + i * kRopeBytes);
-  if (QkDim > kLatent) load_query_chunk<T>(p, r, p.q_rope, 0, p.q_rope_stride, shared + kSharedChunks * kRopeBytes);
-  fence_async_shared();
+  SharedQuery<T, QkDim> rest;
+  rest.load(p, r);
   q.load<T>(p, r);
+  named_barrier<kScoresBarrier, 128>();  // every warp is done with the previous item's Q
+  rest.store(shared);
+  fence_async_shared();
   named_barrier<kScoresBarrier, 128>();
 }
 
@@ -100,10 +116,10 @@ __device__ __forceinline__ void multiply_query_key(float (&s)[32], const QueryFr
 #pragma unroll
   for (int chunk = 0; chunk < 8; ++chunk) {
     if (chunk % 2 == 0) {
-      mbarrier_wait(shared_address(&control.block_full[block.at]), block.parity);
+      mbarrier_wait(shared_address(&control.block_full[block.at()]), block.parity());
       wgmma_fence();
     }
-    const uint32_t keys = smem + block_offset(block.at) + chunk % 2 * kAtomBytes;
+    const uint32_t keys = smem + block_offset(block.at()) + chunk % 2 * kAtomBytes;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       const uint64_t b = smem_descriptor(keys + k * 32, 0, kGroupBytes);
@@ -209,7 +225,7 @@ __device__ __forceinline__ void clean_values(const FmDecodeParams& p, const RowB
     if (seen_by_all >> row & 1) continue;
     Ring<kBlocks> block = first_block;
     block.advance(i % 64 / 16);
-    uint4* at = reinterpret_cast<uint4*>(smem + block_offset(block.at) + latent_swizzled(row, i % 16));
+    uint4* at = reinterpret_cast<uint4*>(smem + block_offset(block.at()) + latent_swizzled(row, i % 16));
     uint4 v = make_uint4(0, 0, 0, 0);
     if (present >> row & 1) {
       v = *at;
@@ -271,19 +287,19 @@ __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, uint8_t*
     // From this tile on, some row of the block does not see every token.
     const int first_masked = min(range.visible(p, range.row_begin), range.seq_len) / kTileTokens;
     for (int tile = range.tile_begin; tile < range.tile_end; ++tile) {
-      mbarrier_wait(shared_address(&control.tile_full[tile_at.at]), tile_at.parity);
+      mbarrier_wait(shared_address(&control.tile_full[tile_at.at()]), tile_at.parity());
       float s[32];
-      multiply_query_key<T, QkDim>(s, q, shared_address(smem), control, block, tile_at.at);
+      multiply_query_key<T, QkDim>(s, q, shared_address(smem), control, block, tile_at.at());
 #pragma unroll
       for (int i = 0; i < 32; ++i) s[i] *= p.scale_log2;
-      const bool masked = tile >= first_masked || control.present[tile_at.at] != ~0ull;
-      if (masked) mask_tile(p, load_row_block(p, item), s, tile, control.present[tile_at.at]);
-      announce_rescale(state.update(s), control, tile_at.at);
+      const bool masked = tile >= first_masked || control.present[tile_at.at()] != ~0ull;
+      if (masked) mask_tile(p, load_row_block(p, item), s, tile, control.present[tile_at.at()]);
+      announce_rescale(state.update(s), control, tile_at.at());
       named_barrier<kScoresBarrier, 128>();  // every warp has read K: P may overwrite its rope part
-      store_weights<T>(s, shared_address(smem) + rope_offset(tile_at.at));
-      if (masked) clean_values<T>(p, load_row_block(p, item), smem, block, tile, control.present[tile_at.at]);
+      store_weights<T>(s, shared_address(smem) + rope_offset(tile_at.at()));
+      if (masked) clean_values<T>(p, load_row_block(p, item), smem, block, tile, control.present[tile_at.at()]);
       fence_async_shared();
-      arrive_once_per_warp(shared_address(&control.weights_full[tile_at.at]));
+      arrive_once_per_warp(shared_address(&control.weights_full[tile_at.at()]));
       block.advance(kTileBlocks);
       tile_at.advance();
     }

@@ -27,6 +27,7 @@ constexpr int kTiles = 3;
 constexpr int kRegisterChunks = 6;  // chunks of 64 columns of Q that live in registers
 constexpr int kSharedChunks = 8 - kRegisterChunks;
 
+constexpr uint32_t kRopeRowBytes = 128;                     // 64 columns
 constexpr uint32_t kAtomBytes = 1024;  // 8 rows x 128 bytes, one swizzle atom
 constexpr uint32_t kGroupBytes = 2 * kAtomBytes;
 constexpr uint32_t kBlockBytes = 8 * kGroupBytes;
@@ -38,9 +39,9 @@ constexpr uint32_t kControlOffset = kQueryOffset + (kSharedChunks + 1) * kRopeBy
 // What the warpgroups tell each other besides the tiles.
 struct DecodeControl {
   uint64_t block_full[kBlocks];   // loader -> scores, values: a latent block has arrived
-  uint64_t block_empty[kBlocks];  // values -> loader: K and V of the block are used up
+  uint64_t block_empty[kBlocks];  // values of the whole cluster -> loader: K and V of the block are used up
   uint64_t tile_full[kTiles];     // loader -> scores: the rope block and `present` have arrived
-  uint64_t tile_empty[kTiles];    // values -> loader: P is used up
+  uint64_t tile_empty[kTiles];    // values of the whole cluster -> loader: P is used up
   uint64_t weights_full[kTiles];  // scores -> values: P, rescale factors, cleaned V rows
   uint64_t result_full;           // scores -> values: the factors of the finished item
   uint64_t result_empty;          // values -> scores
@@ -63,17 +64,15 @@ __device__ __forceinline__ uint32_t latent_swizzled(int row, int piece) {
   return (row >> 3) * kGroupBytes + (piece >> 3) * kAtomBytes + swizzled(row & 7, piece & 7);
 }
 
-// A position in a ring of N buffers: which one, and the parity of the pass over the ring.
+// A position in a ring of N buffers: which one, and the parity of the pass over the ring. One register.
 template <int N>
 struct Ring {
-  int at = 0;
-  uint32_t parity = 0;
+  int step = 0;  // modulo two passes
+  __device__ __forceinline__ int at() const { return step < N ? step : step - N; }
+  __device__ __forceinline__ uint32_t parity() const { return step >= N; }
   __device__ __forceinline__ void advance(int steps = 1) {
-    at += steps;
-    if (at >= N) {
-      at -= N;
-      parity ^= 1;
-    }
+    step += steps;
+    if (step >= 2 * N) step -= 2 * N;
   }
 };
 

@@ -53,8 +53,10 @@ __device__ __forceinline__ void store_partial_row(const Accumulators& o, int h, 
   if (!present) return;
   row += (lane % 4) * 2;
 #pragma unroll
-  for (int g = 0; g < 32; ++g)
-    *reinterpret_cast<float2*>(row + 8 * g) = make_float2(o[g / 16][g % 16 * 4 + 2 * h], o[g / 16][g % 16 * 4 + 2 * h + 1]);
+  for (int g = 0; g < 32; ++g) {
+    const float* pair = &o[g / 16][g % 16 * 4 + 2 * h];
+    *reinterpret_cast<float2*>(row + 8 * g) = make_float2(pair[0], pair[1]);
+  }
 }
 
 template <class T>
@@ -87,22 +89,22 @@ __device__ __forceinline__ void accumulate_values(const FmDecodeParams& p, int h
 #pragma unroll
     for (int i = 0; i < 128; ++i) o[i / 64][i % 64] = 0.f;
     for (int tiles = range.tile_end - range.tile_begin; tiles > 0; --tiles) {
-      mbarrier_wait(shared_address(&control.weights_full[tile_at.at]), tile_at.parity);
-      if (control.rescale[tile_at.at][warp])
-        scale_rows(o, control.factor[tile_at.at][row0], control.factor[tile_at.at][row0 + 8]);
+      mbarrier_wait(shared_address(&control.weights_full[tile_at.at()]), tile_at.parity());
+      if (control.rescale[tile_at.at()][warp])
+        scale_rows(o, control.factor[tile_at.at()][row0], control.factor[tile_at.at()][row0 + 8]);
       uint32_t empty[2];
 #pragma unroll
       for (int b = 0; b < 2; ++b, block.advance()) {
-        mbarrier_wait(shared_address(&control.block_full[block.at]), block.parity);
-        multiply_weights_values<T>(o[b], smem + rope_offset(tile_at.at), smem + block_offset(block.at));
-        empty[b] = shared_address(&control.block_empty[block.at]);
+        mbarrier_wait(shared_address(&control.block_full[block.at()]), block.parity());
+        multiply_weights_values<T>(o[b], smem + rope_offset(tile_at.at()), smem + block_offset(block.at()));
+        empty[b] = shared_address(&control.block_empty[block.at()]);
       }
       wgmma_wait<1>();
-      if (lane == 0) mbarrier_arrive(empty[0]);
+      if (lane < cluster_size()) mbarrier_arrive_at(empty[0], lane);
       wgmma_wait<0>();
-      if (lane == 0) {
-        mbarrier_arrive(empty[1]);
-        mbarrier_arrive(shared_address(&control.tile_empty[tile_at.at]));
+      if (lane < cluster_size()) {
+        mbarrier_arrive_at(empty[1], lane);
+        mbarrier_arrive_at(shared_address(&control.tile_empty[tile_at.at()]), lane);
       }
       block.advance(2);
       tile_at.advance();

@@ -1,6 +1,7 @@
 // The work of one CTA: the items of its team, seen through the CTA's own block of rows.
 #pragma once
 #include "../params.h"
+#include "../ptx/control.cuh"
 #include "shared_map.cuh"
 
 namespace fm {
@@ -39,26 +40,34 @@ __device__ __forceinline__ int4 load_once(const int4* at) {
 }
 
 __device__ __forceinline__ RowBlock load_row_block(const FmDecodeParams& p, int item) {
-  const int4* at = reinterpret_cast<const int4*>(p.plan + p.plan_items) + 3 * item;
+  asm volatile("" : "+r"(item));  // no pointer into the items is kept across the caller's loop
+  const int4* at = reinterpret_cast<const int4*>(p.items) + 3 * item;
   const int4 a = load_once(at), b = load_once(at + 1), c = load_once(at + 2);
   RowBlock r;
-  r.block = blockIdx.x % p.team;
+  r.block = cta_index() % p.team;
   r.request = a.x, r.kv_head = a.y, r.row_begin = a.z + r.block * kTileRows, r.q_begin = a.w;
-  r.q_len = b.x, r.seq_len = b.y, r.tile_begin = b.z, r.tile_end = b.w, r.slot = c.x;
+  r.q_len = b.x, r.seq_len = min(b.y, p.max_tokens), r.tile_begin = b.z, r.tile_end = b.w, r.slot = c.x;
   r.rows = r.q_len * p.group;
-  const int last_row = min(r.row_begin + kTileRows, r.rows) - 1;
-  r.tile_end = min(r.tile_end, (r.visible(p, last_row) + kTileTokens - 1) / kTileTokens);
+  int last_seen = r.seq_len;
+  if (cluster_size() == 1)  // the CTAs of a cluster go through the same tiles
+    last_seen = r.visible(p, min(r.row_begin + kTileRows, r.rows) - 1);
+  r.tile_end = min(r.tile_end, (last_seen + kTileTokens - 1) / kTileTokens);
   return r;
 }
 
-// Calls body(item, row block) for each item of this CTA's team whose rows reach this CTA's block. A role that is
+// The first item of this CTA's team, or of the `ahead`th team after it.
+__device__ __forceinline__ int first_item(const FmDecodeParams& p, int ahead) {
+  return load_once(p.worker_begin + cta_index() / p.team + ahead);
+}
+
+// Calls body(item, row block) for each item of this CTA's team; items whose rows do not reach this CTA's block are
+// left out unless other CTAs of the cluster count on this one. A role that is
 // short of registers keeps the item's number and loads the row block again where it needs it.
 template <class Body>
 __device__ __forceinline__ void for_each_row_block(const FmDecodeParams& p, Body body) {
-  const int* begin = reinterpret_cast<const int*>(p.plan + p.plan_worker_begin) + blockIdx.x / p.team;
-  for (int item = load_once(begin); item < load_once(begin + 1); ++item) {
+  for (int item = first_item(p, 0); item < first_item(p, 1); ++item) {
     const RowBlock r = load_row_block(p, item);
-    if (r.row_begin < r.rows) body(item, r);
+    if (r.row_begin < r.rows || cluster_size() > 1) body(item, r);
   }
 }
 static_assert(sizeof(FmWorkItem) == 48, "items are read as three int4");

@@ -34,9 +34,12 @@ unsafe impl Send for Engine {}
 unsafe impl Sync for Engine {}
 
 /// How a kernel is launched.
+#[derive(Debug, Default)]
 pub(super) struct Launch {
     pub blocks: u32,
     pub threads: u32,
+    /// Blocks of one cluster, which divides `blocks`; 0 or 1: none.
+    pub cluster: u32,
     pub stream: Stream,
     /// Begin before the previous kernel of the stream has ended (programmatic dependent launch).
     pub overlap: bool,
@@ -118,13 +121,11 @@ impl Engine {
             );
             return Err(Error::unsupported("kernel", value, rule));
         };
-        let mut overlap = sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue {
-                programmaticStreamSerializationAllowed: 1,
-            },
-        };
+        let mut attributes = launch.attributes();
+        let used = attributes
+            .iter()
+            .take_while(|attribute| attribute.id != IGNORE)
+            .count();
         let config = sys::CUlaunchConfig {
             gridDimX: launch.blocks,
             gridDimY: 1,
@@ -134,8 +135,8 @@ impl Engine {
             blockDimZ: 1,
             sharedMemBytes: kernel.shared_bytes(),
             hStream: handle(launch.stream),
-            attrs: &mut overlap,
-            numAttrs: launch.overlap.into(),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: used as u32,
         };
         // SAFETY: the arguments are right (the caller's promise); the driver copies them before it returns.
         let result = unsafe {
@@ -147,6 +148,49 @@ impl Engine {
             )
         };
         call("cuLaunchKernelEx", result)
+    }
+}
+
+const IGNORE: sys::CUlaunchAttributeID = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_IGNORE;
+
+impl Launch {
+    /// The launch's attributes, those in use first.
+    fn attributes(&self) -> [sys::CUlaunchAttribute; 2] {
+        use sys::CUlaunchAttributeID as Id;
+        let attribute = |id, value| sys::CUlaunchAttribute {
+            id,
+            pad: [0; 4],
+            value,
+        };
+        let ignored = attribute(IGNORE, sys::CUlaunchAttributeValue { pad: [0; 64] });
+        let mut attributes = [ignored; 2];
+        let mut free = attributes.iter_mut();
+        let mut add = |id, value| {
+            if let Some(slot) = free.next() {
+                *slot = attribute(id, value);
+            }
+        };
+        if self.cluster > 1 {
+            let clusters = sys::CUlaunchAttributeValue_union__bindgen_ty_1 {
+                x: self.cluster,
+                y: 1,
+                z: 1,
+            };
+            let value = sys::CUlaunchAttributeValue {
+                clusterDim: clusters,
+            };
+            add(Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value);
+        }
+        if self.overlap {
+            let value = sys::CUlaunchAttributeValue {
+                programmaticStreamSerializationAllowed: 1,
+            };
+            add(
+                Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                value,
+            );
+        }
+        attributes
     }
 }
 
@@ -264,4 +308,28 @@ fn function(module: sys::CUmodule, kernel: Kernel) -> Result<sys::CUfunction> {
         unsafe { sys::cuFuncGetAttribute(&mut registers, A::CU_FUNC_ATTRIBUTE_NUM_REGS, function) };
     call("cuFuncGetAttribute", asked)?;
     Ok(function)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sys::CUlaunchAttributeID as Id;
+
+    #[test]
+    fn attributes_in_use_come_first() {
+        let ids = |cluster, overlap| {
+            let launch = Launch {
+                cluster,
+                overlap,
+                ..Launch::default()
+            };
+            launch.attributes().map(|attribute| attribute.id)
+        };
+        let cluster = Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+        let overlap = Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        assert_eq!(ids(1, false), [IGNORE, IGNORE]);
+        assert_eq!(ids(2, false), [cluster, IGNORE]);
+        assert_eq!(ids(1, true), [overlap, IGNORE]);
+        assert_eq!(ids(2, true), [cluster, overlap]);
+    }
 }

@@ -50,7 +50,7 @@ pub(crate) unsafe fn plan(
         blocks: 1,
         threads: FM_PLAN_THREADS as u32,
         stream,
-        overlap: false,
+        ..Launch::default()
     };
     // SAFETY: `fm_plan` takes one FmPlanParams; the memory is live (the caller's promise).
     unsafe { engine.launch(Kernel::Plan, &launch, &mut [pointer(&mut params)]) }
@@ -95,11 +95,18 @@ unsafe fn attend(engine: &Engine, problem: &DecodeProblem, plan: &Plan) -> Resul
             Loader::Gather
         },
     };
+    let team = plan.schedule.team;
     let launch = Launch {
-        blocks: (plan.schedule.shape.workers * plan.schedule.team) as u32,
+        blocks: (plan.schedule.shape.workers * team) as u32,
         threads: DECODE_THREADS,
+        // The CTAs of a team read the same tiles: the TMA loader loads once for two of them.
+        cluster: if maps.is_some() && team % 2 == 0 {
+            2
+        } else {
+            1
+        },
         stream: problem.stream,
-        overlap: false,
+        ..Launch::default()
     };
     // SAFETY: decode kernels take two tensor maps and an FmDecodeParams; the memory is live.
     unsafe {
@@ -129,17 +136,17 @@ fn decode_params(problem: &DecodeProblem, plan: &Plan) -> FmDecodeParams {
         max_pages: table.max_pages,
         num_pages: cache.num_pages,
         page_size: cache.page_size,
+        max_tokens: table.capacity(cache.page_size) as i32,
         group: problem.group(),
         team: plan.schedule.team,
         causal: problem.causal.into(),
-        box_rows: tensor_map::box_rows(cache.page_size),
+        box_shift: tensor_map::box_rows(cache.page_size).trailing_zeros() as i32,
         head_chunks_nope: 0,
         head_chunks_rope: 0,
         scale_log2: (problem.scale * std::f64::consts::LOG2_E) as f32,
         attn_sink: problem.attn_sink as *const f32,
-        plan: plan.workspace.plan as *const u8,
-        plan_worker_begin: plan.schedule.layout.worker_begin,
-        plan_items: plan.schedule.layout.items,
+        worker_begin: plan.section(plan.schedule.layout.worker_begin),
+        items: plan.section(plan.schedule.layout.items),
         out: problem.out.ptr as *mut c_void,
         out_stride: problem.out.strides,
         lse: problem.lse.ptr as *mut f32,
@@ -154,8 +161,8 @@ fn decode_params(problem: &DecodeProblem, plan: &Plan) -> FmDecodeParams {
 unsafe fn combine(engine: &Engine, problem: &DecodeProblem, plan: &Plan) -> Result<()> {
     let schedule = &plan.schedule;
     let mut params = FmCombineParams {
-        plan: plan.workspace.plan as *const u8,
-        plan_merges: schedule.layout.merges,
+        plan: plan.section(0),
+        merges: plan.section(schedule.layout.merges),
         partial_out: plan.workspace.partial_out as *const f32,
         partial_lse: plan.workspace.partial_lse as *const f32,
         unit_rows: schedule.shape.unit_rows,
@@ -172,6 +179,7 @@ unsafe fn combine(engine: &Engine, problem: &DecodeProblem, plan: &Plan) -> Resu
         threads: FM_COMBINE_THREADS as u32,
         stream: problem.stream,
         overlap: true,
+        ..Launch::default()
     };
     let kernel = Kernel::Combine {
         fp16: is_fp16(problem.dtype),
@@ -188,7 +196,7 @@ fn rows_launch(engine: &Engine, rows: i64, stream: Stream) -> Launch {
         blocks,
         threads: FM_ROW_THREADS as u32,
         stream,
-        overlap: false,
+        ..Launch::default()
     }
 }
 
@@ -308,7 +316,7 @@ pub(crate) unsafe fn gather(ordinal: u32, problem: &GatherProblem) -> Result<()>
                 blocks: 1,
                 threads,
                 stream: problem.stream,
-                overlap: false,
+                ..Launch::default()
             };
             // SAFETY: `fm_offsets` takes one FmOffsetsParams; the memory is live (the caller's promise).
             unsafe { engine.launch(Kernel::Offsets, &launch, &mut [pointer(&mut offsets)])? };

@@ -2,8 +2,8 @@
 //!
 //! A map sees one part of the cache (latent or rotary) as five dimensions, innermost first: 64 elements of a
 //! row (128 bytes, the width of the swizzle), 8 rows of a swizzle atom, the 64-wide column blocks ("chunks"),
-//! the atoms of a page, the pages. A box is `box_rows` rows of one page with all chunks of one KV head; heads
-//! lie `head_chunks` chunks apart. L2 promotion is off: measured, it costs 8 % of the bandwidth on rows of
+//! the atoms of a page, the pages. A box is `box_rows` rows of one page with two chunks of the latent part or
+//! the one of the rotary part; KV heads lie `head_chunks` chunks apart. L2 promotion is off: measured, it costs 8 % of the bandwidth on rows of
 //! 1,152 bytes.
 
 use std::ffi::c_void;
@@ -12,12 +12,14 @@ use cudarc::driver::sys;
 
 use crate::dtype::DType;
 use crate::error::Result;
+use crate::params::FM_LATENT_BOX_CHUNKS;
 use crate::problem::{NOPE_DIM, PagedCache, ROPE_DIM, Strided};
 
 use super::driver::call;
 use super::kernel::is_fp16;
 
 const RANK: usize = 5;
+const LATENT_BOX_CHUNKS: u32 = FM_LATENT_BOX_CHUNKS as u32;
 /// Elements of one chunk.
 const CHUNK: i64 = 64;
 /// Rows of one swizzle atom.
@@ -50,15 +52,20 @@ pub(super) fn box_rows(page_size: i32) -> i32 {
 
 /// The maps of the latent and the rotary part; `None` where TMA cannot read the cache as it lies.
 pub(super) fn geometries(cache: &PagedCache) -> Option<(Geometry, Option<Geometry>)> {
-    let nope = geometry(cache, &cache.rows.nope, NOPE_DIM / CHUNK)?;
+    let nope = geometry(cache, &cache.rows.nope, NOPE_DIM / CHUNK, LATENT_BOX_CHUNKS)?;
     let rope = match &cache.rows.rope {
         None => None,
-        Some(rope) => Some(geometry(cache, rope, ROPE_DIM / CHUNK)?),
+        Some(rope) => Some(geometry(cache, rope, ROPE_DIM / CHUNK, 1)?),
     };
     Some((nope, rope))
 }
 
-fn geometry(cache: &PagedCache, part: &Strided<3>, chunks: i64) -> Option<Geometry> {
+fn geometry(
+    cache: &PagedCache,
+    part: &Strided<3>,
+    chunks: i64,
+    box_chunks: u32,
+) -> Option<Geometry> {
     let [page_stride, token_stride, head_stride] = part.strides;
     let (pages, page_size) = (i64::from(cache.num_pages), i64::from(cache.page_size));
     let other_heads = i64::from(cache.kv_heads) - 1;
@@ -90,7 +97,7 @@ fn geometry(cache: &PagedCache, part: &Strided<3>, chunks: i64) -> Option<Geomet
         ptr: part.ptr,
         sizes: sizes.map(|size| size as u64),
         strides: strides.map(|stride| stride as u64),
-        box_sizes: [CHUNK as u32, ATOM_ROWS as u32, chunks as u32, atoms, 1],
+        box_sizes: [CHUNK as u32, ATOM_ROWS as u32, box_chunks, atoms, 1],
         head_chunks: i32::try_from(head_chunks).ok()?,
     })
 }
@@ -158,7 +165,7 @@ mod tests {
         let (nope, rope) = geometries(&cache(10, 64, 1, [64 * 576, 576, 0])).unwrap();
         assert_eq!(nope.sizes, [64, 8, 8, 8, 10]);
         assert_eq!(nope.strides, [1152, 128, 9216, 73_728]);
-        assert_eq!(nope.box_sizes, [64, 8, 8, 8, 1]);
+        assert_eq!(nope.box_sizes, [64, 8, 2, 8, 1]);
         let rope = rope.unwrap();
         assert_eq!(
             (rope.sizes, rope.box_sizes),
