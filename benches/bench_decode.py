@@ -55,12 +55,12 @@ class Inputs:
         table = torch.full((row.batch, columns), 2147480000, dtype=torch.int32)
         table[used] = torch.randperm(total).int()
         self.table = table.cuda()
-        self.cache = torch.randn(total, PAGE_SIZE, D_QK, device="cuda", dtype=dtype)
+        self.cache = torch.randn(total, PAGE_SIZE, D_QK, device="cuda", dtype=dtype) * 0.1
         last = self.table.gather(1, (pages[:, None] - 1).cuda())[:, 0]
         position = torch.arange(PAGE_SIZE, device="cuda")
         beyond = position > ((self.lens - 1) % PAGE_SIZE)[:, None]
         self.cache[last.long()] = self.cache[last.long()].masked_fill(beyond[..., None], NAN)
-        self.q = torch.randn(row.batch, row.q_len, row.heads, D_QK, device="cuda", dtype=dtype)
+        self.q = torch.randn(row.batch, row.q_len, row.heads, D_QK, device="cuda", dtype=dtype) * 10
         self.out = torch.full((*self.q.shape[:-1], D_V), NAN, device="cuda", dtype=dtype)
         self.lse = torch.full(self.q.shape[:-1], NAN, device="cuda")
 

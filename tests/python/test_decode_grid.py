@@ -99,14 +99,14 @@ def test_gpu_whole_cross_matches_reference(b, s_q, seq, dtype, cuda):
     for h_kv, varlen in itertools.product((1, 2, 3), AXES["varlen"]):
         generator = torch.Generator().manual_seed(b * 1000 + seq + h_kv)
         lens = problems.lengths(b, seq, varlen, generator)
-        keys = torch.randn(b, seq, h_kv, 576, device=cuda).to(dtype)
+        keys = problems.random_keys(b, seq, h_kv, 576, device=cuda).to(dtype)
         paged = {size: problems.page(keys, lens, size, generator) for size in AXES["page_size"]}
         lens = lens.to(cuda)
         present = torch.arange(seq, device=cuda) < lens[:, None]
         for (h, g), causal in itertools.product(AXES["heads"], AXES["causal"]):
             if g != h_kv:
                 continue
-            q = torch.randn(b, s_q, h, 576, device=cuda).to(dtype)
+            q = problems.random_queries(b, s_q, h, 576, device=cuda).to(dtype)
             want = reference.attention(q, keys, present, lens, causal=causal)
             for size, (cache, table) in paged.items():
                 cases += 1

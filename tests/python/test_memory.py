@@ -120,8 +120,8 @@ def test_caches_past_2_31_elements(cuda, page_size):
     lens = torch.tensor([900, 333], dtype=torch.int32, device=cuda)
     columns = -(-900 // page_size)
     table = torch.arange(pages - 2 * columns, pages, dtype=torch.int32, device=cuda).flip(0).view(2, columns)
-    q = torch.randn(2, 1, 16, 576, device=cuda).bfloat16()
-    rows = torch.randn(1233, 576, device=cuda).bfloat16()
+    q = problems.random_queries(2, 1, 16, 576, device=cuda).bfloat16()
+    rows = problems.random_keys(1233, 576, device=cuda).bfloat16()
     position = torch.cat([torch.arange(900), torch.arange(333)]).to(cuda)
     request = torch.tensor([0] * 900 + [1] * 333, device=cuda)
     slots = table[request, position // page_size].long() * page_size + position % page_size
