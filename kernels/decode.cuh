@@ -31,9 +31,9 @@ __device__ __forceinline__ void init_barriers(DecodeControl& control, int loader
   for (int i = 0; i < kTiles; ++i) {
     mbarrier_init(shared_address(&control.tile_full[i]), loader_arrivals);
     mbarrier_init(shared_address(&control.tile_empty[i]), 8 * cluster_size());
-    mbarrier_init(shared_address(&control.weights_full[i]), 4);
+    mbarrier_init(shared_address(&control.weights_full[i]), 128);
   }
-  mbarrier_init(shared_address(&control.result_full), 4);
+  mbarrier_init(shared_address(&control.result_full), 128);
   mbarrier_init(shared_address(&control.result_empty), 8);
   mbarrier_init_fence();
 }

@@ -299,13 +299,13 @@ __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, uint8_t*
       store_weights<T>(s, shared_address(smem) + rope_offset(tile_at.at()));
       if (masked) clean_values<T>(p, load_row_block(p, item), smem, block, tile, control.present[tile_at.at()]);
       fence_async_shared();
-      arrive_once_per_warp(shared_address(&control.weights_full[tile_at.at()]));
+      mbarrier_arrive(shared_address(&control.weights_full[tile_at.at()]));
       block.advance(kTileBlocks);
       tile_at.advance();
     }
     mbarrier_wait(shared_address(&control.result_empty), result_parity);
     finish_rows(p, load_row_block(p, item), state, control);
-    arrive_once_per_warp(shared_address(&control.result_full));
+    mbarrier_arrive(shared_address(&control.result_full));
     result_parity ^= 1;
   });
 }
