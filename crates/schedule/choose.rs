@@ -6,11 +6,11 @@ use crate::plan_layout::{
 use crate::{PlanError, layout};
 
 /// What a unit costs before its first tile (loading Q, filling the pipeline, writing out), in tiles.
-pub const FIXED_COST: i32 = 2;
+pub const FIXED_COST: i32 = 5;
 /// What splitting a unit costs (partial results out and in again), in tiles.
-pub const SPLIT_COST: i32 = 6;
+pub const SPLIT_COST: i32 = 10;
 /// The shortest part of a split unit, in tiles.
-pub const MIN_PART: i32 = 1;
+pub const MIN_PART: i32 = 2;
 
 /// Most CTAs that share one unit: the portable cluster size.
 const MAX_TEAM: i32 = 8;

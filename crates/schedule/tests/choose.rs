@@ -73,7 +73,7 @@ fn named_workloads_keep_their_team_and_workers() {
         assert_eq!(layout(&shape).expect(name).units, units, "{name}");
         assert_eq!(
             (shape.fixed_cost, shape.split_cost, shape.min_part),
-            (2, 6, 1),
+            (5, 10, 2),
             "{name}"
         );
     }
