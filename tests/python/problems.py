@@ -76,7 +76,7 @@ def page(keys, lens, page_size, generator, *, spare_pages=3, spare_columns=2):
     b, s, h_kv, d = keys.shape
     device = keys.device
     needed = (lens.cpu().long() + page_size - 1) // page_size
-    columns = int(needed.max() if b else 0) + spare_columns
+    columns = max(-(-s // page_size), int(needed.max() if b else 0)) + spare_columns
     total = int(needed.sum()) + spare_pages
     used = torch.arange(columns)[None, :] < needed[:, None]
     table = torch.full((b, columns), UNUSED_PAGE, dtype=torch.int32)
