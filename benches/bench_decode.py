@@ -60,7 +60,7 @@ class Inputs:
         position = torch.arange(PAGE_SIZE, device="cuda")
         beyond = position > ((self.lens - 1) % PAGE_SIZE)[:, None]
         self.cache[last.long()] = self.cache[last.long()].masked_fill(beyond[..., None], NAN)
-        self.q = torch.randn(row.batch, row.q_len, row.heads, D_QK, device="cuda", dtype=dtype) * 10
+        self.q = torch.randn(row.batch, row.q_len, row.heads, D_QK, device="cuda", dtype=dtype) * 3
         self.out = torch.full((*self.q.shape[:-1], D_V), NAN, device="cuda", dtype=dtype)
         self.lse = torch.full(self.q.shape[:-1], NAN, device="cuda")
 
