@@ -286,10 +286,18 @@ __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, uint8_t*
     if (!range.empty()) load_query<T, QkDim>(p, range, q, smem + kQueryOffset);
     // From this tile on, some row of the block does not see every token.
     const int first_masked = min(range.visible(p, range.row_begin), range.seq_len) / kTileTokens;
+    uint32_t held = 0;  // a finished tile's weights_full: its P V runs best during the next softmax
     for (int tile = range.tile_begin; tile < range.tile_end; ++tile) {
+      Ring<kBlocks> last = block;
+      last.advance(kTileBlocks - 1);
+      if (held != 0 && !mbarrier_test(shared_address(&control.block_full[last.at()]), last.parity())) {
+        mbarrier_arrive(held);
+        held = 0;
+      }
       mbarrier_wait(shared_address(&control.tile_full[tile_at.at()]), tile_at.parity());
       float s[32];
       multiply_query_key<T, QkDim>(s, q, shared_address(smem), control, block, tile_at.at());
+      if (held != 0) mbarrier_arrive(held);
 #pragma unroll
       for (int i = 0; i < 32; ++i) s[i] *= p.scale_log2;
       const bool masked = tile >= first_masked || control.present[tile_at.at()] != ~0ull;
@@ -299,10 +307,11 @@ __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, uint8_t*
       store_weights<T>(s, shared_address(smem) + rope_offset(tile_at.at()));
       if (masked) clean_values<T>(p, load_row_block(p, item), smem, block, tile, control.present[tile_at.at()]);
       fence_async_shared();
-      mbarrier_arrive(shared_address(&control.weights_full[tile_at.at()]));
+      held = shared_address(&control.weights_full[tile_at.at()]);
       block.advance(kTileBlocks);
       tile_at.advance();
     }
+    if (held != 0) mbarrier_arrive(held);
     mbarrier_wait(shared_address(&control.result_empty), result_parity);
     finish_rows(p, load_row_block(p, item), state, control);
     mbarrier_arrive(shared_address(&control.result_full));
