@@ -43,7 +43,7 @@ __device__ __forceinline__ void decode(const CUtensorMap& latent_map, const CUte
                                        const FmDecodeParams& p) {
   extern __shared__ __align__(1024) uint8_t smem[];
   DecodeControl& control = *reinterpret_cast<DecodeControl*>(smem + kControlOffset);
-  if (threadIdx.x == 0) init_barriers(control, L == Loader::Tma ? 1 : 4);
+  if (threadIdx.x == 0) init_barriers(control, L == Loader::Tma ? 1 : kTileWarps);
   cluster_barrier();
   launch_dependents();
   const int warpgroup = threadIdx.x / 128;

@@ -1,5 +1,6 @@
 // The gather loader: four warps copy single rows in 16-byte pieces and place the swizzle by hand. For any page
-// size and any 16-byte aligned strides.
+// size and any 16-byte aligned strides. Two warps take the even tiles, two the odd ones, so that two tiles are in
+// flight; a warp copies 32 rows, all lanes along one row.
 #pragma once
 #include "../ptx/control.cuh"
 #include "../ptx/copy.cuh"
@@ -7,44 +8,66 @@
 
 namespace fm {
 
-constexpr int kGatherBarrier = 2;  // named barrier of the loader's four warps
+constexpr int kTileWarps = 2;  // warps that copy one tile
+constexpr int kWarpRows = kTileTokens / kTileWarps;
+static_assert(kWarpRows == 32, "a lane knows one row");
 
-// Page and offset in the page of token `token` of the request; page -1 when there is none.
-__device__ __forceinline__ int2 locate_token(const FmDecodeParams& p, const RowBlock& r, int token) {
-  if (token >= r.seq_len) return make_int2(-1, 0);
+// Where a token is: its page (-1 when absent) and its offset in it.
+struct TokenPlace {
+  int page, offset;
+};
+
+__device__ __forceinline__ TokenPlace locate_token(const FmDecodeParams& p, const RowBlock& r, int token) {
+  if (token >= r.seq_len) return {-1, 0};
   const int column = token / p.page_size;
-  if (column >= p.max_pages) return make_int2(-1, 0);
-  const int page = __ldg(p.block_table + r.request * p.block_table_stride + column);
-  return make_int2((unsigned)page < (unsigned)p.num_pages ? page : -1, token - column * p.page_size);
+  if (column >= p.max_pages) return {-1, 0};
+  const int page = load_once(p.block_table + opaque(r.request) * p.block_table_stride + column);
+  return {(unsigned)page < (unsigned)p.num_pages ? page : -1, token - column * p.page_size};
 }
 
-// Copies this thread's 16-byte pieces of row `row`: `base` points at the piece in page 0, token 0.
 template <class T>
-__device__ __forceinline__ void copy_piece(uint32_t to, const T* base, const int64_t (&stride)[3], int2 at) {
-  const bool present = at.x >= 0;
-  cp_async_16(to, present ? base + at.x * stride[0] + at.y * stride[1] : base, present);
+__device__ __forceinline__ const T* row_of(const FmDecodeParams& p, const void* base, const int64_t (&stride)[3],
+                                           TokenPlace at, int kv_head) {
+  if (at.page < 0) return nullptr;
+  return reinterpret_cast<const T*>(base) + at.page * stride[0] + at.offset * stride[1] + opaque(kv_head) * stride[2];
 }
 
-// Issues the copies of one tile whose tokens are located in `token_at`.
+template <class T>
+__device__ __forceinline__ const T* shuffle(const T* pointer, int lane) {
+  return reinterpret_cast<const T*>(__shfl_sync(~0u, reinterpret_cast<unsigned long long>(pointer), lane));
+}
+
+// A piece of 16 bytes of a row, or zeros where the row is null. Some address has to be given all the same.
+template <class T>
+__device__ __forceinline__ void copy_piece(uint32_t to, const T* row, int piece, const void* any) {
+  cp_async_16(to, row == nullptr ? any : row + piece * 8, row != nullptr);
+}
+
+// Issues the copies of this warp's rows of a tile; `at` is the place of this lane's row.
 template <class T, int QkDim>
-__device__ __forceinline__ void copy_tile(const FmDecodeParams& p, int kv_head, const int2* token_at, uint32_t smem,
+__device__ __forceinline__ void copy_rows(const FmDecodeParams& p, int kv_head, TokenPlace at, uint32_t smem,
                                           Ring<kBlocks> block, int rope) {
-  const int thread = warpgroup_thread();
   {
-    const int piece = thread % 64;  // four blocks of 16 pieces
-    block.advance(piece / 16);
-    const T* base = reinterpret_cast<const T*>(p.kv_nope) + kv_head * p.kv_nope_stride[2] + piece * 8;
-#pragma unroll 2
-    for (int row = thread / 64; row < kTileTokens; row += 2)
-      copy_piece(smem + block_offset(block.at()) + latent_swizzled(row, piece % 16), base, p.kv_nope_stride,
-                 token_at[row]);
+    const int thread = warpgroup_thread(), lane = thread % 32, first_row = thread / 32 % kTileWarps * kWarpRows;
+    const T* own = row_of<T>(p, p.kv_nope, p.kv_nope_stride, at, kv_head);
+    block.advance(lane / 16);  // pieces lane and lane + 32 of 64; 16 to a block
+    const uint32_t to0 = smem + block_offset(block.at());
+    block.advance(2);
+    const uint32_t to1 = smem + block_offset(block.at());
+#pragma unroll 1
+    for (int i = 0; i < kWarpRows; ++i) {
+      const T* row = shuffle(own, i);
+      const uint32_t in_block = latent_swizzled(first_row + i, lane % 16);
+      copy_piece(to0 + in_block, row, lane, p.kv_nope);
+      copy_piece(to1 + in_block, row, lane + 32, p.kv_nope);
+    }
   }
   if constexpr (QkDim > kLatent) {
-    const int piece = thread % 8;
-    const T* base = reinterpret_cast<const T*>(p.kv_rope) + kv_head * p.kv_rope_stride[2] + piece * 8;
+    const int thread = warpgroup_thread(), lane = thread % 32, first_row = thread / 32 % kTileWarps * kWarpRows;
+    const T* own = row_of<T>(p, p.kv_rope, p.kv_rope_stride, at, kv_head);
 #pragma unroll 1
-    for (int row = thread / 8; row < kTileTokens; row += 16)
-      copy_piece(smem + rope_offset(rope) + swizzled(row, piece), base, p.kv_rope_stride, token_at[row]);
+    for (int i = lane / 8; i < kWarpRows; i += 4)  // eight lanes to a row
+      copy_piece(smem + rope_offset(rope) + swizzled(first_row + i, lane % 8), shuffle(own, i), lane % 8, p.kv_rope);
   }
 }
 
@@ -52,45 +75,43 @@ __device__ __forceinline__ void copy_tile(const FmDecodeParams& p, int kv_head, 
 __device__ __forceinline__ void publish_tile(DecodeControl& control, Ring<kBlocks> block, int tile) {
   fence_async_shared();
   arrive_once_per_warp(shared_address(&control.tile_full[tile]));
+#pragma unroll 1
   for (int i = 0; i < kTileBlocks; ++i, block.advance())
     arrive_once_per_warp(shared_address(&control.block_full[block.at()]));
 }
 
 template <class T, int QkDim>
+__device__ __forceinline__ void load_tile_gather(const FmDecodeParams& p, int item, int tile, uint32_t smem,
+                                                 DecodeControl& control, Ring<kBlocks> block, Ring<kTiles> tile_at) {
+  const int half = warpgroup_thread() / 32 % kTileWarps;
+  const RowBlock r = load_row_block(p, item);
+  const TokenPlace at = locate_token(p, r, tile * kTileTokens + warpgroup_thread() % kTileTokens);
+  mbarrier_wait(shared_address(&control.tile_empty[tile_at.at()]), tile_at.parity() ^ 1);
+  const uint32_t present = __ballot_sync(~0u, at.page >= 0);
+  if (warpgroup_thread() % 32 == 0) reinterpret_cast<uint32_t*>(&control.present[tile_at.at()])[half] = present;
+  Ring<kBlocks> needed = block;
+#pragma unroll 1
+  for (int i = 0; i < kTileBlocks; ++i, needed.advance())
+    mbarrier_wait(shared_address(&control.block_empty[needed.at()]), needed.parity() ^ 1);
+  copy_rows<T, QkDim>(p, r.kv_head, at, smem, block, tile_at.at());
+  cp_async_commit();
+  cp_async_wait<0>();
+  publish_tile(control, block, tile_at.at());
+}
+
+template <class T, int QkDim>
 __device__ __forceinline__ void load_tiles_gather(const FmDecodeParams& p, uint32_t smem, DecodeControl& control) {
-  Ring<kBlocks> block, landing_block;
+  Ring<kBlocks> block;
   Ring<kTiles> tile_at;
-  int buffer = 0, landing = -1;  // the tile whose copies are still in flight
-  for_each_row_block(p, [&](int, const RowBlock& r) {
-    for (int tile = r.tile_begin; tile < r.tile_end; ++tile) {
-      const int thread = warpgroup_thread();
-      mbarrier_wait(shared_address(&control.tile_empty[tile_at.at()]), tile_at.parity() ^ 1);
-      if (thread < kTileTokens) {
-        const int2 at = locate_token(p, r, tile * kTileTokens + thread);
-        control.token_at[buffer][thread] = at;
-        const uint32_t present = __ballot_sync(~0u, at.x >= 0);
-        if (thread % 32 == 0) reinterpret_cast<uint32_t*>(&control.present[tile_at.at()])[thread / 32] = present;
-      }
-      const Ring<kBlocks> first_block = block;
-      for (int i = 0; i < kTileBlocks; ++i, block.advance())
-        mbarrier_wait(shared_address(&control.block_empty[block.at()]), block.parity() ^ 1);
-      named_barrier<kGatherBarrier, 128>();
-      copy_tile<T, QkDim>(p, r.kv_head, control.token_at[buffer], smem, first_block, tile_at.at());
-      cp_async_commit();
-      if (landing >= 0) {
-        cp_async_wait<1>();
-        publish_tile(control, landing_block, landing);
-      }
-      landing = tile_at.at();
-      landing_block = first_block;
-      buffer ^= 1;
+  for_each_row_block(p, [&](int item, const RowBlock& range) {
+#pragma unroll 1
+    for (int tile = range.tile_begin; tile < range.tile_end; ++tile) {
+      if (tile_at.step % 2 == warpgroup_thread() / 64)
+        load_tile_gather<T, QkDim>(p, item, tile, smem, control, block, tile_at);
+      block.advance(kTileBlocks);
       tile_at.advance();
     }
   });
-  if (landing >= 0) {
-    cp_async_wait<0>();
-    publish_tile(control, landing_block, landing);
-  }
 }
 
 }  // namespace fm

@@ -49,7 +49,6 @@ struct DecodeControl {
   uint32_t rescale[kTiles][4];    // per warp of 16 rows: did any row's reference maximum move?
   float factor[kTiles][kTileRows];
   float result[kTileRows];        // what the accumulated rows are multiplied with at the end
-  int2 token_at[2][kTileTokens];  // gather loader: page (-1 when absent) and offset in it of each token
 };
 static_assert(kControlOffset + sizeof(DecodeControl) <= FM_DECODE_SMEM_BYTES, "shared memory map and params.h differ");
 
