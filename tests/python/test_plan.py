@@ -70,6 +70,19 @@ MISMATCHES = {
 }
 
 
+def test_a_plan_keeps_its_own_splits(device):
+    problem = problems.make(h=16, lens=[300, 10, 5], device=device)
+    plan = ferromla.Plan(problem.lens, num_heads=16, page_size=64, num_splits=4)
+    problem.check(plan=plan, num_splits=4)
+    for options, text in (
+        ({"num_splits": 3}, "num_splits is 3 with a plan: None, or 4 as the plan was made with"),
+        ({"batch_invariant": True}, "batch_invariant is true with a plan"),
+    ):
+        with pytest.raises(ferromla.InvalidArgument, match=text) as caught:
+            problem.run(plan=plan, **options)
+        assert caught.value.argument in options
+
+
 @pytest.mark.parametrize("field", MISMATCHES)
 def test_a_plan_for_other_shapes_is_refused_by_name(device, field):
     problem = problems.make(h=16, s_q=2, lens=[300, 10, 5], device=device)
