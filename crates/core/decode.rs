@@ -28,7 +28,8 @@ pub struct DecodeArgs<'a> {
     pub kv_format: Option<KvFormat>,
     /// `[h]` float32: `out *= exp(lse) / (exp(lse) + exp(sink))`; `lse` stays as it is.
     pub attn_sink: Option<View>,
-    /// A schedule made before for these shapes; `None`: this call makes its own.
+    /// A schedule made before for these shapes; `None`: this call makes its own. The lengths that it was made
+    /// or last updated with count, not the values of `seq_lens` at this call.
     pub plan: Option<&'a Plan>,
     /// Fixes the parts every request is cut into; `None`: the scheduler chooses. Not with a `plan`, which
     /// has its own.

@@ -30,7 +30,8 @@ type Outputs<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>);
 ///     kv_format: `"bf16"`, `"fp16"`, or None for the cache's own dtype.
 ///     kv_scale, q_scale: for quantised formats, which this version does not have.
 ///     attn_sink: `[h]` float32: `out` is multiplied by `exp(lse) / (exp(lse) + exp(sink))`.
-///     plan: a `Plan` for these shapes; without one the call plans for itself.
+///     plan: a `Plan` for these shapes; without one the call plans for itself. The lengths that it was made
+///         or last updated with count, not the values of `seq_lens` at this call.
 ///     num_splits: parts that each request's keys are cut into; None lets the scheduler choose. With a plan
 ///         None, or what the plan was made with.
 ///     batch_invariant: a request's result is bit for bit the same whatever else is in the batch, and

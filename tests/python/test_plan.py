@@ -7,6 +7,7 @@ import torch
 
 import ferromla
 import problems
+import tolerance
 
 
 def _plan(problem, **options):
@@ -68,6 +69,16 @@ MISMATCHES = {
     "causal": lambda p: {"causal": False},
     "kv_format": lambda p: {"kv_format": "fp16"},
 }
+
+
+@pytest.mark.parametrize("planned", [[300, 10, 5], [70, 2, 200]])
+def test_the_lengths_of_a_plan_count_until_it_is_updated(device, planned):
+    problem = problems.make(h=16, lens=[300, 10, 200], device=device)
+    other = problem.lens.clone()
+    problem.lens = torch.tensor(planned, dtype=torch.int32, device=device)
+    plan = ferromla.Plan(problem.lens, num_heads=16, page_size=64)
+    out, lse = ferromla.decode(problem.q, problem.cache, problem.table, other, plan=plan)
+    tolerance.check(out, lse, *problem.expected())
 
 
 def test_a_plan_keeps_its_own_splits(device):
