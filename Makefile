@@ -49,6 +49,9 @@ test-python: $(VENV)/.test ## The Python tests, on both backends where there is 
 lint: $(VENV)/.test ## Formatting and lints of Rust and Python
 	cargo fmt --all --check
 	cargo clippy --quiet --workspace --all-targets -- -D warnings
+	cargo clippy --quiet --package ferromla --all-targets --no-default-features -- -D warnings
+	cargo clippy --quiet --package ferromla --lib --features cudarc-safe -- -D warnings
+	RUSTDOCFLAGS='-D warnings' cargo doc --quiet --workspace --no-deps --features ferromla/cudarc-safe
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 

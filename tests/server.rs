@@ -301,6 +301,14 @@ mod on_cuda {
     use ferromla::Device;
     use reference::cuda::{Gpu, Graph};
 
+    /// The server's lengths, in `host`'s memory.
+    fn host_lens(host: &Host, server: &Server<'_, Gpu>) -> View {
+        let lens = host.upload(&server.work.seq_lens);
+        let shape = [server.work.batch as i64];
+        // SAFETY: the memory lives as long as `host`, and has been made of as many lengths.
+        unsafe { View::contiguous(lens as *const _, DType::I32, Device::Cpu, &shape) }
+    }
+
     #[test]
     #[ignore = "needs a Hopper GPU"]
     fn a_server_on_a_gpu() {
@@ -316,17 +324,8 @@ mod on_cuda {
         let server = Server::new(&gpu, Workload::new(2, 16), gpu.stream());
         let plan_args = server.plan_args();
         let bytes = workspace_bytes(&plan_args).unwrap();
-        let host_lens = Host::default();
-        let lens = host_lens.upload(&server.work.seq_lens);
-        // SAFETY: the lengths are live host memory.
-        let lens = unsafe {
-            View::contiguous(
-                lens as *const _,
-                DType::I32,
-                Device::Cpu,
-                &[server.work.batch as i64],
-            )
-        };
+        let host = Host::default();
+        let lens = host_lens(&host, &server);
         let workspace = server.workspace(bytes);
         // SAFETY: all memory is live.
         let plan = unsafe { Plan::new(&plan_args, &lens, workspace, gpu.stream()).unwrap() };
@@ -375,16 +374,7 @@ mod on_cuda {
         let plan_args = server.plan_args();
         let workspace = server.workspace(workspace_bytes(&plan_args).unwrap());
         let host = Host::default();
-        let lens = host.upload(&server.work.seq_lens);
-        // SAFETY: the lengths are live host memory.
-        let lens = unsafe {
-            View::contiguous(
-                lens as *const _,
-                DType::I32,
-                Device::Cpu,
-                &[server.work.batch as i64],
-            )
-        };
+        let lens = host_lens(&host, &server);
         // SAFETY: all memory is live.
         Graph::capture(&gpu, || unsafe {
             let error = Plan::new(&plan_args, &lens, workspace, gpu.stream()).unwrap_err();

@@ -31,6 +31,26 @@ pub struct AppendArgs {
 ///
 /// # Safety
 /// As for [`decode`](crate::decode). Two tokens with one slot leave either of them there.
+///
+/// ```
+/// use ferromla::{AppendArgs, DType, Device, Stream, View, append_kv};
+/// let (latent, slots) = ([7u16; 512], [64i64 + 5]); // one token, into slot 5 of page 1
+/// let mut cache = vec![0u16; 2 * 64 * 512];
+/// // SAFETY: the views describe the arrays above, which outlive the call.
+/// unsafe {
+///     let view = |ptr, dtype, shape: &[i64]| View::contiguous(ptr, dtype, Device::Cpu, shape);
+///     append_kv(&AppendArgs {
+///         kv_c: view(latent.as_ptr().cast(), DType::Bf16, &[1, 512]),
+///         k_pe: None, // rows of 512 have no rotary part
+///         kv_cache: view(cache.as_mut_ptr().cast(), DType::Bf16, &[2, 64, 512]).into(),
+///         slots: view(slots.as_ptr().cast(), DType::I64, &[1]),
+///         kv_format: None,
+///         stream: Stream::default(),
+///     })?;
+/// }
+/// assert_eq!(cache.iter().position(|&x| x == 7), Some((64 + 5) * 512));
+/// # Ok::<(), ferromla::Error>(())
+/// ```
 pub unsafe fn append_kv(args: &AppendArgs) -> Result<()> {
     let problem = check_cache::append(args)?;
     if problem.tokens == 0 {
@@ -87,6 +107,25 @@ pub struct GatherArgs {
 ///
 /// # Safety
 /// As for [`decode`](crate::decode).
+///
+/// ```
+/// use ferromla::{DType, Device, GatherArgs, GatherSource, Stream, View, gather_kv};
+/// let (cache, ids) = (vec![7u16; 2 * 64 * 512], [64i64, -1]); // the first of page 1, and an absent one
+/// let mut out = [1u16; 2 * 512];
+/// // SAFETY: the views describe the arrays above, which outlive the call.
+/// unsafe {
+///     let view = |ptr, dtype, shape: &[i64]| View::contiguous(ptr, dtype, Device::Cpu, shape);
+///     gather_kv(&GatherArgs {
+///         cache: view(cache.as_ptr().cast(), DType::Bf16, &[2, 64, 512]).into(),
+///         source: GatherSource::Ids(view(ids.as_ptr().cast(), DType::I64, &[2])),
+///         out: view(out.as_mut_ptr().cast(), DType::Bf16, &[2, 512]),
+///         kv_format: None,
+///         stream: Stream::default(),
+///     })?;
+/// }
+/// assert_eq!((out[0], out[512]), (7, 0));
+/// # Ok::<(), ferromla::Error>(())
+/// ```
 pub unsafe fn gather_kv(args: &GatherArgs) -> Result<()> {
     let problem = check_cache::gather(args)?;
     if values::checked() {

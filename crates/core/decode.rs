@@ -20,7 +20,7 @@ pub struct DecodeArgs<'a> {
     pub block_table: View,
     /// `[b]` int32: tokens in the cache per request, the `s_q` new ones included.
     pub seq_lens: View,
-    /// Factor of the scores; `d_qk ** -0.5` when `None`.
+    /// Factor of the scores, above 0; `d_qk ** -0.5` when `None`.
     pub softmax_scale: Option<f64>,
     /// Query `i` sees keys `0 ..= seq_len - s_q + i` only.
     pub causal: bool,
@@ -28,12 +28,14 @@ pub struct DecodeArgs<'a> {
     pub kv_format: Option<KvFormat>,
     /// `[h]` float32: `out *= exp(lse) / (exp(lse) + exp(sink))`; `lse` stays as it is.
     pub attn_sink: Option<View>,
-    /// A schedule made before for these shapes; `None`: this call makes its own.
+    /// A schedule made before for these shapes; `None`: this call makes its own. The lengths that it was made
+    /// or last updated with count, not the values of `seq_lens` at this call.
     pub plan: Option<&'a Plan>,
     /// Fixes the parts every request is cut into; `None`: the scheduler chooses. Not with a `plan`, which
     /// has its own.
     pub num_splits: Option<u32>,
-    /// A request's result depends on nothing else in the batch, bit for bit.
+    /// A request's result depends on nothing else in the batch, bit for bit. Not with `num_splits`; with a
+    /// `plan` only if that was made so.
     pub batch_invariant: bool,
     /// `[b, s_q, h, 512]` in q's type.
     pub out: View,
@@ -116,15 +118,11 @@ impl<'a> DecodeArgs<'a> {
     fn plan_fits(&self, plan: &Plan, problem: &DecodeProblem) -> Result<()> {
         plan.made_for(problem)?;
         if self.num_splits.is_some() && self.num_splits != plan.args().num_splits {
-            let rule = format!(
-                "None or what the plan was made with, {:?}",
-                plan.args().num_splits
-            );
-            return Err(Error::invalid(
-                "num_splits",
-                format!("{:?} with a plan", self.num_splits),
-                rule,
-            ));
+            let number = |parts: Option<u32>| parts.map_or("None".to_owned(), |n| n.to_string());
+            let value = format!("{} with a plan", number(self.num_splits));
+            let made_with = number(plan.args().num_splits);
+            let rule = format!("None, or {made_with} as the plan was made with");
+            return Err(Error::invalid("num_splits", value, rule));
         }
         if self.batch_invariant && !plan.args().batch_invariant {
             let rule = "the plan was made without batch_invariant";

@@ -12,6 +12,12 @@ use crate::view::{Stream, View};
 use crate::{cuda, values};
 
 /// What decides a plan, apart from the lengths.
+///
+/// ```
+/// use ferromla::{Device, PlanArgs};
+/// let args = PlanArgs { page_size: 16, q_len: 2, ..PlanArgs::new(Device::Cpu, 4, 128) };
+/// assert_eq!((args.batch, args.num_heads, args.num_kv_heads, args.causal), (4, 128, 1, true));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlanArgs {
     /// Requests.
@@ -63,13 +69,15 @@ impl PlanArgs {
 /// use ferromla::{DType, Device, Plan, PlanArgs, Stream, View};
 /// let args = PlanArgs { max_seq_len: Some(4096), ..PlanArgs::new(Device::Cpu, 2, 128) };
 /// let mut memory = vec![0u64; Plan::workspace_bytes(&args)?.div_ceil(8) as usize];
-/// let lens = [3i32, 4000];
+/// let (lens, next) = ([3i32, 4000], [4i32, 4001]);
 /// // SAFETY: the views describe the vectors above, which outlive the plan.
 /// let plan = unsafe {
 ///     let bytes = (memory.len() * 8) as i64;
 ///     let workspace = View::contiguous(memory.as_mut_ptr().cast(), DType::U8, Device::Cpu, &[bytes]);
-///     let seq_lens = View::contiguous(lens.as_ptr().cast(), DType::I32, Device::Cpu, &[2]);
-///     Plan::new(&args, &seq_lens, workspace, Stream::default())?
+///     let view = |lens: &[i32]| View::contiguous(lens.as_ptr().cast(), DType::I32, Device::Cpu, &[2]);
+///     let plan = Plan::new(&args, &view(&lens), workspace, Stream::default())?;
+///     plan.update(&view(&next), Stream::default())?; // the next step's
+///     plan
 /// };
 /// assert_eq!(plan.args().batch, 2);
 /// # Ok::<(), ferromla::Error>(())

@@ -25,18 +25,21 @@ type Outputs<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>);
 ///         A page outside `[0, n)` is absent: its tokens are masked.
 ///     seq_lens: `[b]` int32, tokens in the cache per request, the `s_q` new ones included; clamped to
 ///         `[0, max_pages * P]`.
-///     softmax_scale: factor of the scores; `d_qk ** -0.5` when None.
+///     softmax_scale: factor of the scores, above 0; `d_qk ** -0.5` when None.
 ///     causal: query `i` sees keys `0 .. seq_len - s_q + i`, both included.
 ///     kv_format: `"bf16"`, `"fp16"`, or None for the cache's own dtype.
 ///     kv_scale, q_scale: for quantised formats, which this version does not have.
 ///     attn_sink: `[h]` float32: `out` is multiplied by `exp(lse) / (exp(lse) + exp(sink))`.
-///     plan: a `Plan` for these shapes; without one the call plans for itself.
-///     num_splits: parts that each request's keys are cut into; None lets the scheduler choose.
-///     batch_invariant: a request's result is bit for bit the same whatever else is in the batch.
+///     plan: a `Plan` for these shapes; without one the call plans for itself. The lengths that it was made
+///         or last updated with count, not the values of `seq_lens` at this call.
+///     num_splits: parts that each request's keys are cut into; None lets the scheduler choose. With a plan
+///         None, or what the plan was made with.
+///     batch_invariant: a request's result is bit for bit the same whatever else is in the batch, and
+///         wherever it stands in it. Not with `num_splits`; with a plan only if the plan was made so.
 ///     out, lse: `[b, s_q, h, 512]` in q's dtype and `[b, s_q, h]` float32 to write to, any strides but a
 ///         unit last one of `out`.
 ///     workspace: uint8, at least `workspace_bytes(...)` bytes; without plan and workspace the call
-///         allocates one through the caller's framework.
+///         allocates one through the caller's framework. Not used with a plan, which has its own.
 ///
 /// Returns:
 ///     `(out, lse)`: `out [b, s_q, h, 512]` in q's dtype and the natural logarithm `lse [b, s_q, h]` float32

@@ -113,6 +113,14 @@ pub fn gather_kv<'py>(
     let cache = Pair::read(cache, "cache", false)?;
     let width = row_width(&cache)?;
     let rows = |count: i64| framework::empty(&cache.first, "out", &[count, width], DType::Bf16);
+    if num_tokens.is_some_and(|count| count < 0) {
+        let value = num_tokens.unwrap_or_default();
+        return Err(errors::invalid(
+            "num_tokens",
+            value,
+            "must be at least 0, or None",
+        ));
+    }
     let mut args = GatherArgs {
         cache: cache.parts(),
         source: GatherSource::Ids(cache.first.view),
@@ -206,21 +214,18 @@ fn total(cache: &Pair<'_>, table: &Tensor<'_>, lens: &Tensor<'_>) -> PyResult<i6
     Ok(sum)
 }
 
-/// `(shape, strides in elements, dtype name, bytes)` of an empty cache.
+/// `(shape, name of the dtype, name of the device)` of an empty cache.
 #[pyfunction]
 pub fn cache_shape(
     num_pages: i64,
     page_size: i64,
     kv_format: &str,
     d_qk: i64,
-) -> PyResult<(Vec<i64>, Vec<i64>, &'static str, u64)> {
+    device: &Bound<'_, PyAny>,
+) -> PyResult<(Vec<i64>, &'static str, String)> {
+    let device = arguments::device(device)?;
     let format = KvFormat::parse(kv_format).map_err(errors::to_python)?;
     let found =
         ferromla::cache_shape(num_pages, page_size, format, d_qk).map_err(errors::to_python)?;
-    Ok((
-        found.shape.to_vec(),
-        found.strides.to_vec(),
-        found.dtype.name(),
-        found.bytes,
-    ))
+    Ok((found.shape.to_vec(), found.dtype.name(), device.to_string()))
 }

@@ -113,8 +113,7 @@ fn torch_like<'py>(like: &Tensor<'py>, shape: &[i64], dtype: DType) -> PyResult<
     if dtype == like.view.dtype() {
         return like.object.call_method1(intern!(py, "new_empty"), (shape,));
     }
-    let options = PyDict::new(py);
-    options.set_item(intern!(py, "dtype"), torch_dtype(py, dtype)?)?;
+    let options = of_dtype(py, dtype)?;
     like.object
         .call_method(intern!(py, "new_empty"), (shape,), Some(&options))
 }
@@ -125,11 +124,17 @@ fn torch<'py>(
     shape: &[i64],
     dtype: DType,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let options = PyDict::new(py);
-    options.set_item("dtype", torch_dtype(py, dtype)?)?;
+    let options = of_dtype(py, dtype)?;
     options.set_item("device", device.to_string())?;
     py.import("torch")?
         .call_method("empty", (PyTuple::new(py, shape)?,), Some(&options))
+}
+
+/// The keyword arguments of a torch function that makes a tensor of this type.
+fn of_dtype(py: Python<'_>, dtype: DType) -> PyResult<Bound<'_, PyDict>> {
+    let options = PyDict::new(py);
+    options.set_item(intern!(py, "dtype"), torch_dtype(py, dtype)?)?;
+    Ok(options)
 }
 
 fn torch_dtype(py: Python<'_>, dtype: DType) -> PyResult<Bound<'_, PyAny>> {

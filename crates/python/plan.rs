@@ -63,7 +63,6 @@ impl Plan {
         workspace=None))]
     #[allow(clippy::too_many_arguments)] // the public signature
     fn new<'py>(
-        py: Python<'py>,
         seq_lens: &Bound<'py, PyAny>,
         num_heads: i64,
         num_kv_heads: i64,
@@ -116,7 +115,6 @@ impl Plan {
         // framework orders reuse of their memory after it.
         let inner = unsafe { ferromla::Plan::new(&args, &lens.view, workspace.view, stream) };
         let inner = inner.map_err(errors::to_python)?;
-        let _ = py;
         Ok(Plan {
             inner,
             workspace: workspace.object.unbind(),
@@ -211,10 +209,11 @@ impl Plan {
 ///
 /// For a `decode` without a plan, `max_seq_len` is `block_table.shape[1] * page_size`.
 ///
-/// Args: as for `Plan`, with `batch` for the number of requests and `device` for where decode will run.
+/// Args: as for `Plan`, with `batch` for the number of requests and `device` for where decode will run, the
+/// CPU when None.
 ///
 /// Raises:
-///     InvalidArgument: names the argument, its value and what is allowed.
+///     InvalidArgument, Unsupported: names the argument, its value and what is allowed.
 ///     CudaError: the CUDA device cannot be asked for its number of SMs.
 ///
 /// Example:

@@ -121,27 +121,6 @@ fn max_parts(shape: &FmPlanShape) -> i32 {
 }
 
 fn check(shape: &FmPlanShape) -> Result<(), PlanError> {
-    let at_least = |field, value: i32, least: i32, rule| {
-        if value >= least {
-            Ok(())
-        } else {
-            Err(PlanError::Field {
-                field,
-                value: value.into(),
-                rule,
-            })
-        }
-    };
-    at_least("batch", shape.batch, 0, "0 or more")?;
-    at_least("q_len", shape.q_len, 0, "0 or more")?;
-    at_least("group", shape.group, 1, "1 or more")?;
-    at_least("kv_heads", shape.kv_heads, 1, "1 or more")?;
-    at_least("unit_rows", shape.unit_rows, 1, "1 or more")?;
-    at_least("workers", shape.workers, 1, "1 or more")?;
-    at_least("max_seq_len", shape.max_seq_len, 0, "0 or more")?;
-    at_least("fixed_cost", shape.fixed_cost, 0, "0 or more")?;
-    at_least("split_cost", shape.split_cost, 0, "0 or more")?;
-    at_least("min_part", shape.min_part, 1, "1 or more")?;
     let one_of = |field, value: i32, ok: bool, rule| {
         if ok {
             Ok(())
@@ -153,6 +132,17 @@ fn check(shape: &FmPlanShape) -> Result<(), PlanError> {
             })
         }
     };
+    let at_least = |field, value: i32, least: i32, rule| one_of(field, value, value >= least, rule);
+    at_least("batch", shape.batch, 0, "0 or more")?;
+    at_least("q_len", shape.q_len, 0, "0 or more")?;
+    at_least("group", shape.group, 1, "1 or more")?;
+    at_least("kv_heads", shape.kv_heads, 1, "1 or more")?;
+    at_least("unit_rows", shape.unit_rows, 1, "1 or more")?;
+    at_least("workers", shape.workers, 1, "1 or more")?;
+    at_least("max_seq_len", shape.max_seq_len, 0, "0 or more")?;
+    at_least("fixed_cost", shape.fixed_cost, 0, "0 or more")?;
+    at_least("split_cost", shape.split_cost, 0, "0 or more")?;
+    at_least("min_part", shape.min_part, 1, "1 or more")?;
     one_of(
         "causal",
         shape.causal,

@@ -24,7 +24,7 @@ def empty_kv_cache(
         num_pages: pages.
         page_size: tokens of a page.
         kv_format: ``"bf16"`` or ``"fp16"``.
-        device: ``"cpu"``, ``"cuda:0"`` or a ``torch.device``.
+        device: ``"cpu"``, ``"cuda"``, ``"cuda:0"`` or such a ``torch.device``.
         d_qk: width of a row, 576 (512 latent, then 64 rotary) or 512.
         framework: ``"torch"``, ``"numpy"`` or ``"cupy"``; None for torch where it is installed, else cupy on
             a CUDA device and numpy on the CPU.
@@ -41,8 +41,7 @@ def empty_kv_cache(
         >>> cache.shape, cache.dtype.name
         ((8, 64, 576), 'bfloat16')
     """
-    shape, _, dtype, _ = cache_shape(num_pages, page_size, kv_format, d_qk)
-    name = str(device)
+    shape, dtype, name = cache_shape(num_pages, page_size, kv_format, d_qk, device)
     on_cpu = name == "cpu"
     if framework is None:
         has_torch = importlib.util.find_spec("torch") is not None
@@ -54,7 +53,7 @@ def empty_kv_cache(
         return importlib.import_module("numpy").empty(shape, _numpy_dtype(dtype))
     if framework == "cupy" and not on_cpu:
         cupy = importlib.import_module("cupy")
-        with cupy.cuda.Device(int(name.partition(":")[2] or 0)):
+        with cupy.cuda.Device(int(name.partition(":")[2])):
             return cupy.empty(shape, _numpy_dtype(dtype))
     raise _refused(framework, name)
 

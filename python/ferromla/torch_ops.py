@@ -25,6 +25,8 @@ _OPTIONS = (
     "float? softmax_scale=None, bool causal=True, Tensor? attn_sink=None, int? num_splits=None, "
     "bool batch_invariant=False"
 )
+# Their names: torch passes an operator's arguments by position, without the last ones where they are defaults.
+_OPTION_NAMES = ("softmax_scale", "causal", "attn_sink", "num_splits", "batch_invariant")
 _SCHEMAS = (
     f"decode(Tensor q, Tensor kv_cache, Tensor block_table, Tensor seq_lens, {_OPTIONS}) -> (Tensor, Tensor)",
     "decode_out(Tensor q, Tensor kv_cache, Tensor block_table, Tensor seq_lens, Tensor(a!) out, "
@@ -37,56 +39,16 @@ _SCHEMAS = (
 _library = torch.library.Library("ferromla", "DEF")
 
 
-def _decode(
-    q,
-    kv_cache,
-    block_table,
-    seq_lens,
-    softmax_scale=None,
-    causal=True,
-    attn_sink=None,
-    num_splits=None,
-    batch_invariant=False,
-):
-    return ferromla.decode(
-        q,
-        kv_cache,
-        block_table,
-        seq_lens,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        attn_sink=attn_sink,
-        num_splits=num_splits,
-        batch_invariant=batch_invariant,
-    )
+def _decode(q, kv_cache, block_table, seq_lens, *options):
+    return ferromla.decode(q, kv_cache, block_table, seq_lens, **_named(options))
 
 
-def _decode_out(
-    q,
-    kv_cache,
-    block_table,
-    seq_lens,
-    out,
-    lse,
-    softmax_scale=None,
-    causal=True,
-    attn_sink=None,
-    num_splits=None,
-    batch_invariant=False,
-):
-    ferromla.decode(
-        q,
-        kv_cache,
-        block_table,
-        seq_lens,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        attn_sink=attn_sink,
-        num_splits=num_splits,
-        batch_invariant=batch_invariant,
-        out=out,
-        lse=lse,
-    )
+def _decode_out(q, kv_cache, block_table, seq_lens, out, lse, *options):
+    ferromla.decode(q, kv_cache, block_table, seq_lens, out=out, lse=lse, **_named(options))
+
+
+def _named(options):
+    return dict(zip(_OPTION_NAMES, options, strict=False))
 
 
 def _merge_states(out_a, lse_a, out_b, lse_b):

@@ -123,6 +123,22 @@ def test_gather_takes_pages_or_ids_not_both(device):
         ferromla.gather_kv(problem.cache, problem.table, problem.lens, ids=problem.lens)
 
 
+def test_gather_refuses_a_negative_number_of_tokens(device):
+    problem = problems.make(lens=[3], h=1, device=device)
+    for source in ({"block_table": problem.table, "seq_lens": problem.lens}, {"ids": problem.lens}):
+        with pytest.raises(ferromla.InvalidArgument) as caught:
+            ferromla.gather_kv(problem.cache, **source, num_tokens=-1)
+        assert caught.value.argument == "num_tokens"
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda:x", "cuda:-1", "meta", 0, None])
+@pytest.mark.parametrize("framework", ["torch", "numpy", "cupy", None])
+def test_an_empty_cache_on_an_unknown_device_is_refused_by_name(device, framework):
+    with pytest.raises(ferromla.InvalidArgument) as caught:
+        ferromla.empty_kv_cache(2, 64, "bf16", device, framework=framework)
+    assert caught.value.argument == "device"
+
+
 @pytest.mark.parametrize("kv_format", ["bf16", "fp16"])
 def test_an_empty_cache_is_ready_for_use(device, kv_format):
     cache = ferromla.empty_kv_cache(5, 64, kv_format, device)

@@ -165,6 +165,20 @@ def test_operators_give_what_the_functions_give(device):
     out, lse = problems.poisoned_outputs(problem.q)
     torch.ops.ferromla.decode_out(*inputs, out, lse, causal=False)
     tolerance.check(out, lse, *problem.expected(causal=False))
+    options = {
+        "softmax_scale": 0.05,
+        "causal": False,
+        "attn_sink": torch.linspace(-2, 2, 16, device=device),
+        "num_splits": 3,
+        "batch_invariant": False,
+    }
+    want = ferromla.decode(*inputs, **options)
+    torch.ops.ferromla.decode_out(*inputs, out, lse, *options.values())
+    for got in (torch.ops.ferromla.decode(*inputs, **options), (out, lse)):
+        assert torch.equal(got[0], want[0])
+        assert torch.equal(got[1], want[1])
+    invariant = torch.ops.ferromla.decode(*inputs, batch_invariant=True)
+    assert torch.equal(invariant[0], ferromla.decode(*inputs, batch_invariant=True)[0])
 
 
 def test_operators_compile_without_a_graph_break():

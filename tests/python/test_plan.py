@@ -7,6 +7,7 @@ import torch
 
 import ferromla
 import problems
+import tolerance
 
 
 def _plan(problem, **options):
@@ -68,6 +69,29 @@ MISMATCHES = {
     "causal": lambda p: {"causal": False},
     "kv_format": lambda p: {"kv_format": "fp16"},
 }
+
+
+@pytest.mark.parametrize("planned", [[300, 10, 5], [70, 2, 200]])
+def test_the_lengths_of_a_plan_count_until_it_is_updated(device, planned):
+    problem = problems.make(h=16, lens=[300, 10, 200], device=device)
+    other = problem.lens.clone()
+    problem.lens = torch.tensor(planned, dtype=torch.int32, device=device)
+    plan = ferromla.Plan(problem.lens, num_heads=16, page_size=64)
+    out, lse = ferromla.decode(problem.q, problem.cache, problem.table, other, plan=plan)
+    tolerance.check(out, lse, *problem.expected())
+
+
+def test_a_plan_keeps_its_own_splits(device):
+    problem = problems.make(h=16, lens=[300, 10, 5], device=device)
+    plan = ferromla.Plan(problem.lens, num_heads=16, page_size=64, num_splits=4)
+    problem.check(plan=plan, num_splits=4)
+    for options, text in (
+        ({"num_splits": 3}, "num_splits is 3 with a plan: None, or 4 as the plan was made with"),
+        ({"batch_invariant": True}, "batch_invariant is true with a plan"),
+    ):
+        with pytest.raises(ferromla.InvalidArgument, match=text) as caught:
+            problem.run(plan=plan, **options)
+        assert caught.value.argument in options
 
 
 @pytest.mark.parametrize("field", MISMATCHES)

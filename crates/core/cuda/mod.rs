@@ -48,12 +48,11 @@ pub(crate) unsafe fn upload_plan(
 ) -> Result<()> {
     let engine = Engine::get(ordinal)?;
     let _context = engine.enter()?;
-    not_captured(
-        stream,
-        "seq_lens",
-        "on cpu while the stream is captured",
-        "on the device, to plan in a graph",
-    )?;
+    if is_captured(stream)? {
+        let value = "on cpu while the stream is captured";
+        let rule = "on the device, to plan in a graph";
+        return Err(Error::invalid("seq_lens", value, rule));
+    }
     // SAFETY: both sides hold `words` (the caller's promise), and the context is current.
     let copy = unsafe {
         sys::cuMemcpyHtoDAsync_v2(
@@ -78,12 +77,10 @@ pub(crate) unsafe fn download<T: Copy>(
 ) -> Result<()> {
     let engine = Engine::get(ordinal)?;
     let _context = engine.enter()?;
-    not_captured(
-        stream,
-        "stream",
-        "being captured",
-        "not captured while FERROMLA_CHECK is set",
-    )?;
+    if is_captured(stream)? {
+        let rule = "not captured while FERROMLA_CHECK is set";
+        return Err(Error::invalid("stream", "being captured", rule));
+    }
     let to: *mut c_void = values.as_mut_ptr().cast();
     // SAFETY: both sides hold `values` (the caller's promise), and the copy has ended before this returns.
     unsafe {
@@ -102,14 +99,11 @@ fn handle(stream: Stream) -> sys::CUstream {
     stream.0 as sys::CUstream
 }
 
-fn not_captured(stream: Stream, argument: &'static str, value: &str, rule: &str) -> Result<()> {
+fn is_captured(stream: Stream) -> Result<bool> {
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     // SAFETY: the stream is the caller's, the status is local.
     call("cuStreamIsCapturing", unsafe {
         sys::cuStreamIsCapturing(handle(stream), &mut status)
     })?;
-    if status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
-        return Ok(());
-    }
-    Err(Error::invalid(argument, value, rule))
+    Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
 }
