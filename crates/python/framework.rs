@@ -156,7 +156,17 @@ fn torch_dtype(py: Python<'_>, dtype: DType) -> PyResult<Bound<'_, PyAny>> {
 /// numpy's name for a type; bfloat16 is the one of the ml_dtypes package.
 fn numpy_dtype(py: Python<'_>, dtype: DType) -> PyResult<Bound<'_, PyAny>> {
     if dtype == DType::Bf16 {
-        return py.import("ml_dtypes")?.getattr("bfloat16");
+        return py
+            .import("ml_dtypes")
+            .map_err(|_| {
+                errors::unsupported(
+                    "out",
+                    "bfloat16",
+                    "numpy and cupy hold bfloat16 with the package ml_dtypes, which is not installed; \
+                     install it, or use torch tensors",
+                )
+            })?
+            .getattr("bfloat16");
     }
     py.import("numpy")?.getattr(dtype.name())
 }

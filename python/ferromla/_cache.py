@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 from typing import Any
 
-from ferromla._ferromla import InvalidArgument, cache_shape
+from ferromla._ferromla import InvalidArgument, Unsupported, cache_shape
 
 
 def empty_kv_cache(
@@ -59,9 +59,15 @@ def empty_kv_cache(
 
 
 def _numpy_dtype(name: str) -> Any:
-    if name == "bfloat16":
+    if name != "bfloat16":
+        return name
+    try:
         return importlib.import_module("ml_dtypes").bfloat16
-    return name
+    except ModuleNotFoundError as missing:
+        value, rule = "'bf16'", "numpy and cupy hold bfloat16 with the package ml_dtypes, which is not installed"
+        error = Unsupported(f"kv_format is {value}: {rule}")
+        error.argument, error.value, error.rule = "kv_format", value, rule
+        raise error from missing
 
 
 def _refused(framework: str, device: str) -> InvalidArgument:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 
 import ml_dtypes
 import numpy as np
@@ -247,3 +248,14 @@ def test_memory_that_ends_at_a_page_boundary_is_not_read_past():
 
     out, lse = ferromla.decode(*_as(at_the_edge, problem))
     tolerance.check(_to_torch(out), _to_torch(lse), *problem.expected())
+
+
+def test_bfloat16_without_ml_dtypes_is_refused_by_name(monkeypatch):
+    cache = ferromla.empty_kv_cache(2, 4, "fp16", framework="numpy")
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.raises(ferromla.Unsupported, match="ml_dtypes") as caught:
+        ferromla.gather_kv(cache, ids=np.array([0, 1]))
+    assert caught.value.argument == "out"
+    with pytest.raises(ferromla.Unsupported, match="ml_dtypes") as caught:
+        ferromla.empty_kv_cache(2, 4, "bf16", framework="numpy")
+    assert caught.value.argument == "kv_format"
