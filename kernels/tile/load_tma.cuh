@@ -47,7 +47,7 @@ struct TileBox {
 
 // Bytes of one chunk of 64 columns of the boxes whose bits are set.
 __device__ __forceinline__ uint32_t box_bytes(const FmDecodeParams& p, uint32_t boxes) {
-  return __popc(boxes) * kRopeRowBytes << opaque(p.box_shift);
+  return __popc(boxes) * kChunkRowBytes << opaque(p.box_shift);
 }
 
 // The pages of 32 boxes from a multiple of 32 on, one per lane: those around the first box of `tile`.

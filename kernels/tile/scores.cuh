@@ -1,6 +1,6 @@
 // The scores role: one warpgroup computes S = Q K^T of a 64 x 64 tile, the online softmax, and hands P to the
-// values role through shared memory. The latent part of Q lives in registers as A operands (128 of them), its rope
-// part in shared memory, so that QK^T reads shared memory once per K byte.
+// values role through shared memory. Three quarters of Q's latent part live in registers as A operands, so that most
+// of QK^T reads shared memory once per K byte; the rest and the rope part are read from shared memory.
 //
 // The softmax keeps a reference per row, not the exact running maximum: it moves only when a score exceeds it by
 // more than kReferenceSlack (in powers of two), so that accumulators are rarely rescaled. P may reach
@@ -178,13 +178,13 @@ struct RowState {
 };
 
 // Tells the values role by what to multiply its rows before it adds this tile.
-__device__ __forceinline__ void announce_rescale(float2 shrink, DecodeControl& control, int stage) {
+__device__ __forceinline__ void announce_rescale(float2 shrink, DecodeControl& control, int tile_at) {
   const int thread = warpgroup_thread(), row0 = accumulator_row(thread);
   const bool moved = __any_sync(~0u, shrink.x != 1.f || shrink.y != 1.f);
-  if (thread % 32 == 0) control.rescale[stage][thread / 32] = moved;
+  if (thread % 32 == 0) control.rescale[tile_at][thread / 32] = moved;
   if (moved && thread % 4 == 0) {
-    control.factor[stage][row0] = shrink.x;
-    control.factor[stage][row0 + 8] = shrink.y;
+    control.factor[tile_at][row0] = shrink.x;
+    control.factor[tile_at][row0 + 8] = shrink.y;
   }
 }
 

@@ -27,7 +27,7 @@ constexpr int kTiles = 3;
 constexpr int kRegisterChunks = 6;  // chunks of 64 columns of Q that live in registers
 constexpr int kSharedChunks = 8 - kRegisterChunks;
 
-constexpr uint32_t kRopeRowBytes = 128;                     // 64 columns
+constexpr uint32_t kChunkRowBytes = 128;  // 64 columns of one row
 constexpr uint32_t kAtomBytes = 1024;  // 8 rows x 128 bytes, one swizzle atom
 constexpr uint32_t kGroupBytes = 2 * kAtomBytes;
 constexpr uint32_t kBlockBytes = 8 * kGroupBytes;

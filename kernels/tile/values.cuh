@@ -1,6 +1,5 @@
-// The values role: two warpgroups accumulate O = P V, 64 rows x 256 columns each, in registers (as two
-// blocks of 128 columns), and write the
-// finished rows to the output or, for a part of a split unit, to its slot of partial results.
+// The values role: two warpgroups accumulate O = P V, 64 rows x 256 columns each, in registers (as two blocks of 128
+// columns), and write the finished rows to the output or, for a part of a split unit, to its slot of partial results.
 #pragma once
 #include "../ptx/control.cuh"
 #include "../ptx/math.cuh"
