@@ -64,17 +64,17 @@ def _numpy_dtype(name: str) -> Any:
     try:
         return importlib.import_module("ml_dtypes").bfloat16
     except ModuleNotFoundError as missing:
-        value, rule = "'bf16'", "numpy and cupy hold bfloat16 with the package ml_dtypes, which is not installed"
-        error = Unsupported(f"kv_format is {value}: {rule}")
-        error.argument, error.value, error.rule = "kv_format", value, rule
-        raise error from missing
+        rule = "numpy and cupy hold bfloat16 with the package ml_dtypes, which is not installed"
+        raise _error(Unsupported, "kv_format", "'bf16'", rule) from missing
 
 
 def _refused(framework: str, device: str) -> InvalidArgument:
-    value, rule = (
-        f"{framework!r} on {device!r}",
-        'must be "torch", "numpy" on the CPU or "cupy" on a CUDA device',
-    )
-    error = InvalidArgument(f"framework is {value}: {rule}")
-    error.argument, error.value, error.rule = "framework", value, rule
+    rule = 'must be "torch", "numpy" on the CPU or "cupy" on a CUDA device'
+    return _error(InvalidArgument, "framework", f"{framework!r} on {device!r}", rule)
+
+
+def _error(kind: Any, argument: str, value: str, rule: str) -> Any:
+    """An error as the compiled module makes them: what is wrong, and its parts as attributes."""
+    error = kind(f"{argument} is {value}: {rule}")
+    error.argument, error.value, error.rule = argument, value, rule
     return error
