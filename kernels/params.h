@@ -14,6 +14,8 @@ typedef struct FmPlanParams {
   FmPlanLayout layout;
   const int32_t* seq_lens;
   int64_t seq_lens_stride;
+  const int32_t* qo_indptr; /* [batch + 1], ragged only, else null */
+  int64_t qo_indptr_stride;
   uint8_t* plan;
 } FmPlanParams;
 
@@ -36,7 +38,9 @@ typedef struct FmDecodeParams {
   int32_t page_size;
   int32_t max_tokens;  /* the most tokens a request can have: longer lengths are clamped */
   int32_t group;       /* query heads per KV head */
-  int32_t team;        /* CTAs that share one unit, one row block each */
+  int32_t team;        /* row blocks of a unit: CTAs that read the same tiles for different rows */
+  int32_t splits;      /* CTAs of a cluster that share an item's tiles for the same rows */
+  int32_t multicast;   /* CTAs of a cluster with the same tiles, which take turns in loading: 1 or 2 */
   int32_t causal;
   int32_t box_shift;   /* log2 of the tokens of one TMA box, gcd(page_size, 64) */
   int32_t head_chunks_nope; /* 64-wide column blocks from one KV head to the next in the tensor maps */
@@ -153,8 +157,8 @@ static_assert(sizeof(FmPlanHeader) == 64, "FmPlanHeader");
 static_assert(sizeof(FmWorkItem) == 48, "FmWorkItem");
 static_assert(sizeof(FmMerge) == 32, "FmMerge");
 static_assert(sizeof(FmPlanLayout) == 72, "FmPlanLayout");
-static_assert(sizeof(FmPlanParams) == 160, "FmPlanParams");
-static_assert(sizeof(FmDecodeParams) == 296, "FmDecodeParams");
+static_assert(sizeof(FmPlanParams) == 176, "FmPlanParams");
+static_assert(sizeof(FmDecodeParams) == 304, "FmDecodeParams");
 static_assert(sizeof(FmCombineParams) == 112, "FmCombineParams");
 static_assert(sizeof(FmMergeParams) == 208, "FmMergeParams");
 static_assert(sizeof(FmAppendParams) == 128, "FmAppendParams");

@@ -16,9 +16,9 @@
 #pragma once
 #include <stdint.h>
 
-#define FM_PLAN_VERSION 1
+#define FM_PLAN_VERSION 2
 #define FM_TILE_TOKENS 64 /* tokens of one KV tile */
-#define FM_TILE_ROWS 64   /* query rows (token, head) of one CTA */
+#define FM_TILE_ROWS 64   /* most query rows (token, head) of one CTA */
 #define FM_MAX_INVARIANT_PARTS 16
 #define FM_INVARIANT_TILES 64 /* batch_invariant cuts a request into ceil(tiles / this) parts */
 
@@ -30,11 +30,11 @@
 /* Everything that decides a plan except the lengths. */
 typedef struct FmPlanShape {
   int32_t batch;        /* requests */
-  int32_t q_len;        /* query tokens per request (uniform) */
+  int32_t q_len;        /* query tokens of every request; 0 when ragged */
   int32_t group;        /* query heads per KV head */
   int32_t kv_heads;
   int32_t causal;       /* 0 or 1 */
-  int32_t unit_rows;    /* rows of one unit: FM_TILE_ROWS times the CTAs of a team */
+  int32_t unit_rows;    /* rows of one unit: those of a CTA times the row blocks of a team */
   int32_t workers;      /* teams (CUDA) or worker slots (CPU) that share the work line */
   int32_t split_mode;   /* FM_SPLIT_* */
   int32_t num_splits;   /* FM_SPLIT_FIXED only */
@@ -42,7 +42,9 @@ typedef struct FmPlanShape {
   int32_t fixed_cost;   /* what a unit costs before its first tile, in tiles */
   int32_t split_cost;   /* what being split costs, in tiles: below this gain units stay whole */
   int32_t min_part;     /* no part of a split unit is shorter than this, in tiles */
-  int32_t reserved[3];
+  int32_t ragged;       /* 1: qo_indptr says which query tokens belong to which request */
+  int32_t q_tokens;     /* query tokens of all requests; ragged only, else 0 */
+  int32_t whole_speed;  /* FM_SPLIT_AUTO: how much faster than its share of the GPU a worker can go, in 256ths */
 } FmPlanShape;
 
 typedef struct FmPlanHeader {
@@ -52,7 +54,8 @@ typedef struct FmPlanHeader {
   int32_t slots; /* partial results in use */
   int32_t whole; /* FM_SPLIT_AUTO decided to cut nothing */
   int32_t share; /* target length of one worker's stretch of the work line */
-  int32_t reserved[10];
+  int32_t units; /* in use: ragged plans may need fewer than the layout has */
+  int32_t reserved[9];
 } FmPlanHeader;
 
 /* One worker's visit to one unit: a request's row block times a range of KV tiles. */
@@ -60,13 +63,14 @@ typedef struct FmWorkItem {
   int32_t request;
   int32_t kv_head;
   int32_t row_begin;  /* first row of the unit; row = query token * group + head in group */
-  int32_t q_begin;    /* first query token of the request along q's token axis (0 for uniform q_len) */
+  int32_t q_begin;    /* first query token of the request along q's token axis; 0 unless ragged */
   int32_t q_len;
   int32_t seq_len;    /* clamped to [0, max_seq_len] */
   int32_t tile_begin;
   int32_t tile_end;   /* tile_begin == tile_end: the unit sees no key */
   int32_t slot;       /* where the partial result goes; -1: the unit is whole, write the output */
-  int32_t reserved[3];
+  int32_t merge;      /* the unit's FmMerge; -1: the unit is whole */
+  int32_t reserved[2];
 } FmWorkItem;
 
 /* A unit whose parts are combined: its partial results are slots first_slot .. first_slot + parts. */
@@ -88,8 +92,8 @@ typedef struct FmPlanLayout {
   int64_t unit_start;
   int64_t unit_item;
   int64_t bytes; /* of the whole buffer */
-  int32_t units;
-  int32_t blocks;     /* units per (request, KV head) */
+  int32_t units;      /* ragged: the most there can be */
+  int32_t blocks;     /* units per (request, KV head); 0 when ragged */
   int32_t max_items;
   int32_t max_merges;
   int32_t max_slots;
