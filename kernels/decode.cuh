@@ -14,6 +14,8 @@
 // block and a load with the first block used up. Shared memory and barriers: tile/shared_map.cuh.
 // Registers per thread: 160, 160, 160, 32; they add up to 65,536 / 128 = 512.
 #pragma once
+#include "tile/few_scores.cuh"
+#include "tile/few_values.cuh"
 #include "tile/load_gather.cuh"
 #include "tile/load_tma.cuh"
 #include "tile/scores.cuh"
@@ -23,27 +25,43 @@ namespace fm {
 
 enum class Loader { Tma, Gather };
 
-__device__ __forceinline__ void init_barriers(DecodeControl& control, int loader_arrivals) {
-  for (int i = 0; i < kBlocks; ++i) {
+__device__ __forceinline__ void init_barriers(DecodeControl& control, int loader_arrivals, int multicast) {
+  for (int i = 0; i < kMostBlocks; ++i) {
     mbarrier_init(shared_address(&control.block_full[i]), loader_arrivals);
-    mbarrier_init(shared_address(&control.block_empty[i]), 4 * cluster_size());
+    mbarrier_init(shared_address(&control.block_empty[i]), 4 * multicast);
   }
   for (int i = 0; i < kTiles; ++i) {
     mbarrier_init(shared_address(&control.tile_full[i]), loader_arrivals);
-    mbarrier_init(shared_address(&control.tile_empty[i]), 8 * cluster_size());
+    mbarrier_init(shared_address(&control.tile_empty[i]), 8 * multicast);
     mbarrier_init(shared_address(&control.weights_full[i]), 128);
   }
   mbarrier_init(shared_address(&control.result_full), 128);
   mbarrier_init(shared_address(&control.result_empty), 8);
-  mbarrier_init_fence();
 }
 
+__device__ __forceinline__ void init_part_barriers(FewControl& control, int splits) {
+  mbarrier_init(shared_address(&control.parts_full), 8 * splits);
+  mbarrier_init(shared_address(&control.parts_empty), 8 * splits);
+}
+
+template <class T, int QkDim, Loader L, class Map>
+__device__ __forceinline__ void load_tiles(const CUtensorMap& latent_map, const CUtensorMap& rope_map,
+                                           const FmDecodeParams& p, uint32_t smem, DecodeControl& control) {
+  if constexpr (L == Loader::Tma)
+    load_tiles_tma<T, QkDim, Map>(p, &latent_map, &rope_map, smem, control);
+  else
+    load_tiles_gather<T, QkDim, Map>(p, smem, control);
+}
+
+// A CTA of 64 rows.
 template <class T, int QkDim, Loader L>
-__device__ __forceinline__ void decode(const CUtensorMap& latent_map, const CUtensorMap& rope_map,
-                                       const FmDecodeParams& p) {
-  extern __shared__ __align__(1024) uint8_t smem[];
-  DecodeControl& control = *reinterpret_cast<DecodeControl*>(smem + kControlOffset);
-  if (threadIdx.x == 0) init_barriers(control, L == Loader::Tma ? 1 : kTileWarps);
+__device__ __forceinline__ void decode_wide(const CUtensorMap& latent_map, const CUtensorMap& rope_map,
+                                            const FmDecodeParams& p, uint8_t* smem) {
+  DecodeControl& control = *reinterpret_cast<DecodeControl*>(smem + WideMap::kControlOffset);
+  if (threadIdx.x == 0) {
+    init_barriers(control, L == Loader::Tma ? 1 : kTileWarps, p.multicast);
+    mbarrier_init_fence();
+  }
   cluster_barrier();
   launch_dependents();
   const int warpgroup = threadIdx.x / 128;
@@ -52,23 +70,51 @@ __device__ __forceinline__ void decode(const CUtensorMap& latent_map, const CUte
     compute_scores<T, QkDim>(p, smem, control);
   } else if (warpgroup == 3) {
     registers_shrink<32>();
-    if constexpr (L == Loader::Tma)
-      load_tiles_tma<QkDim>(p, &latent_map, &rope_map, shared_address(smem), control);
-    else
-      load_tiles_gather<T, QkDim>(p, shared_address(smem), control);
+    load_tiles<T, QkDim, L, WideMap>(latent_map, rope_map, p, shared_address(smem), control);
   } else {
     registers_grow<160>();
     accumulate_values<T>(p, warpgroup - 1, shared_address(smem), control);
   }
+}
+
+// A CTA of 16 or 32 rows.
+template <class T, int QkDim, Loader L, class Map>
+__device__ __forceinline__ void decode_few(const CUtensorMap& latent_map, const CUtensorMap& rope_map,
+                                           const FmDecodeParams& p, uint8_t* smem) {
+  FewControl& control = *reinterpret_cast<FewControl*>(smem + Map::kControlOffset);
+  if (threadIdx.x == 0) {
+    init_barriers(control, L == Loader::Tma ? 1 : kTileWarps, 1);
+    init_part_barriers(control, p.splits);
+    mbarrier_init_fence();
+  }
+  cluster_barrier();
+  launch_dependents();
+  const int warpgroup = threadIdx.x / 128;
+  if (warpgroup == 0)
+    compute_few_scores<T, QkDim, Map>(p, smem, control);
+  else if (warpgroup == 3)
+    load_tiles<T, QkDim, L, Map>(latent_map, rope_map, p, shared_address(smem), control);
+  else
+    accumulate_few_values<T, Map>(p, warpgroup - 1, shared_address(smem), control);
+}
+
+template <class T, int QkDim, Loader L, int Rows>
+__device__ __forceinline__ void decode(const CUtensorMap& latent_map, const CUtensorMap& rope_map,
+                                       const FmDecodeParams& p) {
+  extern __shared__ __align__(1024) uint8_t smem[];
+  if constexpr (Rows == kTileRows)
+    decode_wide<T, QkDim, L>(latent_map, rope_map, p, smem);
+  else
+    decode_few<T, QkDim, L, FewMap<Rows>>(latent_map, rope_map, p, smem);
   __syncwarp();
   cluster_barrier();  // no CTA leaves while another may still write to its shared memory
 }
 
-#define FM_DECODE_KERNEL(NAME, TYPE, QK_DIM, LOADER)                                                            \
+#define FM_DECODE_KERNEL(NAME, TYPE, QK_DIM, LOADER, ROWS)                                                      \
   extern "C" __global__ void __launch_bounds__(FM_DECODE_THREADS, 1)                                            \
       NAME(const __grid_constant__ CUtensorMap latent_map, const __grid_constant__ CUtensorMap rope_map,        \
            const __grid_constant__ FmDecodeParams params) {                                                     \
-    fm::decode<TYPE, QK_DIM, fm::Loader::LOADER>(latent_map, rope_map, params);                                 \
+    fm::decode<TYPE, QK_DIM, fm::Loader::LOADER, ROWS>(latent_map, rope_map, params);                           \
   }
 
 }  // namespace fm

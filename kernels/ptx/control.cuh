@@ -23,6 +23,23 @@ __device__ __forceinline__ void named_barrier() {
   asm volatile("bar.sync %0, %1;" ::"n"(Id), "n"(Threads) : "memory");
 }
 
+// The same, and whether the predicate holds for any of them.
+template <int Id, int Threads>
+__device__ __forceinline__ bool named_barrier_any(bool predicate) {
+  int any;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.s32 p, %1, 0;\n"
+      "barrier.cta.red.or.pred p, %2, %3, p;\n"
+      "selp.s32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(any)
+      : "r"((int)predicate), "n"(Id), "n"(Threads)
+      : "memory");
+  return any;
+}
+
 // Makes this thread's ordinary shared-memory writes visible to wgmma and TMA; a barrier must follow.
 __device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

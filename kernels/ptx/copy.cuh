@@ -30,6 +30,9 @@ __device__ __forceinline__ void tma_prefetch_descriptor(const CUtensorMap* map) 
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
+// Asks the L2 for the line that holds an address.
+__device__ __forceinline__ void prefetch_l2(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+
 // 16 bytes, or zeros when `present` is false (nothing is read then).
 __device__ __forceinline__ void cp_async_16(uint32_t destination, const void* source, bool present) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),

@@ -40,6 +40,13 @@ __device__ __forceinline__ float2 unpack(__nv_bfloat16, uint32_t v) {
 }
 __device__ __forceinline__ float2 unpack(__half, uint32_t v) { return __half22float2(*reinterpret_cast<__half2*>(&v)); }
 
+// Transposes an 8 x 8 matrix of 16-bit numbers held by a warp: lane i has row i / 4, columns 2 (i % 4) + {0, 1}.
+__device__ __forceinline__ uint32_t transpose_8x8(uint32_t v) {
+  uint32_t r;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));
+  return r;
+}
+
 // Infinities and NaNs of a pair become zeros.
 __device__ __forceinline__ uint32_t finite_or_zero(__nv_bfloat16, uint32_t v) {
   uint32_t keep = ((v & 0x7F80u) != 0x7F80u ? 0xFFFFu : 0) | ((v & 0x7F800000u) != 0x7F800000u ? 0xFFFF0000u : 0);

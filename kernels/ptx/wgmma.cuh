@@ -34,6 +34,11 @@ __device__ __forceinline__ void wgmma_wait() {
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define FM_ACC_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define FM_ACC_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define FM_OUT_8 "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+#define FM_OUT_16 FM_OUT_8, "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), \
+  "+f"(d[14]), "+f"(d[15])
 #define FM_OUT_32 "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
   "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), \
   "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), \
@@ -74,7 +79,22 @@ __device__ __forceinline__ void wgmma_wait() {
                  : "l"(a), "l"(b));                                                                             \
   }
 
+/* D[64, N] (+)= A[64, 16] B[16, N], both in shared memory, B K-major; A K-major, or M-major with TransA 1. */
+#define FM_DEFINE_WGMMA_FEW(TYPE, PTX, N, D, ACC, OUT, A, B, P, T)                                               \
+  template <int TransA>                                                                                         \
+  __device__ __forceinline__ void wgmma_ss_few(TYPE, float (&d)[D], uint64_t a, uint64_t b, bool accumulate) {  \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " P ", 0;\n"                                                 \
+                 "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." PTX "." PTX " {" ACC                          \
+                 "}, " A ", " B ", p, 1, 1, " T ", 0;\n}"                                                      \
+                 : OUT                                                                                          \
+                 : "l"(a), "l"(b), "r"((int)accumulate), "n"(TransA));                                          \
+  }
+
 FM_DEFINE_WGMMA(__nv_bfloat16, "bf16")
 FM_DEFINE_WGMMA(__half, "f16")
+FM_DEFINE_WGMMA_FEW(__nv_bfloat16, "bf16", "16", 8, FM_ACC_8, FM_OUT_8, "%8", "%9", "%10", "%11")
+FM_DEFINE_WGMMA_FEW(__nv_bfloat16, "bf16", "32", 16, FM_ACC_16, FM_OUT_16, "%16", "%17", "%18", "%19")
+FM_DEFINE_WGMMA_FEW(__half, "f16", "16", 8, FM_ACC_8, FM_OUT_8, "%8", "%9", "%10", "%11")
+FM_DEFINE_WGMMA_FEW(__half, "f16", "32", 16, FM_ACC_16, FM_OUT_16, "%16", "%17", "%18", "%19")
 
 }  // namespace fm

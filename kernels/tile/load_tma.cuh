@@ -56,6 +56,7 @@ __device__ __forceinline__ int page_window(const FmDecodeParams& p, const RowBlo
   return page_of_box(p, r, box / 32 * 32 + threadIdx.x % 32);
 }
 
+// This lane's box of a tile; the window is renewed where the tile is the first of it.
 __device__ __forceinline__ TileBox locate_box(const FmDecodeParams& p, const RowBlock& r, int tile, int& window) {
   const int shift = opaque(p.box_shift), boxes = kTileTokens >> shift, lane = threadIdx.x % 32, box = tile * boxes;
   if (box % 32 == 0) window = page_window(p, r, tile);
@@ -64,24 +65,24 @@ __device__ __forceinline__ TileBox locate_box(const FmDecodeParams& p, const Row
 }
 
 // Warp w of the loader keeps latent block w of every tile coming, warp 0 also the rope block.
-template <int QkDim>
+template <class T, int QkDim, class Map>
 __device__ __forceinline__ void load_tiles_tma(const FmDecodeParams& p, const CUtensorMap* latent_map,
                                                const CUtensorMap* rope_map, uint32_t smem, DecodeControl& control) {
   static_assert(kTileBlocks == 4, "one warp per block of a tile");
-  const int warp = warpgroup_thread() / 32;
+  const auto warp = [] { return warpgroup_thread() / 32; };  // read anew each time: registers are short
   const bool leader = threadIdx.x % 32 == 0;
   // Bit mask of the CTAs this warp loads for: all of the cluster, or none, since they take turns.
-  const uint32_t ctas = warp % cluster_size() == cluster_rank() ? (1u << cluster_size()) - 1 : 0;
-  Ring<kBlocks> block;
-  block.advance(warp);
+  const uint32_t ctas = warp() % p.multicast == cluster_rank() % p.multicast ? (1u << p.multicast) - 1 : 0;
+  Ring<Map::kBlocks> block;
+  block.advance(warp());
   Ring<kTiles> tile_at;
-  for_each_row_block(p, [&](int, const RowBlock& r) {
+  for_each_row_block<Map>(p, [&](int item, const RowBlock& r) {
     int window = page_window(p, r, r.tile_begin);
 #pragma unroll 1
     for (int tile = r.tile_begin; tile < r.tile_end; ++tile) {
       const TileBox box = locate_box(p, r, tile, window);
       const uint32_t boxes = __ballot_sync(~0u, box.page >= 0);
-      if (warp == 0) {
+      if (warp() == 0) {
         const uint32_t full = shared_address(&control.tile_full[tile_at.at()]);
         mbarrier_wait(shared_address(&control.tile_empty[tile_at.at()]), tile_at.parity() ^ 1);
         if (leader) {
@@ -90,17 +91,18 @@ __device__ __forceinline__ void load_tiles_tma(const FmDecodeParams& p, const CU
         }
         __syncwarp();
         if (QkDim > kLatent)
-          box.load(p, rope_map, r.kv_head * p.head_chunks_rope, smem + rope_offset(tile_at.at()), 1, full, ctas);
+          box.load(p, rope_map, r.kv_head * p.head_chunks_rope, smem + Map::rope_offset(tile_at.at()), 1, full, ctas);
         tile_at.advance();
       }
       const uint32_t full = shared_address(&control.block_full[block.at()]);
       mbarrier_wait(shared_address(&control.block_empty[block.at()]), block.parity() ^ 1);
       if (leader) mbarrier_arrive_expect(full, 2 * box_bytes(p, boxes));
       __syncwarp();
-      box.load(p, latent_map, r.kv_head * p.head_chunks_nope + 2 * opaque(warp), smem + block_offset(block.at()), 2,
+      box.load(p, latent_map, r.kv_head * p.head_chunks_nope + 2 * warp(), smem + block_offset(block.at()), 2,
                full, ctas);
       block.advance(kTileBlocks);
     }
+    if (item + 1 < first_item<Map>(p, 1)) prefetch_query<T, QkDim, Map>(p, item + 1);
   });
 }
 

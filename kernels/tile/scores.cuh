@@ -9,13 +9,10 @@
 #include "../ptx/control.cuh"
 #include "../ptx/math.cuh"
 #include "../ptx/wgmma.cuh"
+#include "masking.cuh"
 #include "work.cuh"
 
 namespace fm {
-
-constexpr int kScoresBarrier = 1;  // named barrier of the scores warpgroup
-constexpr float kReferenceSlack = 8.f;
-constexpr float kNegInf = -__builtin_huge_valf();
 
 // The first of the two rows (the other is 8 on) that a thread of a warpgroup holds of a 64-row accumulator.
 __device__ __forceinline__ int accumulator_row(int thread) { return thread / 32 * 16 + thread % 32 / 4; }
@@ -99,15 +96,47 @@ __device__ __forceinline__ void load_query(const FmDecodeParams& p, const RowBlo
   named_barrier<kScoresBarrier, 128>();
 }
 
-// S = Q K^T, block by block as they arrive, the rope part first.
+// Whether the P V of the tile before this one is kept back: the tensor cores do it best during the next softmax. It
+// is let go before a wait for K, and at the latest before the last block of the next Q K^T.
+struct HeldTile {
+  bool held = false;
+
+  __device__ __forceinline__ void release(DecodeControl& control, Ring<kTiles> now) {
+    const int last = now.at() == 0 ? kTiles - 1 : now.at() - 1;
+    if (held) mbarrier_arrive(shared_address(&control.weights_full[last]));
+    held = false;
+  }
+};
+
+// Waits for the tile's rope block and its latent blocks from `first` on, `count` of them.
+__device__ __forceinline__ void wait_for_keys(DecodeControl& control, Ring<WideMap::kBlocks> block, Ring<kTiles> tile_at,
+                                              bool rope, int count, HeldTile& held) {
+  bool ready = !rope || mbarrier_test(shared_address(&control.tile_full[tile_at.at()]), tile_at.parity());
+  Ring<WideMap::kBlocks> at = block;
+#pragma unroll
+  for (int i = 0; i < count; ++i, at.advance())
+    ready &= mbarrier_test(shared_address(&control.block_full[at.at()]), at.parity());
+  if (ready) return;
+  held.release(control, tile_at);
+  if (rope) mbarrier_wait(shared_address(&control.tile_full[tile_at.at()]), tile_at.parity());
+#pragma unroll
+  for (int i = 0; i < count; ++i, block.advance())
+    mbarrier_wait(shared_address(&control.block_full[block.at()]), block.parity());
+}
+
+constexpr int kEarlyBlocks = 3;  // latent blocks that Q K^T waits for before it starts; the others come on the way
+
+// S = Q K^T, the rope part first.
 template <class T, int QkDim>
 __device__ __forceinline__ void multiply_query_key(float (&s)[32], const QueryFragments& q, uint32_t smem,
-                                                   DecodeControl& control, Ring<kBlocks> block, int tile) {
+                                                   DecodeControl& control, Ring<WideMap::kBlocks> block, Ring<kTiles> tile_at,
+                                                   HeldTile& held) {
   constexpr bool kHasRope = QkDim > kLatent;
-  const uint32_t q_shared = smem + kQueryOffset;
+  const uint32_t q_shared = smem + WideMap::kQueryOffset;
+  wait_for_keys(control, block, tile_at, true, kEarlyBlocks, held);
+  wgmma_fence();
   if (kHasRope) {
-    wgmma_fence();
-    const uint32_t rope = smem + rope_offset(tile);
+    const uint32_t rope = smem + WideMap::rope_offset(tile_at.at());
 #pragma unroll
     for (int k = 0; k < 4; ++k)
       wgmma_ss_n64(T(), s, smem_descriptor(q_shared + kSharedChunks * kRopeBytes + k * 32, 0, kAtomBytes),
@@ -115,8 +144,9 @@ __device__ __forceinline__ void multiply_query_key(float (&s)[32], const QueryFr
   }
 #pragma unroll
   for (int chunk = 0; chunk < 8; ++chunk) {
-    if (chunk % 2 == 0) {
-      mbarrier_wait(shared_address(&control.block_full[block.at()]), block.parity());
+    if (chunk % 2 == 0 && chunk / 2 >= kEarlyBlocks) {
+      wait_for_keys(control, block, tile_at, false, 1, held);
+      held.release(control, tile_at);
       wgmma_fence();
     }
     const uint32_t keys = smem + block_offset(block.at()) + chunk % 2 * kAtomBytes;
@@ -142,8 +172,8 @@ struct RowState {
   float reference[2] = {kNegInf, kNegInf};  // base-2 scaled scores
   float sum[2] = {0.f, 0.f};                // this thread's part of the row sum
 
-  // Turns scores into unnormalised weights; returns what the rows' accumulators have to be multiplied with.
-  __device__ __forceinline__ float2 update(float (&s)[32]) {
+  // Turns unscaled scores into unnormalised weights; returns what the rows' accumulators have to be multiplied with.
+  __device__ __forceinline__ float2 update(float (&s)[32], float scale_log2) {
     float shrink[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -151,23 +181,21 @@ struct RowState {
 #pragma unroll
       for (int g = 0; g < 8; ++g) top = fmaxf(top, fmaxf(s[4 * g + 2 * h], s[4 * g + 2 * h + 1]));
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-      shrink[h] = 1.f;
-      if (top > reference[h] + kReferenceSlack) {
-        if (reference[h] != kNegInf) shrink[h] = exp2_approx(reference[h] - top);
-        reference[h] = top;
-      }
-      const float zero_at = reference[h] == kNegInf ? 0.f : reference[h];
-      float sum_tile = 0.f;
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2)) * scale_log2;
+      const float next = top > reference[h] + kReferenceSlack ? top : reference[h];
+      shrink[h] = reference[h] == kNegInf ? 1.f : exp2_approx(reference[h] - next);
+      reference[h] = next;
+      const float zero_at = next == kNegInf ? 0.f : next;
+      float sum_tile[2] = {0.f, 0.f};
 #pragma unroll
       for (int g = 0; g < 8; ++g)
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& x = s[4 * g + 2 * h + e];
-          x = exp2_approx(x - zero_at);
-          sum_tile += x;
+          x = exp2_approx(fmaf(x, scale_log2, -zero_at));
+          sum_tile[e] += x;
         }
-      sum[h] = sum[h] * shrink[h] + sum_tile;
+      sum[h] = sum[h] * shrink[h] + (sum_tile[0] + sum_tile[1]);
     }
     return make_float2(shrink[0], shrink[1]);
   }
@@ -188,11 +216,6 @@ __device__ __forceinline__ void announce_rescale(float2 shrink, DecodeControl& c
   }
 }
 
-// The tokens of the tile that exist: valid page, inside the sequence.
-__device__ __forceinline__ uint64_t existing(uint64_t present, int in_sequence) {
-  return in_sequence < kTileTokens ? present & ((1ull << max(in_sequence, 0)) - 1) : present;
-}
-
 // Scores of absent tokens and of keys a row does not see become -inf.
 __device__ __forceinline__ void mask_tile(const FmDecodeParams& p, const RowBlock& r, float (&s)[32], int tile,
                                           uint64_t present) {
@@ -210,32 +233,6 @@ __device__ __forceinline__ void mask_tile(const FmDecodeParams& p, const RowBloc
     }
 }
 
-// Makes V safe to multiply with zero weights: rows of absent tokens become zeros; rows that some query rows of the
-// block see and others do not lose their infinities and NaNs (a query row that sees such a token has a NaN weight
-// already).
-template <class T>
-__device__ __forceinline__ void clean_values(const FmDecodeParams& p, const RowBlock& r, uint8_t* smem,
-                                             Ring<kBlocks> first_block, int tile, uint64_t present) {
-  const int start = tile * kTileTokens;
-  present = existing(present, r.seq_len - start);
-  const uint64_t seen_by_all = existing(present, r.visible(p, r.row_begin) - start);
-#pragma unroll 1
-  for (int i = warpgroup_thread(); i < kTileTokens * 64; i += 128) {
-    const int row = i / 64;
-    if (seen_by_all >> row & 1) continue;
-    Ring<kBlocks> block = first_block;
-    block.advance(i % 64 / 16);
-    uint4* at = reinterpret_cast<uint4*>(smem + block_offset(block.at()) + latent_swizzled(row, i % 16));
-    uint4 v = make_uint4(0, 0, 0, 0);
-    if (present >> row & 1) {
-      v = *at;
-      v.x = finite_or_zero(T(), v.x), v.y = finite_or_zero(T(), v.y);
-      v.z = finite_or_zero(T(), v.z), v.w = finite_or_zero(T(), v.w);
-    }
-    *at = v;
-  }
-}
-
 template <class T>
 __device__ __forceinline__ void store_weights(const float (&s)[32], uint32_t to) {
   const int thread = warpgroup_thread();
@@ -250,70 +247,48 @@ __device__ __forceinline__ void store_weights(const float (&s)[32], uint32_t to)
   }
 }
 
-// Writes the rows' lse and leaves the factor that finishes the accumulated rows: 1 / sum, with the sink if whole.
+// Leaves the factors that finish the accumulated rows.
 __device__ __forceinline__ void finish_rows(const FmDecodeParams& p, const RowBlock& r, const RowState& state,
                                             DecodeControl& control) {
   const int thread = warpgroup_thread(), row0 = accumulator_row(thread);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const float sum = state.row_sum(h);
-    const int block_row = row0 + 8 * h, row = r.row_begin + block_row;
+    const int block_row = row0 + 8 * h;
     if (thread % 4 != 0) continue;
-    const float lse2 = sum == 0.f ? kNegInf : state.reference[h] + log2f(sum);
-    float result = sum == 0.f ? 0.f : 1.f / sum;
-    if (row < r.rows) {
-      if (r.slot >= 0) {
-        p.partial_lse[((int64_t)r.slot * p.team + r.block) * kTileRows + block_row] = lse2;
-      } else {
-        const float lse = lse2 * kLn2;
-        p.lse[row_offset(p, r, row, p.lse_stride)] = lse;
-        if (p.attn_sink != nullptr && sum != 0.f)
-          result /= 1.f + __expf(__ldg(p.attn_sink + r.kv_head * p.group + row % p.group) - lse);
-      }
-    }
-    control.result[block_row] = result;
+    control.result[block_row] = row_factor<WideMap>(p, r, block_row, state.reference[h], sum);
   }
 }
 
 template <class T, int QkDim>
 __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, uint8_t* smem, DecodeControl& control) {
-  Ring<kBlocks> block;
+  Ring<WideMap::kBlocks> block;
   Ring<kTiles> tile_at;
   uint32_t result_parity = 1;
-  for_each_row_block(p, [&](int item, const RowBlock& range) {
+  for_each_row_block<WideMap>(p, [&](int item, const RowBlock& range) {
     QueryFragments q;
     RowState state;
-    if (!range.empty()) load_query<T, QkDim>(p, range, q, smem + kQueryOffset);
-    // From this tile on, some row of the block does not see every token.
-    const int first_masked = min(range.visible(p, range.row_begin), range.seq_len) / kTileTokens;
-    uint32_t held = 0;  // a finished tile's weights_full: its P V runs best during the next softmax
+    if (warpgroup_thread() == 0)
+      control.first_masked = min(range.visible(p, range.row_begin), range.seq_len) / kTileTokens;
+    if (!range.empty()) load_query<T, QkDim>(p, range, q, smem + WideMap::kQueryOffset);
+    HeldTile held;
     for (int tile = range.tile_begin; tile < range.tile_end; ++tile) {
-      Ring<kBlocks> last = block;
-      last.advance(kTileBlocks - 1);
-      if (held != 0 && !mbarrier_test(shared_address(&control.block_full[last.at()]), last.parity())) {
-        mbarrier_arrive(held);
-        held = 0;
-      }
-      mbarrier_wait(shared_address(&control.tile_full[tile_at.at()]), tile_at.parity());
       float s[32];
-      multiply_query_key<T, QkDim>(s, q, shared_address(smem), control, block, tile_at.at());
-      if (held != 0) mbarrier_arrive(held);
-#pragma unroll
-      for (int i = 0; i < 32; ++i) s[i] *= p.scale_log2;
-      const bool masked = tile >= first_masked || control.present[tile_at.at()] != ~0ull;
-      if (masked) mask_tile(p, load_row_block(p, item), s, tile, control.present[tile_at.at()]);
-      announce_rescale(state.update(s), control, tile_at.at());
+      multiply_query_key<T, QkDim>(s, q, shared_address(smem), control, block, tile_at, held);
+      const bool masked = tile >= control.first_masked || control.present[tile_at.at()] != ~0ull;
+      if (masked) mask_tile(p, load_row_block<WideMap>(p, item), s, tile, control.present[tile_at.at()]);
+      announce_rescale(state.update(s, p.scale_log2), control, tile_at.at());
       named_barrier<kScoresBarrier, 128>();  // every warp has read K: P may overwrite its rope part
-      store_weights<T>(s, shared_address(smem) + rope_offset(tile_at.at()));
-      if (masked) clean_values<T>(p, load_row_block(p, item), smem, block, tile, control.present[tile_at.at()]);
+      store_weights<T>(s, shared_address(smem) + WideMap::rope_offset(tile_at.at()));
+      if (masked) clean_values<T, WideMap>(p, load_row_block<WideMap>(p, item), smem, block, tile, control.present[tile_at.at()]);
       fence_async_shared();
-      held = shared_address(&control.weights_full[tile_at.at()]);
+      held.held = true;
       block.advance(kTileBlocks);
       tile_at.advance();
     }
-    if (held != 0) mbarrier_arrive(held);
+    held.release(control, tile_at);
     mbarrier_wait(shared_address(&control.result_empty), result_parity);
-    finish_rows(p, load_row_block(p, item), state, control);
+    finish_rows(p, load_row_block<WideMap>(p, item), state, control);
     mbarrier_arrive(shared_address(&control.result_full));
     result_parity ^= 1;
   });

@@ -1,14 +1,14 @@
-// The shared memory of an attention CTA, in bytes, and its barriers.
+// The shared memory of an attention CTA, in order, and its barriers:
 //
-//        0  ring of 11 latent blocks, 64 tokens x 128 columns each (16,384)
-//  180,224  ring of 3 rope blocks, 64 tokens x 64 columns (8,192); the tile's P, 64 rows x 64 tokens, replaces it
-//  204,800  Q, what is not in registers: columns 384..511 and the rope part, 64 rows x 64 columns each (3 x 8,192)
-//  229,376  control block (DecodeControl)
+//   ring of latent blocks, 64 tokens x 128 columns each (16,384 bytes)
+//   ring of 3 rope blocks, 64 tokens x 64 columns (8,192); the tile's P replaces it
+//   Q, what is not in registers, in chunks of 64 columns
+//   few rows only: the parts of other CTAs of the cluster for this CTA's share of the rows (kPartBytes)
+//   control block (DecodeControl, FewControl)
 //
-// A tile of 64 tokens takes four consecutive latent blocks and one rope block, so 2.75 tiles are resident.
-// Latent blocks are stored as [8 groups of 8 tokens][2 chunks of 64 columns][8 tokens][128 bytes], all others as
-// [64 rows][128 bytes]; every 1,024 bytes have the 128-byte swizzle: the 16-byte piece index within a row is XORed
-// with the row index modulo 8.
+// A tile of 64 tokens takes four consecutive latent blocks and one rope block. Latent blocks are stored as
+// [8 groups of 8 tokens][2 chunks of 64 columns][8 tokens][128 bytes], all others as [rows][128 bytes]; every 1,024
+// bytes have the 128-byte swizzle: the 16-byte piece index within a row is XORed with the row index modulo 8.
 #pragma once
 #include <stdint.h>
 
@@ -22,7 +22,7 @@ constexpr int kTileRows = FM_TILE_ROWS;
 constexpr int kLatent = 512;  // width of the latent part, which is also V
 constexpr int kBlockWidth = 128;
 constexpr int kTileBlocks = kLatent / kBlockWidth;
-constexpr int kBlocks = 11;
+constexpr int kMostBlocks = 11;
 constexpr int kTiles = 3;
 constexpr int kRegisterChunks = 6;  // chunks of 64 columns of Q that live in registers
 constexpr int kSharedChunks = 8 - kRegisterChunks;
@@ -32,14 +32,33 @@ constexpr uint32_t kAtomBytes = 1024;  // 8 rows x 128 bytes, one swizzle atom
 constexpr uint32_t kGroupBytes = 2 * kAtomBytes;
 constexpr uint32_t kBlockBytes = 8 * kGroupBytes;
 constexpr uint32_t kRopeBytes = 8 * kAtomBytes;
-constexpr uint32_t kRopeOffset = kBlocks * kBlockBytes;
-constexpr uint32_t kQueryOffset = kRopeOffset + kTiles * kRopeBytes;
-constexpr uint32_t kControlOffset = kQueryOffset + (kSharedChunks + 1) * kRopeBytes;
+constexpr int kMostSplits = 8;
+constexpr int kPartRows = 16;  // rows that a cluster merges at a time
+constexpr uint32_t kPartBytes = kPartRows * kLatent * 4;
+
+// Where things lie for CTAs of `Rows` query rows, with a ring of `Blocks` blocks and `QueryChunks` chunks of Q.
+template <int Rows, int Blocks, int QueryChunks>
+struct SharedMap {
+  static constexpr int kRows = Rows;
+  static constexpr bool kSplits = Rows < kTileRows;  // CTAs of a cluster may share the tiles of an item
+  static constexpr int kBlocks = Blocks;
+  static constexpr uint32_t kQueryChunkBytes = Rows * kChunkRowBytes;
+  static constexpr uint32_t kRopeOffset = kBlocks * kBlockBytes;
+  static constexpr uint32_t kQueryOffset = kRopeOffset + kTiles * kRopeBytes;
+  static constexpr uint32_t kPartOffset = kQueryOffset + QueryChunks * kQueryChunkBytes;
+  static constexpr uint32_t kControlOffset = kPartOffset + (kSplits ? kPartBytes : 0);
+  static_assert(kBlocks <= kMostBlocks);
+
+  static __device__ __forceinline__ uint32_t rope_offset(int tile) { return kRopeOffset + tile * kRopeBytes; }
+};
+using WideMap = SharedMap<kTileRows, 11, kSharedChunks + 1>;
+template <int Rows>
+using FewMap = SharedMap<Rows, Rows == 16 ? 9 : 8, 9>;
 
 // What the warpgroups tell each other besides the tiles.
 struct DecodeControl {
-  uint64_t block_full[kBlocks];   // loader -> scores, values: a latent block has arrived
-  uint64_t block_empty[kBlocks];  // values of the whole cluster -> loader: K and V of the block are used up
+  uint64_t block_full[kMostBlocks];   // loader -> scores, values: a latent block has arrived
+  uint64_t block_empty[kMostBlocks];  // values of the whole cluster -> loader: K and V of the block are used up
   uint64_t tile_full[kTiles];     // loader -> scores: the rope block and `present` have arrived
   uint64_t tile_empty[kTiles];    // values of the whole cluster -> loader: P is used up
   uint64_t weights_full[kTiles];  // scores -> values: P, rescale factors, cleaned V rows
@@ -48,12 +67,23 @@ struct DecodeControl {
   uint64_t present[kTiles];       // bit t: token t of the tile has a valid page
   uint32_t rescale[kTiles][4];    // per warp of 16 rows: did any row's reference maximum move?
   float factor[kTiles][kTileRows];
+  int first_masked;               // scores only: from this tile on, some row of the block does not see every token
   float result[kTileRows];        // what the accumulated rows are multiplied with at the end
 };
-static_assert(kControlOffset + sizeof(DecodeControl) <= FM_DECODE_SMEM_BYTES, "shared memory map and params.h differ");
+
+// What CTAs of few rows have besides.
+struct FewControl : DecodeControl {
+  uint64_t parts_full;            // values of the whole cluster -> values: this CTA's share of their rows is here
+  uint64_t parts_empty;           // values of the whole cluster -> values: they are done with what was sent to them
+  float2 row_state[32];           // reference and sum of each row
+  float2 part_state[kMostSplits][32];  // those of the cluster's CTAs
+  float warp_row[4][32];          // what each warp found for a row
+};
+static_assert(WideMap::kControlOffset + sizeof(DecodeControl) <= FM_DECODE_SMEM_BYTES);
+static_assert(FewMap<16>::kControlOffset + sizeof(FewControl) <= FM_DECODE_SMEM_BYTES);
+static_assert(FewMap<32>::kControlOffset + sizeof(FewControl) <= FM_DECODE_SMEM_BYTES);
 
 __device__ __forceinline__ uint32_t block_offset(int block) { return block * kBlockBytes; }
-__device__ __forceinline__ uint32_t rope_offset(int tile) { return kRopeOffset + tile * kRopeBytes; }
 
 // Byte offset of 16-byte piece `piece` (of 8) in row `row` of a [rows][128 bytes] swizzled block.
 __device__ __forceinline__ uint32_t swizzled(int row, int piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }

@@ -23,12 +23,12 @@ __device__ __forceinline__ void scale_rows(Accumulators& o, float factor0, float
     }
 }
 
-// One block of 128 columns: O (+)= P V.
-template <class T>
-__device__ __forceinline__ void multiply_weights_values(float (&o)[64], uint32_t weights, uint32_t values) {
+// One block of 128 columns: O += P V, over the tokens of k16 steps Begin .. End.
+template <int Begin, int End, class T>
+__device__ __forceinline__ void multiply_weights_values(T, float (&o)[64], uint32_t weights, uint32_t values) {
   wgmma_fence();
 #pragma unroll
-  for (int k = 0; k < 4; ++k)
+  for (int k = Begin; k < End; ++k)
     wgmma_ss_n128_bn(T(), o, smem_descriptor(weights + k * 32, 0, kAtomBytes),
                      smem_descriptor(values + k * 2 * kGroupBytes, kAtomBytes, kGroupBytes));
   wgmma_commit();
@@ -66,8 +66,8 @@ __device__ __forceinline__ void store_result(const FmDecodeParams& p, const RowB
     const int block_row = row0 + 8 * h, row = r.row_begin + block_row;
     const bool present = row < r.rows;
     if (r.slot >= 0) {
-      const int64_t slot_row = ((int64_t)r.slot * p.team + r.block) * kTileRows + block_row;
-      store_partial_row(o, h, p.partial_out + slot_row * kLatent + half * kHalfWidth, present, lane);
+      float* partial = p.partial_out + slot_row<WideMap>(p, r, block_row) * kLatent + half * kHalfWidth;
+      store_partial_row(o, h, partial, present, lane);
     } else {
       T* out = reinterpret_cast<T*>(p.out) + half * kHalfWidth;
       store_row<T>(o, h, out + (present ? row_offset(p, r, row, p.out_stride) : 0), present, lane);
@@ -79,11 +79,11 @@ template <class T>
 __device__ __forceinline__ void accumulate_values(const FmDecodeParams& p, int half, uint32_t smem,
                                                   DecodeControl& control) {
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, row0 = warp * 16 + lane / 4;
-  Ring<kBlocks> block;
+  Ring<WideMap::kBlocks> block;
   block.advance(2 * half);
   Ring<kTiles> tile_at;
   uint32_t result_parity = 0;
-  for_each_row_block(p, [&](int item, const RowBlock& range) {
+  for_each_row_block<WideMap>(p, [&](int item, const RowBlock& range) {
     Accumulators o;
 #pragma unroll
     for (int i = 0; i < 128; ++i) o[i / 64][i % 64] = 0.f;
@@ -91,20 +91,23 @@ __device__ __forceinline__ void accumulate_values(const FmDecodeParams& p, int h
       mbarrier_wait(shared_address(&control.weights_full[tile_at.at()]), tile_at.parity());
       if (control.rescale[tile_at.at()][warp])
         scale_rows(o, control.factor[tile_at.at()][row0], control.factor[tile_at.at()][row0 + 8]);
-      uint32_t empty[2];
-#pragma unroll
-      for (int b = 0; b < 2; ++b, block.advance()) {
-        mbarrier_wait(shared_address(&control.block_full[block.at()]), block.parity());
-        multiply_weights_values<T>(o[b], smem + rope_offset(tile_at.at()), smem + block_offset(block.at()));
-        empty[b] = shared_address(&control.block_empty[block.at()]);
-      }
+      const uint32_t weights = smem + WideMap::rope_offset(tile_at.at());
+      const uint32_t first_empty = shared_address(&control.block_empty[block.at()]);
+      mbarrier_wait(shared_address(&control.block_full[block.at()]), block.parity());
+      multiply_weights_values<0, 4>(T(), o[0], weights, smem + block_offset(block.at()));
+      block.advance();
+      mbarrier_wait(shared_address(&control.block_full[block.at()]), block.parity());
+      // The first block is released as soon as it is used up, with enough handed over to keep the tensor cores busy.
+      multiply_weights_values<0, 2>(T(), o[1], weights, smem + block_offset(block.at()));
       wgmma_wait<1>();
-      if (lane < cluster_size()) mbarrier_arrive_at(empty[0], lane);
+      if (lane < p.multicast) mbarrier_arrive_at(first_empty, lane);
+      multiply_weights_values<2, 4>(T(), o[1], weights, smem + block_offset(block.at()));
       wgmma_wait<0>();
-      if (lane < cluster_size()) {
-        mbarrier_arrive_at(empty[1], lane);
+      if (lane < p.multicast) {
+        mbarrier_arrive_at(shared_address(&control.block_empty[block.at()]), lane);
         mbarrier_arrive_at(shared_address(&control.tile_empty[tile_at.at()]), lane);
       }
+      block.advance();
       block.advance(2);
       tile_at.advance();
     }
@@ -112,7 +115,7 @@ __device__ __forceinline__ void accumulate_values(const FmDecodeParams& p, int h
     scale_rows(o, control.result[row0], control.result[row0 + 8]);
     arrive_once_per_warp(shared_address(&control.result_empty));
     result_parity ^= 1;
-    store_result<T>(p, load_row_block(p, item), o, row0, half, lane);
+    store_result<T>(p, load_row_block<WideMap>(p, item), o, row0, half, lane);
   });
 }
 

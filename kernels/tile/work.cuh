@@ -2,9 +2,13 @@
 #pragma once
 #include "../params.h"
 #include "../ptx/control.cuh"
+#include "../ptx/copy.cuh"
+#include "../ptx/math.cuh"
 #include "shared_map.cuh"
 
 namespace fm {
+
+constexpr float kNegInf = -__builtin_huge_valf();
 
 // One item as a CTA executes it. Every role builds the same one, so that their loops agree.
 struct RowBlock {
@@ -39,35 +43,42 @@ __device__ __forceinline__ int4 load_once(const int4* at) {
   return v;
 }
 
+template <class Map>
 __device__ __forceinline__ RowBlock load_row_block(const FmDecodeParams& p, int item) {
   asm volatile("" : "+r"(item));  // no pointer into the items is kept across the caller's loop
   const int4* at = reinterpret_cast<const int4*>(p.items) + 3 * item;
   const int4 a = load_once(at), b = load_once(at + 1), c = load_once(at + 2);
   RowBlock r;
-  r.block = cta_index() % p.team;
-  r.request = a.x, r.kv_head = a.y, r.row_begin = a.z + r.block * kTileRows, r.q_begin = a.w;
+  r.block = Map::kSplits ? 0 : cta_index() % p.team;
+  r.request = a.x, r.kv_head = a.y, r.row_begin = a.z + r.block * Map::kRows, r.q_begin = a.w;
   r.q_len = b.x, r.seq_len = min(b.y, p.max_tokens), r.tile_begin = b.z, r.tile_end = b.w, r.slot = c.x;
   r.rows = r.q_len * p.group;
   int last_seen = r.seq_len;
-  if (cluster_size() == 1)  // the CTAs of a cluster go through the same tiles
-    last_seen = r.visible(p, min(r.row_begin + kTileRows, r.rows) - 1);
+  if (p.multicast == 1)  // the CTAs of a cluster go through the same tiles
+    last_seen = r.visible(p, min(r.row_begin + Map::kRows, r.rows) - 1);
   r.tile_end = min(r.tile_end, (last_seen + kTileTokens - 1) / kTileTokens);
+  if (Map::kSplits && p.splits > 1) {  // this CTA's share of the item's tiles
+    const int tiles = max(r.tile_end - r.tile_begin, 0), share = cluster_rank(), begin = r.tile_begin;
+    r.tile_begin = begin + tiles * share / p.splits;
+    r.tile_end = begin + tiles * (share + 1) / p.splits;
+  }
   return r;
 }
 
-// The first item of this CTA's team, or of the `ahead`th team after it.
+// The first item of this CTA's worker, or of the `ahead`th worker after it.
+template <class Map>
 __device__ __forceinline__ int first_item(const FmDecodeParams& p, int ahead) {
-  return load_once(p.worker_begin + cta_index() / p.team + ahead);
+  return load_once(p.worker_begin + cta_index() / (Map::kSplits ? p.splits : p.team) + ahead);
 }
 
 // Calls body(item, row block) for each item of this CTA's team; items whose rows do not reach this CTA's block are
 // left out unless other CTAs of the cluster count on this one. A role that is
 // short of registers keeps the item's number and loads the row block again where it needs it.
-template <class Body>
+template <class Map, class Body>
 __device__ __forceinline__ void for_each_row_block(const FmDecodeParams& p, Body body) {
-  for (int item = first_item(p, 0); item < first_item(p, 1); ++item) {
-    const RowBlock r = load_row_block(p, item);
-    if (r.row_begin < r.rows || cluster_size() > 1) body(item, r);
+  for (int item = first_item<Map>(p, 0); item < first_item<Map>(p, 1); ++item) {
+    const RowBlock r = load_row_block<Map>(p, item);
+    if (Map::kSplits || r.row_begin < r.rows || p.multicast > 1) body(item, r);
   }
 }
 static_assert(sizeof(FmWorkItem) == 48, "items are read as three int4");
@@ -77,6 +88,46 @@ __device__ __forceinline__ int64_t row_offset(const FmDecodeParams& p, const Row
                                               const int64_t (&stride)[3]) {
   const int token = row / p.group, head = r.kv_head * p.group + row - token * p.group;
   return r.request * stride[0] + (int64_t)(r.q_begin + token) * stride[1] + head * stride[2];
+}
+
+// The row of the partial results of a split unit, counted in rows.
+template <class Map>
+__device__ __forceinline__ int64_t slot_row(const FmDecodeParams& p, const RowBlock& r, int block_row) {
+  return ((int64_t)r.slot * p.team + r.block) * Map::kRows + block_row;
+}
+
+// Writes a finished row's lse (where `write`), and returns what its accumulator is to be multiplied with: 1 / sum, with the sink where
+// the unit is whole. `reference` and `sum`: of the row's softmax, base 2.
+template <class Map>
+__device__ __forceinline__ float row_factor(const FmDecodeParams& p, const RowBlock& r, int block_row, float reference,
+                                            float sum, bool write = true) {
+  const int row = r.row_begin + block_row;
+  const float lse2 = sum == 0.f ? kNegInf : reference + log2f(sum);
+  const float factor = sum == 0.f ? 0.f : 1.f / sum;
+  if (row >= r.rows) return factor;
+  if (r.slot >= 0) {
+    if (write) p.partial_lse[slot_row<Map>(p, r, block_row)] = lse2;
+    return factor;
+  }
+  const float lse = lse2 * kLn2;
+  if (write) p.lse[row_offset(p, r, row, p.lse_stride)] = lse;
+  if (p.attn_sink == nullptr || sum == 0.f) return factor;
+  return factor / (1.f + __expf(__ldg(p.attn_sink + r.kv_head * p.group + row % p.group) - lse));
+}
+
+// Asks the L2 for the query rows that this CTA needs for an item, by the threads of one warpgroup. A loader is a few
+// tiles ahead of the scores role: they are there when it gets to the item.
+template <class T, int QkDim, class Map>
+__device__ __forceinline__ void prefetch_query(const FmDecodeParams& p, int item) {
+  constexpr int kThreads = 128 / Map::kRows;  // to a row
+  const RowBlock r = load_row_block<Map>(p, item);
+  const int row = r.row_begin + warpgroup_thread() / kThreads, part = warpgroup_thread() % kThreads;
+  if (row >= r.rows) return;
+  const T* nope = reinterpret_cast<const T*>(p.q_nope) + row_offset(p, r, row, p.q_nope_stride);
+#pragma unroll
+  for (int i = part; i < 8; i += kThreads) prefetch_l2(nope + i * 64);
+  if (QkDim > kLatent && part == 0)
+    prefetch_l2(reinterpret_cast<const T*>(p.q_rope) + row_offset(p, r, row, p.q_rope_stride));
 }
 
 }  // namespace fm

@@ -1,0 +1,234 @@
+// The scores role for few query rows (16 or 32): operands are swapped, S^T = K Q^T puts the 64 tokens on the M side and
+// the rows on the N side, so that the matrix work is proportional to the rows. A thread holds two tokens of a quarter
+// of the rows.
+//
+// The references of the softmax (see scores.cuh) are the same in all four warps. Whether any row's has to move is one
+// barrier with an OR; only then are maxima reduced over lanes and warps.
+#pragma once
+#include "../ptx/control.cuh"
+#include "../ptx/math.cuh"
+#include "../ptx/wgmma.cuh"
+#include "masking.cuh"
+#include "work.cuh"
+
+namespace fm {
+
+// A thread's share of a [64 tokens][Rows] accumulator: value(c, h) is token 16 warp + lane / 4 + 8 h, row(c).
+template <int Rows>
+struct FewLayout {
+  static constexpr int kColumns = Rows / 4;
+  static constexpr int kValues = Rows / 2;
+  static __device__ __forceinline__ constexpr int value(int c, int h) { return c / 2 * 4 + 2 * h + c % 2; }
+  static __device__ __forceinline__ int row(int c, int lane) { return c / 2 * 8 + 2 * (lane % 4) + c % 2; }
+};
+
+// Q of an item to shared memory, rows that do not exist as zeros.
+template <class T, int QkDim, class Map>
+__device__ __forceinline__ void load_few_query(const FmDecodeParams& p, const RowBlock& r, uint8_t* shared) {
+  constexpr int kPieces = QkDim / 8, kEach = Map::kRows * kPieces / 128;
+  static_assert(Map::kRows * kPieces % 128 == 0);
+  uint4 at[kEach];
+#pragma unroll
+  for (int j = 0; j < kEach; ++j) {
+    const int i = warpgroup_thread() + 128 * j, row = i / kPieces, column = i % kPieces * 8;
+    at[j] = make_uint4(0, 0, 0, 0);
+    if (r.row_begin + row >= r.rows) continue;
+    const T* source = column < kLatent
+                          ? reinterpret_cast<const T*>(p.q_nope) + row_offset(p, r, r.row_begin + row, p.q_nope_stride)
+                          : reinterpret_cast<const T*>(p.q_rope) + row_offset(p, r, r.row_begin + row, p.q_rope_stride);
+    at[j] = __ldg(reinterpret_cast<const uint4*>(source + column % kLatent));
+  }
+#pragma unroll
+  for (int j = 0; j < kEach; ++j) {
+    const int i = warpgroup_thread() + 128 * j, row = i / kPieces, piece = i % kPieces;
+    *reinterpret_cast<uint4*>(shared + piece / 8 * Map::kQueryChunkBytes + swizzled(row, piece % 8)) = at[j];
+  }
+  fence_async_shared();
+  named_barrier<kScoresBarrier, 128>();
+}
+
+// S^T = K Q^T, block by block as they arrive, the rope part first; four independent sums keep the tensor cores busy.
+template <class T, int QkDim, class Map>
+__device__ __forceinline__ void multiply_key_query(float (&s)[Map::kRows / 2], uint32_t smem, DecodeControl& control,
+                                                   Ring<Map::kBlocks> block, Ring<kTiles> tile_at) {
+  constexpr bool kHasRope = QkDim > kLatent;
+  const uint32_t q = smem + Map::kQueryOffset;
+  float sums[4][Map::kRows / 2];
+  mbarrier_wait(shared_address(&control.tile_full[tile_at.at()]), tile_at.parity());
+  if (kHasRope) {
+    wgmma_fence();
+    const uint32_t keys = smem + Map::rope_offset(tile_at.at());
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      wgmma_ss_few<0>(T(), sums[k], smem_descriptor(keys + k * 32, 0, kAtomBytes),
+                      smem_descriptor(q + 8 * Map::kQueryChunkBytes + k * 32, 0, kAtomBytes), false);
+  }
+#pragma unroll
+  for (int chunk = 0; chunk < 8; ++chunk) {
+    if (chunk % 2 == 0) {
+      mbarrier_wait(shared_address(&control.block_full[block.at()]), block.parity());
+      wgmma_fence();
+    }
+    const uint32_t keys = smem + block_offset(block.at()) + chunk % 2 * kAtomBytes;
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      wgmma_ss_few<0>(T(), sums[k], smem_descriptor(keys + k * 32, 0, kGroupBytes),
+                      smem_descriptor(q + chunk * Map::kQueryChunkBytes + k * 32, 0, kAtomBytes),
+                      kHasRope || chunk != 0);
+    if (chunk % 2 == 1) block.advance();
+  }
+  wgmma_commit();
+  wgmma_wait<0>();
+#pragma unroll
+  for (int i = 0; i < Map::kRows / 2; ++i) s[i] = (sums[0][i] + sums[1][i]) + (sums[2][i] + sums[3][i]);
+}
+
+// Scores of absent tokens and of keys a row does not see become -inf.
+template <class Map>
+__device__ __forceinline__ void mask_few(const FmDecodeParams& p, const RowBlock& r, float (&s)[Map::kRows / 2],
+                                         int tile, uint64_t present) {
+  using Layout = FewLayout<Map::kRows>;
+  const int thread = warpgroup_thread(), lane = thread % 32, token = thread / 32 * 16 + lane / 4;
+  const int start = tile * kTileTokens;
+  present = existing(present, r.seq_len - start);
+#pragma unroll
+  for (int c = 0; c < Layout::kColumns; ++c) {
+    const uint64_t sees = existing(present, r.visible(p, r.row_begin + Layout::row(c, lane)) - start) >> token;
+    if (!(sees & 1)) s[Layout::value(c, 0)] = kNegInf;
+    if (!(sees >> 8 & 1)) s[Layout::value(c, 1)] = kNegInf;
+  }
+}
+
+// Softmax state of a thread's rows.
+template <int Rows>
+struct FewState {
+  using Layout = FewLayout<Rows>;
+  float reference[Layout::kColumns];  // base-2 scaled scores; the same in all threads that share a row
+  float sum[Layout::kColumns];        // of this thread's tokens
+
+  __device__ __forceinline__ FewState() {
+#pragma unroll
+    for (int c = 0; c < Layout::kColumns; ++c) reference[c] = kNegInf, sum[c] = 0.f;
+  }
+
+  // Moves references that a score exceeds by more than the slack, and leaves what the rows' accumulators have to be
+  // multiplied with. By the whole warpgroup; after it every warp has read K.
+  __device__ __forceinline__ void update(const float (&s)[Layout::kValues], float scale_log2, FewControl& control,
+                                         int tile) {
+    const int thread = warpgroup_thread(), lane = thread % 32;
+    bool exceeded = false;
+#pragma unroll
+    for (int c = 0; c < Layout::kColumns; ++c)
+      exceeded |= fmaxf(s[Layout::value(c, 0)], s[Layout::value(c, 1)]) * scale_log2 > reference[c] + kReferenceSlack;
+    const bool move = named_barrier_any<kScoresBarrier, 128>(exceeded);
+    if (thread == 0) control.rescale[tile][0] = move;
+    if (!move) return;
+#pragma unroll
+    for (int c = 0; c < Layout::kColumns; ++c) {
+      float top = fmaxf(s[Layout::value(c, 0)], s[Layout::value(c, 1)]);
+#pragma unroll
+      for (int d = 4; d < 32; d *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
+      if (lane < 4) control.warp_row[thread / 32][Layout::row(c, lane)] = top;
+    }
+    named_barrier<kScoresBarrier, 128>();
+#pragma unroll
+    for (int c = 0; c < Layout::kColumns; ++c) {
+      const int row = Layout::row(c, lane);
+      const float top = fmaxf(fmaxf(control.warp_row[0][row], control.warp_row[1][row]),
+                              fmaxf(control.warp_row[2][row], control.warp_row[3][row])) * scale_log2;
+      const float next = top > reference[c] + kReferenceSlack ? top : reference[c];
+      const float shrink = reference[c] == kNegInf ? 1.f : exp2_approx(reference[c] - next);
+      reference[c] = next;
+      sum[c] *= shrink;
+      if (thread < 4) control.factor[tile][row] = shrink;
+    }
+  }
+
+  // Scores to unnormalised weights.
+  __device__ __forceinline__ void weigh(float (&s)[Layout::kValues], float scale_log2) {
+#pragma unroll
+    for (int c = 0; c < Layout::kColumns; ++c) {
+      const float zero_at = reference[c] == kNegInf ? 0.f : reference[c];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float& x = s[Layout::value(c, h)];
+        x = exp2_approx(fmaf(x, scale_log2, -zero_at));
+        sum[c] += x;
+      }
+    }
+  }
+};
+
+// P^T as [row][token], rows of 128 bytes with the swizzle.
+template <class T, int Rows>
+__device__ __forceinline__ void store_few_weights(const float (&s)[Rows / 2], uint32_t to) {
+  const int thread = warpgroup_thread(), lane = thread % 32, piece = thread / 32 * 2 + lane / 8 % 2;
+#pragma unroll
+  for (int g = 0; g < Rows / 16; ++g) {  // 16 rows at a time: four 8 x 8 blocks
+    const uint32_t at = to + swizzled(g * 16 + lane / 16 * 8 + lane % 8, piece);
+    const float* v = &s[8 * g];
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
+                 "r"(pack(T(), v[0], v[1])), "r"(pack(T(), v[2], v[3])), "r"(pack(T(), v[4], v[5])),
+                 "r"(pack(T(), v[6], v[7]))
+                 : "memory");
+  }
+}
+
+// Leaves reference and sum of each row; where no other CTA has a part, also the rows' lse and their last factor.
+template <class Map>
+__device__ __forceinline__ void finish_few_rows(const FmDecodeParams& p, const RowBlock& r,
+                                                const FewState<Map::kRows>& state, FewControl& control,
+                                                uint32_t result_parity) {
+  using Layout = FewLayout<Map::kRows>;
+  const int thread = warpgroup_thread(), lane = thread % 32;
+#pragma unroll
+  for (int c = 0; c < Layout::kColumns; ++c) {
+    float sum = state.sum[c];
+#pragma unroll
+    for (int d = 4; d < 32; d *= 2) sum += __shfl_xor_sync(~0u, sum, d);
+    if (lane < 4) control.warp_row[thread / 32][Layout::row(c, lane)] = sum;
+  }
+  mbarrier_wait(shared_address(&control.result_empty), result_parity);
+#pragma unroll
+  for (int c = 0; c < Layout::kColumns; ++c)
+    if (thread < 4) control.row_state[Layout::row(c, lane)].x = state.reference[c];
+  named_barrier<kScoresBarrier, 128>();
+  if (thread >= Map::kRows) return;
+  const float sum = (control.warp_row[0][thread] + control.warp_row[1][thread]) +
+                    (control.warp_row[2][thread] + control.warp_row[3][thread]);
+  if (p.splits > 1)
+    control.row_state[thread].y = sum;
+  else
+    control.result[thread] = row_factor<Map>(p, r, thread, control.row_state[thread].x, sum);
+}
+
+template <class T, int QkDim, class Map>
+__device__ __forceinline__ void compute_few_scores(const FmDecodeParams& p, uint8_t* smem, FewControl& control) {
+  Ring<Map::kBlocks> block;
+  Ring<kTiles> tile_at;
+  uint32_t result_parity = 1;
+  for_each_row_block<Map>(p, [&](int, const RowBlock& r) {
+    FewState<Map::kRows> state;
+    const int first_masked = min(r.visible(p, r.row_begin), r.seq_len) / kTileTokens;
+    if (!r.empty()) load_few_query<T, QkDim, Map>(p, r, smem + Map::kQueryOffset);
+    for (int tile = r.tile_begin; tile < r.tile_end; ++tile) {
+      float s[Map::kRows / 2];
+      multiply_key_query<T, QkDim, Map>(s, shared_address(smem), control, block, tile_at);
+      const bool masked = tile >= first_masked || control.present[tile_at.at()] != ~0ull;
+      if (masked) mask_few<Map>(p, r, s, tile, control.present[tile_at.at()]);
+      state.update(s, p.scale_log2, control, tile_at.at());
+      state.weigh(s, p.scale_log2);
+      store_few_weights<T, Map::kRows>(s, shared_address(smem) + Map::rope_offset(tile_at.at()));
+      if (masked) clean_values<T, Map>(p, r, smem, block, tile, control.present[tile_at.at()]);
+      fence_async_shared();
+      mbarrier_arrive(shared_address(&control.weights_full[tile_at.at()]));
+      block.advance(kTileBlocks);
+      tile_at.advance();
+    }
+    finish_few_rows<Map>(p, r, state, control, result_parity);
+    mbarrier_arrive(shared_address(&control.result_full));
+    result_parity ^= 1;
+  });
+}
+
+}  // namespace fm

@@ -1,0 +1,122 @@
+// The values role for few query rows: two warpgroups accumulate O^T = V^T P^T, 256 columns of V x all rows each, and
+// write the finished rows, or send them to the CTAs of the cluster that merge them (merge_parts.cuh).
+#pragma once
+#include "../ptx/control.cuh"
+#include "../ptx/math.cuh"
+#include "../ptx/wgmma.cuh"
+#include "few_scores.cuh"
+#include "merge_parts.cuh"
+#include "work.cuh"
+
+namespace fm {
+
+// O += V^T P^T of one tile. The first operand is V as it lies, read with M, its columns, as the contiguous side.
+template <class T, int Rows>
+__device__ __forceinline__ void multiply_values_weights(FewAccumulators<Rows>& o, uint32_t first_block,
+                                                        uint32_t second_block, uint32_t weights) {
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < 4; ++k)
+#pragma unroll
+    for (int m = 0; m < 4; ++m)
+      wgmma_ss_few<1>(T(), o[m],
+                      smem_descriptor((m < 2 ? first_block : second_block) + m % 2 * kAtomBytes + k * 2 * kGroupBytes,
+                                      kAtomBytes, kGroupBytes),
+                      smem_descriptor(weights + k * 32, 0, kAtomBytes), true);
+  wgmma_commit();
+  wgmma_wait<0>();
+}
+
+// Multiplies each row with its factor.
+template <int Rows>
+__device__ __forceinline__ void scale_few_rows(FewAccumulators<Rows>& o, const float* factors, int lane) {
+  using Layout = FewLayout<Rows>;
+#pragma unroll
+  for (int c = 0; c < Layout::kColumns; ++c) {
+    const float factor = factors[Layout::row(c, lane)];
+#pragma unroll
+    for (int m = 0; m < 4; ++m) o[m][Layout::value(c, 0)] *= factor, o[m][Layout::value(c, 1)] *= factor;
+  }
+}
+
+template <class T, class Map>
+__device__ __forceinline__ void store_few_rows(const FmDecodeParams& p, const RowBlock& r,
+                                               const FewAccumulators<Map::kRows>& o, int half) {
+  const int thread = warpgroup_thread(), lane = thread % 32;
+#pragma unroll
+  for (int g = 0; g < Map::kRows / 8; ++g) {
+    const int block_row = 8 * g + lane / 4, row = r.row_begin + block_row;
+    const int column = half * 256 + thread / 32 * 16 + 2 * (lane % 4);
+    T* out = reinterpret_cast<T*>(p.out) + (row < r.rows ? row_offset(p, r, row, p.out_stride) : 0) + column;
+#pragma unroll
+    for (int m = 0; m < 4; ++m)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const uint32_t pair = transpose_8x8(pack_result(T(), o[m][4 * g + 2 * h], o[m][4 * g + 2 * h + 1]));
+        if (row < r.rows) *reinterpret_cast<uint32_t*>(out + 64 * m + 8 * h) = pair;
+      }
+  }
+}
+
+template <class Map>
+__device__ __forceinline__ void store_few_partial(const FmDecodeParams& p, const RowBlock& r,
+                                                  const FewAccumulators<Map::kRows>& o, int half) {
+  using Layout = FewLayout<Map::kRows>;
+  const int thread = warpgroup_thread(), lane = thread % 32;
+#pragma unroll
+  for (int c = 0; c < Layout::kColumns; ++c) {
+    const int block_row = Layout::row(c, lane);
+    if (r.row_begin + block_row >= r.rows) continue;
+    float* out = p.partial_out + slot_row<Map>(p, r, block_row) * kLatent + half * 256 + thread / 32 * 16 + lane / 4;
+#pragma unroll
+    for (int m = 0; m < 4; ++m) out[64 * m] = o[m][Layout::value(c, 0)], out[64 * m + 8] = o[m][Layout::value(c, 1)];
+  }
+}
+
+template <class T, class Map>
+__device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, int half, uint32_t smem,
+                                                      FewControl& control) {
+  const int lane = threadIdx.x % 32;
+  Ring<Map::kBlocks> block;
+  block.advance(2 * half);
+  Ring<kTiles> tile_at;
+  uint32_t result_parity = 0, parts_parity = 0;
+  for_each_row_block<Map>(p, [&](int, const RowBlock& r) {
+    FewAccumulators<Map::kRows> o;
+#pragma unroll
+    for (int m = 0; m < 4; ++m)
+#pragma unroll
+      for (int i = 0; i < Map::kRows / 2; ++i) o[m][i] = 0.f;
+    for (int tiles = r.tile_end - r.tile_begin; tiles > 0; --tiles) {
+      mbarrier_wait(shared_address(&control.weights_full[tile_at.at()]), tile_at.parity());
+      if (control.rescale[tile_at.at()][0]) scale_few_rows<Map::kRows>(o, control.factor[tile_at.at()], lane);
+      Ring<Map::kBlocks> second = block;
+      second.advance();
+      mbarrier_wait(shared_address(&control.block_full[block.at()]), block.parity());
+      mbarrier_wait(shared_address(&control.block_full[second.at()]), second.parity());
+      multiply_values_weights<T, Map::kRows>(o, smem + block_offset(block.at()), smem + block_offset(second.at()),
+                                             smem + Map::rope_offset(tile_at.at()));
+      if (lane == 0) {
+        mbarrier_arrive(shared_address(&control.block_empty[block.at()]));
+        mbarrier_arrive(shared_address(&control.block_empty[second.at()]));
+        mbarrier_arrive(shared_address(&control.tile_empty[tile_at.at()]));
+      }
+      block.advance(kTileBlocks);
+      tile_at.advance();
+    }
+    mbarrier_wait(shared_address(&control.result_full), result_parity);
+    if (p.splits > 1) {
+      merge_parts<T, Map>(p, r, o, half, smem, control, parts_parity);
+    } else {
+      scale_few_rows<Map::kRows>(o, control.result, lane);
+      arrive_once_per_warp(shared_address(&control.result_empty));
+      if (r.slot >= 0)
+        store_few_partial<Map>(p, r, o, half);
+      else
+        store_few_rows<T, Map>(p, r, o, half);
+    }
+    result_parity ^= 1;
+  });
+}
+
+}  // namespace fm

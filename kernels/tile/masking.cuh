@@ -1,0 +1,43 @@
+// What the scores roles share: constants of the softmax, and what keeps absent and unseen tokens out of the results.
+#pragma once
+#include "../ptx/control.cuh"
+#include "../ptx/math.cuh"
+#include "work.cuh"
+
+namespace fm {
+
+constexpr int kScoresBarrier = 1;  // named barrier of the scores warpgroup
+constexpr float kReferenceSlack = 8.f;
+
+// The tokens of the tile that exist: valid page, inside the sequence.
+__device__ __forceinline__ uint64_t existing(uint64_t present, int in_sequence) {
+  return in_sequence < kTileTokens ? present & ((1ull << max(in_sequence, 0)) - 1) : present;
+}
+
+// Makes V safe to multiply with zero weights: rows of absent tokens become zeros; rows that some query rows of the
+// block see and others do not lose their infinities and NaNs (a query row that sees such a token has a NaN weight
+// already).
+template <class T, class Map>
+__device__ __forceinline__ void clean_values(const FmDecodeParams& p, const RowBlock& r, uint8_t* smem,
+                                             Ring<Map::kBlocks> first_block, int tile, uint64_t present) {
+  const int start = tile * kTileTokens;
+  present = existing(present, r.seq_len - start);
+  const uint64_t seen_by_all = existing(present, r.visible(p, r.row_begin) - start);
+#pragma unroll 1
+  for (int i = warpgroup_thread(); i < kTileTokens * 64; i += 128) {
+    const int row = i / 64;
+    if (seen_by_all >> row & 1) continue;
+    Ring<Map::kBlocks> block = first_block;
+    block.advance(i % 64 / 16);
+    uint4* at = reinterpret_cast<uint4*>(smem + block_offset(block.at()) + latent_swizzled(row, i % 16));
+    uint4 v = make_uint4(0, 0, 0, 0);
+    if (present >> row & 1) {
+      v = *at;
+      v.x = finite_or_zero(T(), v.x), v.y = finite_or_zero(T(), v.y);
+      v.z = finite_or_zero(T(), v.z), v.w = finite_or_zero(T(), v.w);
+    }
+    *at = v;
+  }
+}
+
+}  // namespace fm
