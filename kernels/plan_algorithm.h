@@ -232,9 +232,13 @@ FM_BOTH Cut cut_at_share(const FmPlanShape& shape, const Line<P>& line, int32_t 
 
 /* The longest stretch of whole units that is about as good for a worker as an even share and what cutting
    costs: it goes whole_speed / 256 times faster than the machine divided by the workers. */
-FM_BOTH int64_t fair_stretch(const FmPlanShape& shape, int64_t share) {
-  const int64_t even = share + shape.split_cost;
-  return smaller(even / 256, int64_t{1} << 46) * shape.whole_speed + even % 256 * shape.whole_speed / 256;
+template <class P>
+FM_BOTH int64_t fair_stretch(const FmPlanShape& shape, P share) {
+  const uint64_t speed = static_cast<uint32_t>(shape.whole_speed);
+  const uint64_t even = static_cast<uint64_t>(share) + static_cast<uint32_t>(shape.split_cost);
+  if (sizeof(P) == sizeof(int32_t)) return static_cast<int64_t>(even * speed / 256);
+  const uint64_t quotient = even / 256 < uint64_t{1} << 46 ? even / 256 : uint64_t{1} << 46;
+  return static_cast<int64_t>(quotient * speed + even % 256 * speed / 256);
 }
 
 /* The share to cut at once units are to be cut: parts must not get shorter than min_part. */

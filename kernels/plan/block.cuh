@@ -35,6 +35,35 @@ __device__ __forceinline__ QueryRange load_query_range(const FmPlanParams& param
   return query_range(params.shape, *begin, begin[params.qo_indptr_stride]);
 }
 
+/* Keeps the compiler from computing a value as late as possible. */
+__device__ __forceinline__ void compute_now(uint32_t& value) {
+#ifdef __CUDA_ARCH__
+  asm volatile("" : "+r"(value));
+#else
+  (void)value;
+#endif
+}
+
+/* Sum of the values of the lanes up to this one. */
+__device__ __forceinline__ uint32_t scan_warp(uint32_t value) {
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+#ifdef __CUDA_ARCH__
+    /* The shuffle itself says whether there is a lane that far below. */
+    asm volatile(
+        "{ .reg .u32 below; .reg .pred there;\n"
+        "shfl.sync.up.b32 below|there, %0, %1, 0, 0xffffffff;\n"
+        "@there add.u32 %0, %0, below; }"
+        : "+r"(value)
+        : "r"(distance));
+#else
+    const uint32_t below = __shfl_up_sync(~0u, value, distance);
+    if (int(threadIdx.x % 32) >= distance) value += below;
+#endif
+  }
+  return value;
+}
+
 /* The last of `count` >= 1 ascending positions that is at or before x, or 0. `position(i)` reads the i-th. */
 template <class P, class Position>
 __device__ __forceinline__ int32_t last_at_or_before(int32_t count, P x, Position position) {

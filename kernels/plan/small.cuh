@@ -24,7 +24,7 @@ constexpr int kMaxWorkers = 255;
 constexpr int kCutWords = (kMaxWorkers + 1) / 32;
 /* Limits that keep every product of a share below 2^31: the line in tiles, and each cost of the shape. */
 constexpr uint32_t kMaxLine = 1 << 26;
-constexpr int32_t kMaxCost = 1 << 15;
+constexpr uint32_t kMaxCost = 1 << 15;
 
 using Position = int32_t;
 
@@ -51,12 +51,15 @@ struct Shared {
   };
 };
 
-/* Whether the shape is within the limits of this file, up to the length of the line. */
+/* Whether the shape is within the limits of this file, up to the length of the line. All of it is looked at, as
+   that takes less time than branches. */
 __device__ __forceinline__ bool fits(const FmPlanParams& params) {
   const FmPlanShape& shape = params.shape;
-  return shape.split_mode == FM_SPLIT_AUTO && params.layout.units <= int32_t(blockDim.x) &&
-         (!shape.ragged || shape.batch <= int32_t(blockDim.x)) && shape.workers <= kMaxWorkers &&
-         shape.fixed_cost >= 1 && shape.fixed_cost <= kMaxCost && shape.min_part <= kMaxCost;
+  const int32_t threads = blockDim.x;
+  return (shape.split_mode == FM_SPLIT_AUTO) & (params.layout.units <= threads) &
+         ((shape.ragged == 0) | (shape.batch <= threads)) & (shape.workers <= kMaxWorkers) &
+         (uint32_t(shape.fixed_cost) - 1 < kMaxCost) & (uint32_t(shape.min_part) <= kMaxCost) &
+         (uint32_t(shape.split_cost) <= kMaxCost);
 }
 
 struct Scanned {
@@ -64,18 +67,14 @@ struct Scanned {
   uint32_t all;
 };
 
-/* Sums that reach kMaxLine stay there: then `all` is at least that, and `before` means nothing. Calls alternate
-   between two rows of `warp_sum`, so the barrier of one call also ends the reads of the call before it. */
+/* Of values up to kMaxLine. A sum that is larger may be given as anything from kMaxLine on; then `before` means
+   nothing. Calls alternate between two rows of `warp_sum`, so the barrier of one call also ends the reads of the
+   call before it. */
 __device__ __forceinline__ Scanned scan_block(uint32_t value, uint32_t* warp_sum) {
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t warp = threadIdx.x / 32;
-  uint32_t upto = min(value, kMaxLine);
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const uint32_t below = __shfl_up_sync(~0u, upto, distance);
-    if (int(lane) >= distance) upto = min(upto + below, kMaxLine);
-  }
-  if (lane == 31) warp_sum[warp] = upto;
+  const uint32_t upto = scan_warp(value); /* < 2^32 */
+  if (lane == 31) warp_sum[warp] = min(upto, kMaxLine);
   __syncthreads();
   const uint32_t sum = lane < blockDim.x / 32 ? warp_sum[lane] : 0;
   const uint32_t warps_before = __reduce_add_sync(~0u, lane < warp ? sum : 0);
@@ -88,8 +87,9 @@ struct Planner {
   Shared& shared;
   int32_t index; /* of this thread, its unit and its cut */
   int32_t units;
-  Unit unit;
+  Unit unit{};
   Span<Position> span;
+  Span<Position> cuts; /* those that fall on the span, whatever becomes of them */
 
   __device__ __forceinline__ Planner(const FmPlanParams& p, Shared& s)
       : params(p), shape(p.shape), shared(s), index(threadIdx.x), units(p.layout.units) {
@@ -123,20 +123,20 @@ struct Planner {
     if (shape.ragged) return read_requests();
     if (!has_unit()) return;
     unit = uniform_unit(shape, params.layout.blocks, index);
-    unit.seq_len = load_seq_len(params, unit.request);
+    unit.seq_len = params.seq_lens[unit.request * params.seq_lens_stride]; /* clamped where it is needed */
   }
 
   /* Returns the length of the line, or a number from kMaxLine on where it is too long. */
   __device__ __forceinline__ uint32_t lay_out() {
+    unit.seq_len = clamp_seq_len(shape, unit.seq_len);
     const uint32_t cost = has_unit() ? uint32_t(unit_tiles(shape, unit)) + shape.fixed_cost : 0;
-    const Scanned scanned = scan_block(cost, shared.warp_sum[0]);
+    const Scanned scanned = scan_block(min(cost, kMaxLine), shared.warp_sum[0]);
     span = {Position(scanned.before), Position(scanned.before + cost)};
     return scanned.all;
   }
 
-  /* The unit's cuts are this one and those before that of `span.end`. */
-  __device__ __forceinline__ Position first_cut(const Line<Position>& line, Position at) const {
-    return ceil_div(at, line.share);
+  __device__ __forceinline__ void find_cuts(const Line<Position>& line) {
+    cuts = {ceil_div(span.begin, line.share), ceil_div(span.end, line.share)};
   }
 
   /* Where a cut goes when no unit is cut: to the unit's end rather than to its beginning? */
@@ -145,20 +145,18 @@ struct Planner {
   }
 
   __device__ __forceinline__ bool decide(const Line<Position>& line) {
-    const Position first = first_cut(line, span.begin);
-    const Position after = first_cut(line, span.end);
-    const bool any = has_unit() && first < after;
+    const int64_t most = fair_stretch(shape, line.share.by);
+    const bool any = has_unit() && cuts.begin < cuts.end;
     bool first_to_end = false, last_to_end = false;
     if (any) {
-      first_to_end = snaps_to_end(line, first);
-      last_to_end = snaps_to_end(line, after - 1);
-      shared.snapped[first] = first_to_end ? span.end : span.begin;
+      first_to_end = snaps_to_end(line, cuts.begin);
+      last_to_end = snaps_to_end(line, cuts.end - 1);
+      shared.snapped[cuts.begin] = first_to_end ? span.end : span.begin;
     }
     __syncthreads();
     bool fair = true;
     if (any) {
-      const int64_t most = fair_stretch(shape, line.share.by);
-      const Position next = after * line.share.by < line.total ? shared.snapped[after] : line.total;
+      const Position next = cuts.end * line.share.by < line.total ? shared.snapped[cuts.end] : line.total;
       fair = next - (last_to_end ? span.end : span.begin) <= most &&
              (first_to_end || !last_to_end || span.end - span.begin <= most);
     }
@@ -173,6 +171,7 @@ struct Planner {
   /* The workers that are left with nothing begin at the end. */
   __device__ __forceinline__ void write_idle_workers(const Line<Position>& line, int32_t items) const {
     int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
+#pragma unroll 1
     for (int32_t cut = index; cut <= shape.workers; cut += blockDim.x) {
       if (cut * line.share.by >= line.total) worker_begin[cut] = items;
     }
@@ -182,8 +181,8 @@ struct Planner {
     int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
     if (has_unit()) {
       write_item(index, unit, {0, 0, 1, tiles_of(shape, span)}, 0, {index, 0, 0});
-      const Position after = first_cut(line, span.end);
-      for (Position cut = first_cut(line, span.begin); cut < after; ++cut) {
+#pragma unroll 1
+      for (Position cut = cuts.begin; cut < cuts.end; ++cut) {
         worker_begin[cut] = index + (snaps_to_end(line, cut) ? 1 : 0);
       }
     }
@@ -211,6 +210,7 @@ struct Planner {
         store(section<FmMerge>(params, params.layout.merges) + before.merges, make_merge(unit, parts, before));
       }
     }
+#pragma unroll 1
     for (int32_t cut = index; cut < shape.workers; cut += blockDim.x) write_inner_cut(cut);
     const Tally all = tally(units, scanned.all);
     write_idle_workers(line, all.items);
@@ -226,8 +226,8 @@ struct Planner {
   __device__ __forceinline__ void write_snapped_cuts(const Line<Position>& line, const Parts<Position>& parts,
                                                      const Tally& before) const {
     int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
-    const Position after = first_cut(line, span.end);
-    for (Position cut = first_cut(line, span.begin); cut < after; ++cut) {
+#pragma unroll 1
+    for (Position cut = cuts.begin; cut < cuts.end; ++cut) {
       const Cut at = cut_at_share(shape, line, index, span, cut, cut * line.share.by);
       if (at.part > 0) {
         cut += parts.count - 2; /* to the last inner cut */
@@ -256,13 +256,18 @@ struct Planner {
 __device__ __forceinline__ bool plan(const FmPlanParams& params, Shared& shared) {
   Planner planner(params, shared);
   planner.read_unit();
-  const Divisor<Position> workers(params.shape.workers);
+  Divisor<Position> workers(params.shape.workers);
+  compute_now(workers.inverse); /* while the lengths are on their way */
   const uint32_t total = planner.lay_out();
   if (total >= kMaxLine) return false;
   Line<Position> line{Position(total), Divisor<Position>(even_share(Position(total), workers)), planner.units, 1};
+  planner.find_cuts(line);
   line.whole = planner.decide(line);
   const Position share = cutting_share(params.shape, line.share.by);
-  if (!line.whole && share != line.share.by) line.share = Divisor<Position>(share);
+  if (!line.whole && share != line.share.by) {
+    line.share = Divisor<Position>(share);
+    planner.find_cuts(line);
+  }
   const Tally all = line.whole ? planner.write_whole(line) : planner.write_cut(line);
   if (threadIdx.x == 0) store(section<FmPlanHeader>(params, 0), make_header(line, all));
   return true;

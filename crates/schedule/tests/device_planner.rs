@@ -79,6 +79,7 @@ fn seeded_cases() -> Vec<Case> {
             .map(|batch| decode_step(&mut runner, batch)),
     );
     cases.extend([0, 1].map(around_the_longest_small_line));
+    cases.extend([3, 40, 900].map(too_long_for_32_bits));
     cases
 }
 
@@ -104,6 +105,13 @@ fn around_the_longest_small_line(less: i32) -> Case {
     let mut case = many_units(FM_SPLIT_AUTO, 2);
     case.shape.max_seq_len = i32::MAX;
     case.seq_lens = vec![i32::MAX, i32::MAX - 64 * (4 + less)];
+    case
+}
+
+fn too_long_for_32_bits(batch: i32) -> Case {
+    let mut case = many_units(FM_SPLIT_AUTO, batch);
+    case.shape.max_seq_len = i32::MAX;
+    case.seq_lens = vec![i32::MAX; batch as usize];
     case
 }
 
