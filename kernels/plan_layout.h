@@ -10,10 +10,15 @@
 //   FmWorkItem items[max_items]
 //   int64 unit_start[units + 1]        planner scratch: position of each unit on the work line
 //   int32 unit_item[units + 1]         planner scratch: first item of each unit
-//   int32 first_unit[batch + 1]        planner scratch, ragged only: first unit of each request
+//   int32 first_unit[batch]            planner scratch, ragged only: first unit of each request
 //
 // Offsets are in bytes, 16-byte aligned, and follow from FmPlanShape alone (never from the lengths), so a
 // captured graph can plan again in place.
+//
+// A unit is one request, one KV head and one block of unit_rows query rows; units stand in this order. Ragged
+// requests have ceil(query tokens * group / unit_rows) row blocks: query tokens qo_indptr[r] .. qo_indptr[r + 1],
+// both clamped to [0, q_tokens], none where the range ends before it begins. Overlapping ranges could ask for
+// more units than the layout has: those past the last are left out.
 #pragma once
 #include <stdint.h>
 

@@ -48,12 +48,8 @@ pub fn layout(shape: &FmPlanShape) -> Result<FmPlanLayout, PlanError> {
     let items = section(capacity.items.into(), size_of::<FmWorkItem>());
     let unit_start = section(i64::from(units) + 1, size_of::<i64>());
     let unit_item = section(i64::from(units) + 1, size_of::<i32>());
-    let requests = if shape.ragged != 0 {
-        i64::from(shape.batch) + 1
-    } else {
-        0
-    };
-    let first_unit = section(requests, size_of::<i32>());
+    let requests = if shape.ragged != 0 { shape.batch } else { 0 };
+    let first_unit = section(requests.into(), size_of::<i32>());
     Ok(FmPlanLayout {
         worker_begin,
         merges,

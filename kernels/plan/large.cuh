@@ -31,7 +31,7 @@ struct Shared {
   Position unit_start[kSharedUnits + 1];
   int64_t warp_sum[2][kMaxWarps];
   int32_t unit_item[kSharedUnits + 1];
-  int32_t first_unit[kSharedUnits + 1];
+  int32_t first_unit[kSharedUnits];
 };
 
 struct Scanned {

@@ -41,12 +41,22 @@ struct CutUnit {
   Tally before;
 };
 
-struct Shared {
+#ifndef FM_PLAN_STAGE_ITEMS
+#define FM_PLAN_STAGE_ITEMS 0
+#endif
+#if FM_PLAN_STAGE_ITEMS
+constexpr int kStagedItems = kMaxThreads - 64;
+#endif
+
+struct alignas(16) Shared {
   uint32_t warp_sum[2][kMaxWarps];
   uint32_t cut_units[kCutWords]; /* bit c: cut c is the first inner one of its unit */
   Position snapped[kMaxWorkers + 1];
   union {
     Request requests[kMaxThreads];
+#if FM_PLAN_STAGE_ITEMS
+    FmWorkItem staged[kStagedItems];
+#endif
     CutUnit cut_unit[kMaxWorkers + 1]; /* by first inner cut */
   };
 };
@@ -177,10 +187,34 @@ struct Planner {
     }
   }
 
+#if FM_PLAN_STAGE_ITEMS
+  /* The items of a warp by way of shared memory, which nobody else uses any more, so that a store of the warp
+     covers 512 bytes in a row. */
+  __device__ __forceinline__ void write_whole_item(const FmWorkItem& item) const {
+    constexpr int kPieces = sizeof(FmWorkItem) / sizeof(int4);
+    const int32_t lane = index % 32, warp_begin = index - lane;
+    int4* staged = reinterpret_cast<int4*>(&shared) + warp_begin * kPieces;
+    store(reinterpret_cast<FmWorkItem*>(staged) + lane, item);
+    __syncwarp();
+    int4* to = section<int4>(params, params.layout.items) + warp_begin * kPieces;
+    const int32_t pieces = (units - warp_begin) * kPieces;
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      const int32_t piece = i * 32 + lane;
+      if (piece < pieces) to[piece] = staged[piece];
+    }
+  }
+#endif
+
   __device__ __forceinline__ Tally write_whole(const Line<Position>& line) const {
     int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
+    bool staged = false;
+#if FM_PLAN_STAGE_ITEMS
+    staged = blockDim.x <= kStagedItems;
+    if (staged) write_whole_item(make_item<Position>(unit, {0, 0, 1, tiles_of(shape, span)}, 0, {index, 0, 0}));
+#endif
     if (has_unit()) {
-      write_item(index, unit, {0, 0, 1, tiles_of(shape, span)}, 0, {index, 0, 0});
+      if (!staged) write_item(index, unit, {0, 0, 1, tiles_of(shape, span)}, 0, {index, 0, 0});
 #pragma unroll 1
       for (Position cut = cuts.begin; cut < cuts.end; ++cut) {
         worker_begin[cut] = index + (snaps_to_end(line, cut) ? 1 : 0);

@@ -70,7 +70,7 @@ fn seeded_cases() -> Vec<Case> {
             .extend((0..CASES_PER_MODE).map(|_| strategy.new_tree(&mut runner).unwrap().current()));
         cases.extend([1023, 1024, 1025, 2560, 2561, 7000].map(|units| many_units(mode, units)));
         cases.extend([100, 900, 1024, 1025, 3000].map(|batch| many_ranges(mode, batch)));
-        cases.extend([(1, 30_000), (3, 1000), (2000, 500)].map(|(b, t)| few_ranges(mode, b, t)));
+        cases.extend([(1, 12_000), (3, 1000), (2000, 500)].map(|(b, t)| few_ranges(mode, b, t)));
         cases.push(longest(mode));
     }
     cases.extend(
@@ -78,6 +78,8 @@ fn seeded_cases() -> Vec<Case> {
             .step_by(7)
             .map(|batch| decode_step(&mut runner, batch)),
     );
+    cases.push(many_units(FM_SPLIT_AUTO, 65_536));
+    cases.push(many_ranges(FM_SPLIT_AUTO, 65_536));
     cases.extend([0, 1].map(around_the_longest_small_line));
     cases.extend([3, 40, 900].map(too_long_for_32_bits));
     cases
@@ -135,11 +137,11 @@ fn many_units(split_mode: i32, units: i32) -> Case {
 /// Ranges of 0 to 3 query tokens.
 fn many_ranges(split_mode: i32, batch: i32) -> Case {
     let case = many_units(split_mode, batch);
-    let q_lens: Vec<i32> = (0..batch).map(|i| i * i % 7 % 4).collect();
+    let q_lens: Vec<i32> = (0..batch).map(|i| i % 97 * i % 7 % 4).collect();
     ragged(case, &q_lens)
 }
 
-/// Ranges of many query tokens, more than a thread for each unit where there are 30,000.
+/// Ranges of many query tokens, more than shared memory holds units of where there are 12,000.
 fn few_ranges(split_mode: i32, batch: i32, tokens: i32) -> Case {
     let mut case = many_units(split_mode, batch);
     case.shape.kv_heads = 2;

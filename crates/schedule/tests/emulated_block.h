@@ -164,6 +164,8 @@ T __shfl_up_sync(unsigned, T value, int distance) {
   return static_cast<T>(emulation::exchange(value, lane >= distance ? lane - distance : lane));
 }
 
+inline void __syncwarp() { __shfl_sync(~0u, 0, 0); }
+
 inline unsigned __reduce_add_sync(unsigned, unsigned value) {
   unsigned sum = 0;
   for (int lane = 0; lane < emulation::kLanes; ++lane) sum += __shfl_sync(~0u, value, lane);

@@ -185,7 +185,7 @@ proptest! {
             (items, i64::from(at.max_items) * 48, unit_start),
             (unit_start, (units + 1) * 8, unit_item),
             (unit_item, (units + 1) * 4, first_unit),
-            (first_unit, i64::from(case.shape.ragged) * (i64::from(case.shape.batch) + 1) * 4, bytes),
+            (first_unit, i64::from(case.shape.ragged) * i64::from(case.shape.batch) * 4, bytes),
         ] {
             prop_assert_eq!(begin % 16, 0);
             prop_assert!((begin + size..begin + size + 16).contains(&next));
