@@ -205,7 +205,8 @@ impl Plan {
             copied = (0..batch).map(|r| unsafe { at(r).read() }).collect();
             &copied[..]
         };
-        ferromla_schedule::plan_into(&self.schedule.shape, lens, words).map_err(plan_error)?;
+        ferromla_schedule::plan_into(&self.schedule.shape, lens, None, words)
+            .map_err(plan_error)?;
         Ok(())
     }
 

@@ -4,8 +4,8 @@ use std::ffi::c_void;
 
 use crate::error::Result;
 use crate::params::{
-    FM_COMBINE_THREADS, FM_OFFSETS_THREADS, FM_PLAN_THREADS, FM_ROW_THREADS, FmAppendParams,
-    FmCombineParams, FmDecodeParams, FmGatherParams, FmMergeParams, FmOffsetsParams, FmPlanParams,
+    FM_COMBINE_THREADS, FM_OFFSETS_THREADS, FM_ROW_THREADS, FmAppendParams, FmCombineParams,
+    FmDecodeParams, FmGatherParams, FmMergeParams, FmOffsetsParams, FmPlanParams,
 };
 use crate::plan::Plan;
 use crate::problem::{
@@ -44,11 +44,13 @@ pub(crate) unsafe fn plan(
         layout: plan.schedule.layout,
         seq_lens: lens.ptr as *const i32,
         seq_lens_stride: lens.strides[0],
+        qo_indptr: std::ptr::null(),
+        qo_indptr_stride: 0,
         plan: plan.workspace.plan as *mut u8,
     };
     let launch = Launch {
         blocks: 1,
-        threads: FM_PLAN_THREADS as u32,
+        threads: plan.schedule.layout.planner_threads(&plan.schedule.shape),
         stream,
         ..Launch::default()
     };
@@ -76,7 +78,14 @@ pub(crate) unsafe fn decode(ordinal: u32, problem: &DecodeProblem, plan: &Plan) 
 /// As for [`decode`].
 unsafe fn attend(engine: &Engine, problem: &DecodeProblem, plan: &Plan) -> Result<()> {
     let maps = tensor_map::geometries(&problem.cache);
-    let mut params = decode_params(problem, plan);
+    let choice = &plan.schedule.choice;
+    // The CTAs of a team read the same tiles: the TMA loader loads once for two of them.
+    let multicast = if maps.is_some() && choice.team % 2 == 0 {
+        2
+    } else {
+        1
+    };
+    let mut params = decode_params(problem, plan, multicast);
     let (mut nope, mut rope) = (tensor_map::empty(), tensor_map::empty());
     if let Some((nope_geometry, rope_geometry)) = &maps {
         nope = tensor_map::encode(nope_geometry, problem.dtype)?;
@@ -95,16 +104,10 @@ unsafe fn attend(engine: &Engine, problem: &DecodeProblem, plan: &Plan) -> Resul
             Loader::Gather
         },
     };
-    let team = plan.schedule.team;
     let launch = Launch {
-        blocks: (plan.schedule.shape.workers * team) as u32,
+        blocks: (choice.workers * choice.team * choice.splits) as u32,
         threads: DECODE_THREADS,
-        // The CTAs of a team read the same tiles: the TMA loader loads once for two of them.
-        cluster: if maps.is_some() && team % 2 == 0 {
-            2
-        } else {
-            1
-        },
+        cluster: multicast as u32,
         stream: problem.stream,
         ..Launch::default()
     };
@@ -118,7 +121,7 @@ unsafe fn attend(engine: &Engine, problem: &DecodeProblem, plan: &Plan) -> Resul
     }
 }
 
-fn decode_params(problem: &DecodeProblem, plan: &Plan) -> FmDecodeParams {
+fn decode_params(problem: &DecodeProblem, plan: &Plan, multicast: i32) -> FmDecodeParams {
     let (q, cache, table) = (&problem.q, &problem.cache, &problem.table);
     let q_rope = q.rope.unwrap_or(Strided::NONE);
     let kv_rope = cache.rows.rope.unwrap_or(Strided::NONE);
@@ -138,7 +141,9 @@ fn decode_params(problem: &DecodeProblem, plan: &Plan) -> FmDecodeParams {
         page_size: cache.page_size,
         max_tokens: table.capacity(cache.page_size) as i32,
         group: problem.group(),
-        team: plan.schedule.team,
+        team: plan.schedule.choice.team,
+        splits: plan.schedule.choice.splits,
+        multicast,
         causal: problem.causal.into(),
         box_shift: tensor_map::box_rows(cache.page_size).trailing_zeros() as i32,
         head_chunks_nope: 0,

@@ -3,7 +3,7 @@
 mod support;
 
 use ferromla_schedule::plan_layout::{FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT};
-use ferromla_schedule::{PlanError, PlanLayout, PlanShape, PlanView, SeqLens, layout, plan_into};
+use ferromla_schedule::{PlanError, PlanLayout, PlanShape, PlanView, Strided, layout, plan_into};
 use proptest::prelude::*;
 use support::cases;
 
@@ -21,7 +21,16 @@ const SHAPE: PlanShape = PlanShape {
     fixed_cost: 2,
     split_cost: 6,
     min_part: 1,
-    reserved: [0; 3],
+    ragged: 0,
+    q_tokens: 0,
+    whole_speed: 256,
+};
+
+const RAGGED: PlanShape = PlanShape {
+    q_len: 0,
+    ragged: 1,
+    q_tokens: 30,
+    ..SHAPE
 };
 
 fn capacities(shape: PlanShape) -> (i32, i32, i32) {
@@ -94,10 +103,78 @@ fn capacities_of_each_mode() {
     assert_eq!(capacities(PlanShape { q_len: 0, ..fixed }), (0, 0, 0));
 }
 
+#[test]
+fn a_ragged_batch_has_units_for_any_ranges() {
+    let units = |batch, q_tokens, group, unit_rows| {
+        let shape = PlanShape {
+            batch,
+            q_tokens,
+            group,
+            unit_rows,
+            ..RAGGED
+        };
+        let at = layout(&shape).unwrap();
+        assert_eq!(at.blocks, 0);
+        at.units
+    };
+    assert_eq!(units(10, 30, 128, 64), 60, "tokens fill their units");
+    assert_eq!(units(128, 128, 16, 64), 128, "a token has one unit at most");
+    assert_eq!(units(1, 4096, 16, 128), 1024 / 2);
+    assert_eq!(
+        units(3, 64, 16, 64),
+        18,
+        "16 units of four tokens, two more to round up three ranges"
+    );
+    assert_eq!(units(2, 10, 3, 16), 3, "24 and 6 rows; 27 and 3; 15 and 15");
+    assert_eq!((units(0, 30, 16, 64), units(10, 0, 16, 64)), (7, 0));
+    assert_eq!(capacities(RAGGED), (63, 3, 6));
+}
+
+#[test]
+fn the_device_planner_has_a_thread_for_each_unit_request_and_cut() {
+    let threads = |shape: PlanShape| layout(&shape).unwrap().planner_threads(&shape);
+    assert_eq!(threads(SHAPE), 32);
+    assert_eq!(
+        threads(PlanShape {
+            workers: 132,
+            ..SHAPE
+        }),
+        160
+    );
+    assert_eq!(
+        threads(PlanShape {
+            batch: 250,
+            ..SHAPE
+        }),
+        512
+    );
+    assert_eq!(
+        threads(PlanShape {
+            batch: 5000,
+            ..SHAPE
+        }),
+        1024
+    );
+    assert_eq!(
+        threads(PlanShape {
+            batch: 500,
+            ..RAGGED
+        }),
+        512
+    );
+    assert_eq!(
+        threads(PlanShape {
+            workers: i32::MAX - 99,
+            ..RAGGED
+        }),
+        1024
+    );
+}
+
 proptest! {
     #[test]
     fn sections_are_aligned_and_do_not_overlap(case in cases()) {
-        let PlanLayout { worker_begin, merges, items, unit_start, unit_item, bytes, .. } =
+        let PlanLayout { worker_begin, merges, items, unit_start, unit_item, first_unit, bytes, .. } =
             layout(&case.shape).unwrap();
         let at = layout(&case.shape).unwrap();
         let units = i64::from(at.units);
@@ -107,7 +184,8 @@ proptest! {
             (merges, i64::from(at.max_merges) * 32, items),
             (items, i64::from(at.max_items) * 48, unit_start),
             (unit_start, (units + 1) * 8, unit_item),
-            (unit_item, (units + 1) * 4, bytes),
+            (unit_item, (units + 1) * 4, first_unit),
+            (first_unit, i64::from(case.shape.ragged) * i64::from(case.shape.batch) * 4, bytes),
         ] {
             prop_assert_eq!(begin % 16, 0);
             prop_assert!((begin + size..begin + size + 16).contains(&next));
@@ -197,6 +275,42 @@ fn fields_out_of_range_are_named() {
             },
             "min_part is 0, must be 1 or more",
         ),
+        (
+            PlanShape { ragged: 2, ..SHAPE },
+            "ragged is 2, must be 0 or 1",
+        ),
+        (
+            PlanShape { ragged: 1, ..SHAPE },
+            "q_len is 1, must be 0 where ragged is 1",
+        ),
+        (
+            PlanShape {
+                q_tokens: 3,
+                ..SHAPE
+            },
+            "q_tokens is 3, must be 0 where ragged is 0",
+        ),
+        (
+            PlanShape {
+                q_tokens: -1,
+                ..RAGGED
+            },
+            "q_tokens is -1, must be 0 or more",
+        ),
+        (
+            PlanShape {
+                whole_speed: 255,
+                ..SHAPE
+            },
+            "whole_speed is 255, must be from 256 to 65536",
+        ),
+        (
+            PlanShape {
+                whole_speed: 65537,
+                ..SHAPE
+            },
+            "whole_speed is 65537, must be from 256 to 65536",
+        ),
     ] {
         assert_eq!(layout(&shape).unwrap_err().to_string(), message);
     }
@@ -266,21 +380,21 @@ fn counts_beyond_32_bits_are_refused_and_the_largest_are_not() {
 fn slices_of_the_wrong_length_are_refused() {
     let needed = layout(&SHAPE).unwrap().words();
     let mut words = vec![0; needed];
-    let error = plan_into(&SHAPE, [0; 9].as_slice(), &mut words).unwrap_err();
+    let error = plan_into(&SHAPE, [0; 9].as_slice(), None, &mut words).unwrap_err();
     assert_eq!(
         error.to_string(),
         "seq_lens has 9 elements, exactly 10 needed"
     );
-    let strided = SeqLens {
+    let strided = Strided {
         data: &[0; 18],
         stride: 2,
     };
-    let error = plan_into(&SHAPE, strided, &mut words).unwrap_err();
+    let error = plan_into(&SHAPE, strided, None, &mut words).unwrap_err();
     assert_eq!(
         error.to_string(),
         "seq_lens has 18 elements, at least 19 needed"
     );
-    let error = plan_into(&SHAPE, [0; 10].as_slice(), &mut words[1..]).unwrap_err();
+    let error = plan_into(&SHAPE, [0; 10].as_slice(), None, &mut words[1..]).unwrap_err();
     assert_eq!(
         error,
         PlanError::Length {
@@ -290,6 +404,39 @@ fn slices_of_the_wrong_length_are_refused() {
             rule: "at least"
         }
     );
+}
+
+#[test]
+fn query_ranges_go_with_ragged_shapes_only() {
+    let mut words = vec![
+        0;
+        layout(&RAGGED)
+            .unwrap()
+            .words()
+            .max(layout(&SHAPE).unwrap().words())
+    ];
+    let mut plan = |shape, indptr: Option<&[i32]>| {
+        plan_into(
+            shape,
+            [0; 10].as_slice(),
+            indptr.map(Into::into),
+            &mut words,
+        )
+        .map_err(|error| error.to_string())
+    };
+    assert_eq!(
+        plan(&RAGGED, None).unwrap_err(),
+        "qo_indptr has 0 elements, exactly 11 needed"
+    );
+    assert_eq!(
+        plan(&RAGGED, Some(&[0; 10])).unwrap_err(),
+        "qo_indptr has 10 elements, exactly 11 needed"
+    );
+    assert_eq!(
+        plan(&SHAPE, Some(&[0; 11])).unwrap_err(),
+        "qo_indptr has 11 elements, exactly 0 needed"
+    );
+    assert!(plan(&RAGGED, Some(&[0; 11])).is_ok());
 }
 
 #[test]
@@ -304,7 +451,7 @@ fn a_plan_of_another_shape_is_refused() {
             ..
         }
     ));
-    plan_into(&SHAPE, [9000; 10].as_slice(), &mut words).unwrap();
+    plan_into(&SHAPE, [9000; 10].as_slice(), None, &mut words).unwrap();
     assert!(PlanView::new(&SHAPE, &words).is_ok());
     let other = PlanShape {
         workers: 3,
