@@ -25,23 +25,33 @@ namespace fm {
 
 enum class Loader { Tma, Gather };
 
+// By the first warps, a barrier to a thread.
 __device__ __forceinline__ void init_barriers(DecodeControl& control, int loader_arrivals, int multicast) {
-  for (int i = 0; i < kMostBlocks; ++i) {
+  const int i = threadIdx.x;
+  if (i < kMostBlocks) {
     mbarrier_init(shared_address(&control.block_full[i]), loader_arrivals);
     mbarrier_init(shared_address(&control.block_empty[i]), 4 * multicast);
+  } else if (i >= 32 && i < 32 + kTiles) {
+    mbarrier_init(shared_address(&control.tile_full[i - 32]), loader_arrivals);
+    mbarrier_init(shared_address(&control.tile_empty[i - 32]), 8 * multicast);
+    mbarrier_init(shared_address(&control.weights_full[i - 32]), 128);
+  } else if (i == 64) {
+    mbarrier_init(shared_address(&control.result_full), 128);
+    mbarrier_init(shared_address(&control.result_empty), 8);
   }
-  for (int i = 0; i < kTiles; ++i) {
-    mbarrier_init(shared_address(&control.tile_full[i]), loader_arrivals);
-    mbarrier_init(shared_address(&control.tile_empty[i]), 8 * multicast);
-    mbarrier_init(shared_address(&control.weights_full[i]), 128);
-  }
-  mbarrier_init(shared_address(&control.result_full), 128);
-  mbarrier_init(shared_address(&control.result_empty), 8);
 }
 
 __device__ __forceinline__ void init_part_barriers(FewControl& control, int splits) {
+  if (threadIdx.x != 96) return;
   mbarrier_init(shared_address(&control.parts_full), 8 * splits);
   mbarrier_init(shared_address(&control.parts_empty), 8 * splits);
+}
+
+// After it every CTA of the cluster may use the barriers of every other.
+__device__ __forceinline__ void publish_barriers() {
+  if (threadIdx.x < 128) mbarrier_init_fence();
+  cluster_barrier();
+  launch_dependents();
 }
 
 template <class T, int QkDim, Loader L, class Map>
@@ -58,12 +68,8 @@ template <class T, int QkDim, Loader L>
 __device__ __forceinline__ void decode_wide(const CUtensorMap& latent_map, const CUtensorMap& rope_map,
                                             const FmDecodeParams& p, uint8_t* smem) {
   DecodeControl& control = *reinterpret_cast<DecodeControl*>(smem + WideMap::kControlOffset);
-  if (threadIdx.x == 0) {
-    init_barriers(control, L == Loader::Tma ? 1 : kTileWarps, p.multicast);
-    mbarrier_init_fence();
-  }
-  cluster_barrier();
-  launch_dependents();
+  init_barriers(control, L == Loader::Tma ? 1 : kTileWarps, p.multicast);
+  publish_barriers();
   const int warpgroup = threadIdx.x / 128;
   if (warpgroup == 0) {
     registers_grow<160>();
@@ -82,13 +88,9 @@ template <class T, int QkDim, Loader L, class Map>
 __device__ __forceinline__ void decode_few(const CUtensorMap& latent_map, const CUtensorMap& rope_map,
                                            const FmDecodeParams& p, uint8_t* smem) {
   FewControl& control = *reinterpret_cast<FewControl*>(smem + Map::kControlOffset);
-  if (threadIdx.x == 0) {
-    init_barriers(control, L == Loader::Tma ? 1 : kTileWarps, 1);
-    init_part_barriers(control, p.splits);
-    mbarrier_init_fence();
-  }
-  cluster_barrier();
-  launch_dependents();
+  init_barriers(control, L == Loader::Tma ? 1 : kTileWarps, 1);
+  init_part_barriers(control, p.splits);
+  publish_barriers();
   const int warpgroup = threadIdx.x / 128;
   if (warpgroup == 0)
     compute_few_scores<T, QkDim, Map>(p, smem, control);
@@ -102,6 +104,10 @@ template <class T, int QkDim, Loader L, int Rows>
 __device__ __forceinline__ void decode(const CUtensorMap& latent_map, const CUtensorMap& rope_map,
                                        const FmDecodeParams& p) {
   extern __shared__ __align__(1024) uint8_t smem[];
+  if (L == Loader::Tma && threadIdx.x == FM_DECODE_THREADS - 1) {
+    tma_prefetch_descriptor(&latent_map);
+    if (QkDim > kLatent) tma_prefetch_descriptor(&rope_map);
+  }
   if constexpr (Rows == kTileRows)
     decode_wide<T, QkDim, L>(latent_map, rope_map, p, smem);
   else

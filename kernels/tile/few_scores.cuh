@@ -30,13 +30,13 @@ __device__ __forceinline__ void load_few_query(const FmDecodeParams& p, const Ro
   uint4 at[kEach];
 #pragma unroll
   for (int j = 0; j < kEach; ++j) {
-    const int i = warpgroup_thread() + 128 * j, row = i / kPieces, column = i % kPieces * 8;
-    at[j] = make_uint4(0, 0, 0, 0);
-    if (r.row_begin + row >= r.rows) continue;
-    const T* source = column < kLatent
-                          ? reinterpret_cast<const T*>(p.q_nope) + row_offset(p, r, r.row_begin + row, p.q_nope_stride)
-                          : reinterpret_cast<const T*>(p.q_rope) + row_offset(p, r, r.row_begin + row, p.q_rope_stride);
-    at[j] = __ldg(reinterpret_cast<const uint4*>(source + column % kLatent));
+    const int i = warpgroup_thread() + 128 * j, row = r.row_begin + i / kPieces, column = i % kPieces * 8;
+    const bool present = row < r.rows;
+    const T* latent = reinterpret_cast<const T*>(p.q_nope) + row_offset(p, r, present ? row : 0, p.q_nope_stride);
+    const T* rope = reinterpret_cast<const T*>(p.q_rope) + row_offset(p, r, present ? row : 0, p.q_rope_stride);
+    const T* source = column < kLatent ? latent + column : rope + column - kLatent;
+    at[j] = __ldg(reinterpret_cast<const uint4*>(source));  // some row, where there is none
+    if (!present) at[j] = make_uint4(0, 0, 0, 0);
   }
 #pragma unroll
   for (int j = 0; j < kEach; ++j) {

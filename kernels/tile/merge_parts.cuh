@@ -22,19 +22,22 @@ __device__ __forceinline__ void arrive_at_all(const uint64_t& barrier, int ctas,
   if (lane < ctas) mbarrier_arrive_release_cluster(cluster_address(shared_address(&barrier), lane));
 }
 
+// Rows of 16 that each CTA finishes, as a power of two.
+__device__ __forceinline__ int share_log2(const FmDecodeParams& p) { return 4 - (31 - __clz(p.splits)); }
+
 // Sends rows first .. first + 16 to the CTAs that finish them.
 template <class Map>
 __device__ __forceinline__ void send_parts(const FewAccumulators<Map::kRows>& o, int first, int half, uint32_t smem,
-                                           FewControl& control, int splits) {
+                                           FewControl& control, int share) {
   using Layout = FewLayout<Map::kRows>;
-  const int thread = warpgroup_thread(), lane = thread % 32, share = kPartRows / splits, rank = cluster_rank();
+  const int thread = warpgroup_thread(), lane = thread % 32, rank = cluster_rank();
+  const int column = half * 256 + thread / 32 * 16 + lane / 4;
 #pragma unroll
   for (int c = 0; c < Layout::kColumns; ++c) {
-    const int row = Layout::row(c, lane) - first;
     if (c / 4 != first / kPartRows) continue;  // four columns of a thread lie in 16 rows
-    const int column = half * 256 + thread / 32 * 16 + lane / 4;
-    const uint32_t to = cluster_address(smem + Map::kPartOffset, row / share) +
-                        ((rank * share + row % share) * kLatent + column) * 4;
+    const int row = Layout::row(c, lane) - first, own = row & ((1 << share) - 1);
+    const uint32_t to = cluster_address(smem + Map::kPartOffset, row >> share) +
+                        (((rank << share) + own) * kLatent + column) * 4;
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
       store_cluster(to + 256 * m, o[m][Layout::value(c, 0)]);
@@ -43,28 +46,34 @@ __device__ __forceinline__ void send_parts(const FewAccumulators<Map::kRows>& o,
   }
   if (half == 0 && thread < kPartRows) {
     const uint32_t here = shared_address(&control.part_state[rank][first + thread]);
-    store_cluster(cluster_address(here, thread / share), control.row_state[first + thread]);
+    store_cluster(cluster_address(here, thread >> share), control.row_state[first + thread]);
   }
 }
 
-// Finishes this CTA's share of rows first .. first + 16; each thread a stretch of four columns at a time.
+// Finishes this CTA's share of rows first .. first + 16; a warp takes 128 columns of a row at a time.
 template <class T, class Map>
 __device__ __forceinline__ void finish_parts(const FmDecodeParams& p, const RowBlock& r, int first, int thread,
-                                             const float* parts, const FewControl& control) {
-  const int share = kPartRows / p.splits;
+                                             const float* parts, const FewControl& control, int share) {
+  const int lane = thread % 32;
 #pragma unroll 1
-  for (int i = thread; i < share * (kLatent / 4); i += 256) {
-    const int own = i / (kLatent / 4), column = i % (kLatent / 4) * 4, block_row = first + cluster_rank() * share + own;
-    float top = kNegInf, sum = 0.f;
-    for (int j = 0; j < p.splits; ++j) top = fmaxf(top, control.part_state[j][block_row].x);
+  for (int i = thread / 32; i < 4 << share; i += 8) {
+    const int own = i / 4, column = i % 4 * 128 + lane * 4, block_row = first + (cluster_rank() << share) + own;
+    const float2 state = lane < p.splits ? control.part_state[lane][block_row] : make_float2(kNegInf, 0.f);
+    float top = state.x;
+#pragma unroll
+    for (int d = 1; d < kMostSplits; d *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
+    top = __shfl_sync(~0u, top, 0);
     if (top == kNegInf) top = 0.f;
+    const float weight = exp2_approx(state.x - top);
+    float sum = 0.f;
     float4 total = make_float4(0.f, 0.f, 0.f, 0.f);
-    for (int j = 0; j < p.splits; ++j) {
-      const float2 state = control.part_state[j][block_row];
-      const float weight = exp2_approx(state.x - top);
-      const float4 v = *reinterpret_cast<const float4*>(parts + (j * share + own) * kLatent + column);
-      sum += weight * state.y;
-      total.x += weight * v.x, total.y += weight * v.y, total.z += weight * v.z, total.w += weight * v.w;
+#pragma unroll
+    for (int j = 0; j < kMostSplits; ++j) {
+      if (j >= p.splits) break;
+      const float w = __shfl_sync(~0u, weight, j);
+      const float4 v = *reinterpret_cast<const float4*>(parts + ((j << share) + own) * kLatent + column);
+      sum += w * __shfl_sync(~0u, state.y, j);
+      total.x += w * v.x, total.y += w * v.y, total.z += w * v.z, total.w += w * v.w;
     }
     if (r.row_begin + block_row >= r.rows) continue;
     const float factor = row_factor<Map>(p, r, block_row, top, sum, column == 0);
@@ -85,15 +94,16 @@ __device__ __forceinline__ void merge_parts(const FmDecodeParams& p, const RowBl
                                             const FewAccumulators<Map::kRows>& o, int half, uint32_t smem,
                                             FewControl& control, uint32_t& parity) {
   const int thread = half * 128 + warpgroup_thread(), lane = thread % 32;
+  const int share = share_log2(p);
   const float* parts = reinterpret_cast<const float*>(__cvta_shared_to_generic(smem + Map::kPartOffset));
 #pragma unroll
   for (int first = 0; first < Map::kRows; first += kPartRows) {
     mbarrier_wait_acquire_cluster(shared_address(&control.parts_empty), parity ^ 1);
-    send_parts<Map>(o, first, half, smem, control, p.splits);
+    send_parts<Map>(o, first, half, smem, control, share);
     arrive_at_all(control.parts_full, p.splits, lane);
     if (first + kPartRows == Map::kRows) arrive_once_per_warp(shared_address(&control.result_empty));
     mbarrier_wait_acquire_cluster(shared_address(&control.parts_full), parity);
-    finish_parts<T, Map>(p, r, first, thread, parts, control);
+    finish_parts<T, Map>(p, r, first, thread, parts, control, share);
     arrive_at_all(control.parts_empty, p.splits, lane);
     parity ^= 1;
   }

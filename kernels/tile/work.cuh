@@ -25,7 +25,7 @@ struct RowBlock {
   // needs no mask for their sake.
   __device__ __forceinline__ int visible(const FmDecodeParams& p, int row) const {
     if (!p.causal || row >= rows) return seq_len;
-    int v = seq_len - q_len + row / p.group + 1;
+    int v = seq_len - q_len + (row < p.group ? 0 : row / p.group) + 1;
     return v < 0 ? 0 : v;
   }
   __device__ __forceinline__ bool empty() const { return tile_begin >= tile_end; }
@@ -86,7 +86,8 @@ static_assert(sizeof(FmWorkItem) == 48, "items are read as three int4");
 // Element offset of a row of q, out (stride of the element type) or lse.
 __device__ __forceinline__ int64_t row_offset(const FmDecodeParams& p, const RowBlock& r, int row,
                                               const int64_t (&stride)[3]) {
-  const int token = row / p.group, head = r.kv_head * p.group + row - token * p.group;
+  const int token = row < p.group ? 0 : row / p.group;  // a division takes a hundred cycles
+  const int head = r.kv_head * p.group + row - token * p.group;
   return r.request * stride[0] + (int64_t)(r.q_begin + token) * stride[1] + head * stride[2];
 }
 
@@ -112,7 +113,7 @@ __device__ __forceinline__ float row_factor(const FmDecodeParams& p, const RowBl
   const float lse = lse2 * kLn2;
   if (write) p.lse[row_offset(p, r, row, p.lse_stride)] = lse;
   if (p.attn_sink == nullptr || sum == 0.f) return factor;
-  return factor / (1.f + __expf(__ldg(p.attn_sink + r.kv_head * p.group + row % p.group) - lse));
+  return factor / (1.f + __expf(__ldg(p.attn_sink + r.kv_head * p.group + (row < p.group ? row : row % p.group)) - lse));
 }
 
 // Asks the L2 for the query rows that this CTA needs for an item, by the threads of one warpgroup. A loader is a few
