@@ -39,10 +39,6 @@ __device__ __forceinline__ RowWeights row_weights(const float* lse, int64_t stri
   return {top, sum};
 }
 
-__device__ __forceinline__ void add_scaled(float4& to, float weight, float4 v) {
-  to.x += weight * v.x, to.y += weight * v.y, to.z += weight * v.z, to.w += weight * v.w;
-}
-
 // Adds parts first, first + step, ... to the interleaved sums they belong to (part j to sum j % kSums, counted from
 // `first`). Four loads are in flight at a time. A part without keys has weight zero and is not read.
 template <int Sums>

@@ -25,32 +25,29 @@ namespace fm {
 
 enum class Loader { Tma, Gather };
 
-// By the first warps, a barrier to a thread.
+// By one thread: barriers are set up one at a time whoever does it.
 __device__ __forceinline__ void init_barriers(DecodeControl& control, int loader_arrivals, int multicast) {
-  const int i = threadIdx.x;
-  if (i < kMostBlocks) {
+#pragma unroll
+  for (int i = 0; i < kMostBlocks; ++i) {
     mbarrier_init(shared_address(&control.block_full[i]), loader_arrivals);
     mbarrier_init(shared_address(&control.block_empty[i]), 4 * multicast);
-  } else if (i >= 32 && i < 32 + kTiles) {
-    mbarrier_init(shared_address(&control.tile_full[i - 32]), loader_arrivals);
-    mbarrier_init(shared_address(&control.tile_empty[i - 32]), 8 * multicast);
-    mbarrier_init(shared_address(&control.weights_full[i - 32]), 128);
-  } else if (i == 64) {
-    mbarrier_init(shared_address(&control.result_full), 128);
-    mbarrier_init(shared_address(&control.result_empty), 8);
   }
-}
-
-__device__ __forceinline__ void init_part_barriers(FewControl& control, int splits) {
-  if (threadIdx.x != 96) return;
-  mbarrier_init(shared_address(&control.parts_full), 8 * splits);
-  mbarrier_init(shared_address(&control.parts_empty), 8 * splits);
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i) {
+    mbarrier_init(shared_address(&control.tile_full[i]), loader_arrivals);
+    mbarrier_init(shared_address(&control.tile_empty[i]), 8 * multicast);
+    mbarrier_init(shared_address(&control.weights_full[i]), 128);
+  }
+  mbarrier_init(shared_address(&control.result_full), 128);
+  mbarrier_init(shared_address(&control.result_empty), 8);
 }
 
 // After it every CTA of the cluster may use the barriers of every other.
 __device__ __forceinline__ void publish_barriers() {
-  if (threadIdx.x < 128) mbarrier_init_fence();
-  cluster_barrier();
+  if (cluster_size() > 1)
+    cluster_barrier_relaxed();
+  else
+    __syncthreads();
   launch_dependents();
 }
 
@@ -68,7 +65,10 @@ template <class T, int QkDim, Loader L>
 __device__ __forceinline__ void decode_wide(const CUtensorMap& latent_map, const CUtensorMap& rope_map,
                                             const FmDecodeParams& p, uint8_t* smem) {
   DecodeControl& control = *reinterpret_cast<DecodeControl*>(smem + WideMap::kControlOffset);
-  init_barriers(control, L == Loader::Tma ? 1 : kTileWarps, p.multicast);
+  if (threadIdx.x == 0) {
+    init_barriers(control, L == Loader::Tma ? 1 : kTileWarps, p.multicast);
+    mbarrier_init_fence();
+  }
   publish_barriers();
   const int warpgroup = threadIdx.x / 128;
   if (warpgroup == 0) {
@@ -81,6 +81,8 @@ __device__ __forceinline__ void decode_wide(const CUtensorMap& latent_map, const
     registers_grow<160>();
     accumulate_values<T>(p, warpgroup - 1, shared_address(smem), control);
   }
+  __syncwarp();
+  if (p.multicast > 1) cluster_barrier();  // no CTA leaves while another may still write to its shared memory
 }
 
 // A CTA of 16 or 32 rows.
@@ -88,8 +90,12 @@ template <class T, int QkDim, Loader L, class Map>
 __device__ __forceinline__ void decode_few(const CUtensorMap& latent_map, const CUtensorMap& rope_map,
                                            const FmDecodeParams& p, uint8_t* smem) {
   FewControl& control = *reinterpret_cast<FewControl*>(smem + Map::kControlOffset);
-  init_barriers(control, L == Loader::Tma ? 1 : kTileWarps, 1);
-  init_part_barriers(control, p.splits);
+  if (threadIdx.x == 0) {
+    init_barriers(control, L == Loader::Tma ? 1 : kTileWarps, 1);
+    mbarrier_init(shared_address(&control.parts_full), 8 * p.splits);
+    mbarrier_init(shared_address(&control.parts_empty), 8 * p.splits);
+    mbarrier_init_fence();
+  }
   publish_barriers();
   const int warpgroup = threadIdx.x / 128;
   if (warpgroup == 0)
@@ -104,16 +110,10 @@ template <class T, int QkDim, Loader L, int Rows>
 __device__ __forceinline__ void decode(const CUtensorMap& latent_map, const CUtensorMap& rope_map,
                                        const FmDecodeParams& p) {
   extern __shared__ __align__(1024) uint8_t smem[];
-  if (L == Loader::Tma && threadIdx.x == FM_DECODE_THREADS - 1) {
-    tma_prefetch_descriptor(&latent_map);
-    if (QkDim > kLatent) tma_prefetch_descriptor(&rope_map);
-  }
   if constexpr (Rows == kTileRows)
     decode_wide<T, QkDim, L>(latent_map, rope_map, p, smem);
   else
     decode_few<T, QkDim, L, FewMap<Rows>>(latent_map, rope_map, p, smem);
-  __syncwarp();
-  cluster_barrier();  // no CTA leaves while another may still write to its shared memory
 }
 
 #define FM_DECODE_KERNEL(NAME, TYPE, QK_DIM, LOADER, ROWS)                                                      \

@@ -49,6 +49,7 @@ typedef struct FmDecodeParams {
   const float* attn_sink; /* [heads] or null */
   const int32_t* worker_begin; /* in the plan */
   const FmWorkItem* items;
+  FmMerge* merges;
   void* out;
   int64_t out_stride[3];
   float* lse;
@@ -154,10 +155,10 @@ typedef struct FmGatherParams {
 static_assert(sizeof(FmPlanShape) == 64, "FmPlanShape");
 static_assert(sizeof(FmPlanHeader) == 64, "FmPlanHeader");
 static_assert(sizeof(FmWorkItem) == 48, "FmWorkItem");
-static_assert(sizeof(FmMerge) == 32, "FmMerge");
+static_assert(sizeof(FmMerge) == 64, "FmMerge");
 static_assert(sizeof(FmPlanLayout) == 80, "FmPlanLayout");
 static_assert(sizeof(FmPlanParams) == 184, "FmPlanParams");
-static_assert(sizeof(FmDecodeParams) == 304, "FmDecodeParams");
+static_assert(sizeof(FmDecodeParams) == 312, "FmDecodeParams");
 static_assert(sizeof(FmCombineParams) == 112, "FmCombineParams");
 static_assert(sizeof(FmMergeParams) == 208, "FmMergeParams");
 static_assert(sizeof(FmAppendParams) == 128, "FmAppendParams");

@@ -231,14 +231,14 @@ FM_BOTH Cut cut_at_share(const FmPlanShape& shape, const Line<P>& line, int32_t 
 }
 
 /* The longest stretch of whole units that is about as good for a worker as an even share and what cutting
-   costs: it goes whole_speed / 256 times faster than the machine divided by the workers. */
+   costs: a worker goes whole_speed / 256 times faster than the machine divided by the workers. */
 template <class P>
 FM_BOTH int64_t fair_stretch(const FmPlanShape& shape, P share) {
   const uint64_t speed = static_cast<uint32_t>(shape.whole_speed);
-  const uint64_t even = static_cast<uint64_t>(share) + static_cast<uint32_t>(shape.split_cost);
-  if (sizeof(P) == sizeof(int32_t)) return static_cast<int64_t>(even * speed / 256);
+  const uint64_t even = static_cast<uint64_t>(share);
+  if (sizeof(P) == sizeof(int32_t)) return static_cast<int64_t>(even * speed / 256) + shape.split_cost;
   const uint64_t quotient = even / 256 < uint64_t{1} << 46 ? even / 256 : uint64_t{1} << 46;
-  return static_cast<int64_t>(quotient * speed + even % 256 * speed / 256);
+  return static_cast<int64_t>(quotient * speed + even % 256 * speed / 256) + shape.split_cost;
 }
 
 /* The share to cut at once units are to be cut: parts must not get shorter than min_part. */

@@ -26,6 +26,7 @@
 #define FM_TILE_TOKENS 64 /* tokens of one KV tile */
 #define FM_TILE_ROWS 64   /* most query rows (token, head) of one CTA */
 #define FM_PLAN_THREADS 1024 /* the device plans with one block, of this many threads at most */
+#define FM_MAX_SPLITS 8 /* most CTAs of a cluster that share an item's tiles */
 #define FM_MAX_INVARIANT_PARTS 16
 #define FM_INVARIANT_TILES 64 /* batch_invariant cuts a request into ceil(tiles / this) parts */
 
@@ -90,6 +91,7 @@ typedef struct FmMerge {
   int32_t first_slot;
   int32_t parts;
   int32_t reserved;
+  int32_t arrived[FM_MAX_SPLITS]; /* parts in, by CTA of a cluster: kernels count up, the last one sets it to 0 again */
 } FmMerge;
 
 typedef struct FmPlanLayout {

@@ -283,13 +283,10 @@ pub(crate) fn cut_of(shape: &FmPlanShape, line: &Line, cut: i32) -> Cut {
 }
 
 /// The longest stretch of whole units that is about as good for a worker as an even share and what cutting
-/// costs: it goes `whole_speed` / 256 times faster than the machine divided by the workers.
+/// costs: a worker goes `whole_speed` / 256 times faster than the machine divided by the workers.
 fn fair_stretch(shape: &FmPlanShape, share: i64) -> i64 {
-    let (speed, even) = (
-        i64::from(shape.whole_speed),
-        share + i64::from(shape.split_cost),
-    );
-    (even / 256).min(1 << 46) * speed + even % 256 * speed / 256
+    let speed = i64::from(shape.whole_speed);
+    (share / 256).min(1 << 46) * speed + share % 256 * speed / 256 + i64::from(shape.split_cost)
 }
 
 /// Whether a worker's stretch of whole units is fair. `line.whole` is set.

@@ -11,11 +11,18 @@ __device__ __forceinline__ uint32_t cluster_address(uint32_t address, uint32_t r
   return there;
 }
 
-__device__ __forceinline__ void store_cluster(uint32_t to, float value) {
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
+__device__ __forceinline__ float2 load_cluster_2(uint32_t from) {
+  float2 v;
+  asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(from) : "memory");
+  return v;
 }
-__device__ __forceinline__ void store_cluster(uint32_t to, float2 value) {
-  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(value.x), "f"(value.y) : "memory");
+__device__ __forceinline__ float4 load_cluster_4(uint32_t from) {
+  float4 v;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(from)
+               : "memory");
+  return v;
 }
 
 // Arrives at a barrier of any CTA of the cluster; what this thread wrote before is visible to who waits for it there.

@@ -26,10 +26,6 @@ __device__ __forceinline__ void tma_multicast_5d(uint32_t destination, const CUt
       : "memory");
 }
 
-__device__ __forceinline__ void tma_prefetch_descriptor(const CUtensorMap* map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
-
 // Asks the L2 for the line that holds an address.
 __device__ __forceinline__ void prefetch_l2(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 

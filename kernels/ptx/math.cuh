@@ -16,6 +16,10 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 
+__device__ __forceinline__ void add_scaled(float4& to, float weight, float4 v) {
+  to.x += weight * v.x, to.y += weight * v.y, to.z += weight * v.z, to.w += weight * v.w;
+}
+
 // Two floats to a pair of 16-bit numbers, round to nearest even, `low` in the low half.
 __device__ __forceinline__ uint32_t pack(__nv_bfloat16, float low, float high) {
   uint32_t r;

@@ -6,6 +6,7 @@
 // barrier with an OR; only then are maxima reduced over lanes and warps.
 #pragma once
 #include "../ptx/control.cuh"
+#include "../ptx/copy.cuh"
 #include "../ptx/math.cuh"
 #include "../ptx/wgmma.cuh"
 #include "masking.cuh"
@@ -22,27 +23,22 @@ struct FewLayout {
   static __device__ __forceinline__ int row(int c, int lane) { return c / 2 * 8 + 2 * (lane % 4) + c % 2; }
 };
 
-// Q of an item to shared memory, rows that do not exist as zeros.
+// Q of an item to shared memory, rows that do not exist as zeros. Eight threads to a row. Short code: it runs once per
+// item, and instructions that are not cached cost more than copies.
 template <class T, int QkDim, class Map>
-__device__ __forceinline__ void load_few_query(const FmDecodeParams& p, const RowBlock& r, uint8_t* shared) {
-  constexpr int kPieces = QkDim / 8, kEach = Map::kRows * kPieces / 128;
-  static_assert(Map::kRows * kPieces % 128 == 0);
-  uint4 at[kEach];
+__device__ __forceinline__ void load_few_query(const FmDecodeParams& p, const RowBlock& r, uint32_t shared) {
+  const int piece = warpgroup_thread() % 8;
+#pragma unroll 1
+  for (int block_row = warpgroup_thread() / 8; block_row < Map::kRows; block_row += 16) {
+    const QueryRow<T> row(p, r, block_row);
+    const uint32_t to = shared + swizzled(block_row, piece);
 #pragma unroll
-  for (int j = 0; j < kEach; ++j) {
-    const int i = warpgroup_thread() + 128 * j, row = r.row_begin + i / kPieces, column = i % kPieces * 8;
-    const bool present = row < r.rows;
-    const T* latent = reinterpret_cast<const T*>(p.q_nope) + row_offset(p, r, present ? row : 0, p.q_nope_stride);
-    const T* rope = reinterpret_cast<const T*>(p.q_rope) + row_offset(p, r, present ? row : 0, p.q_rope_stride);
-    const T* source = column < kLatent ? latent + column : rope + column - kLatent;
-    at[j] = __ldg(reinterpret_cast<const uint4*>(source));  // some row, where there is none
-    if (!present) at[j] = make_uint4(0, 0, 0, 0);
+    for (int chunk = 0; chunk < 8; ++chunk)
+      cp_async_16(to + chunk * Map::kQueryChunkBytes, row.nope + chunk * 64 + piece * 8, row.present);
+    if (QkDim > kLatent) cp_async_16(to + 8 * Map::kQueryChunkBytes, row.rope + piece * 8, row.present);
   }
-#pragma unroll
-  for (int j = 0; j < kEach; ++j) {
-    const int i = warpgroup_thread() + 128 * j, row = i / kPieces, piece = i % kPieces;
-    *reinterpret_cast<uint4*>(shared + piece / 8 * Map::kQueryChunkBytes + swizzled(row, piece % 8)) = at[j];
-  }
+  cp_async_commit();
+  cp_async_wait<0>();
   fence_async_shared();
   named_barrier<kScoresBarrier, 128>();
 }
@@ -210,7 +206,7 @@ __device__ __forceinline__ void compute_few_scores(const FmDecodeParams& p, uint
   for_each_row_block<Map>(p, [&](int, const RowBlock& r) {
     FewState<Map::kRows> state;
     const int first_masked = min(r.visible(p, r.row_begin), r.seq_len) / kTileTokens;
-    if (!r.empty()) load_few_query<T, QkDim, Map>(p, r, smem + Map::kQueryOffset);
+    if (!r.empty()) load_few_query<T, QkDim, Map>(p, r, shared_address(smem) + Map::kQueryOffset);
     for (int tile = r.tile_begin; tile < r.tile_end; ++tile) {
       float s[Map::kRows / 2];
       multiply_key_query<T, QkDim, Map>(s, shared_address(smem), control, block, tile_at);

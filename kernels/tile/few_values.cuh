@@ -1,5 +1,5 @@
 // The values role for few query rows: two warpgroups accumulate O^T = V^T P^T, 256 columns of V x all rows each, and
-// write the finished rows, or send them to the CTAs of the cluster that merge them (merge_parts.cuh).
+// write the finished rows, or merge them with those of the cluster's other CTAs (merge_parts.cuh).
 #pragma once
 #include "../ptx/control.cuh"
 #include "../ptx/math.cuh"
@@ -117,6 +117,8 @@ __device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, i
     }
     result_parity ^= 1;
   });
+  if (p.splits > 1)  // no CTA leaves while another may still read its part
+    mbarrier_wait_acquire_cluster(shared_address(&control.parts_empty), parts_parity ^ 1);
 }
 
 }  // namespace fm

@@ -102,7 +102,7 @@ __device__ __forceinline__ void load_tiles_tma(const FmDecodeParams& p, const CU
                full, ctas);
       block.advance(kTileBlocks);
     }
-    if (item + 1 < first_item<Map>(p, 1)) prefetch_query<T, QkDim, Map>(p, item + 1);
+    if (item + 1 < next_worker_item<Map>(p)) prefetch_query<T, QkDim, Map>(p, item + 1);
   });
 }
 

@@ -1,8 +1,9 @@
-// The merge inside a cluster whose CTAs have shared the tiles of an item: each CTA gets an equal share of the rows from
-// all of them, through distributed shared memory, and finishes these. 16 rows at a time.
+// The merge inside a cluster whose CTAs have shared the tiles of an item: each CTA leaves its part of 16 rows in shared
+// memory, and finishes an equal share of them from the parts of all. Where the item is itself a part of a split unit,
+// the last cluster to finish one of the unit's parts adds up the partial results.
 //
 // CTA j holds unnormalised rows o_j with references m_j and sums l_j of its softmax. With m = max_j m_j,
-// out = sum_j 2^(m_j - m) o_j / sum_j 2^(m_j - m) l_j. Parts are added in the order of the CTAs.
+// out = sum_j 2^(m_j - m) o_j / sum_j 2^(m_j - m) l_j. Parts are added in a fixed order.
 #pragma once
 #include "../ptx/cluster.cuh"
 #include "../ptx/control.cuh"
@@ -12,9 +13,26 @@
 
 namespace fm {
 
+constexpr int kMergeBarrier = 2;  // named barrier of both values warpgroups
+
 // o[m][FewLayout::value(c, h)]: row FewLayout::row(c), column 64 m + 16 warp + lane / 4 + 8 h of the warpgroup's half.
 template <int Rows>
 using FewAccumulators = float[4][Rows / 2];
+
+// The rows of 16 that this CTA finishes: 1 << log2 of them. A warp takes a quarter of a row at a time.
+struct RowShare {
+  int log2;
+
+  // Calls body(row of the 16, column of this lane).
+  template <class Body>
+  __device__ __forceinline__ void for_each(int thread, Body body) const {
+#pragma unroll 1
+    for (int i = thread / 32; i < 4 << log2; i += 8)
+      body((cluster_rank() << log2) + i / 4, i % 4 * 128 + thread % 32 * 4);
+  }
+};
+
+__device__ __forceinline__ RowShare row_share(const FmDecodeParams& p) { return {4 - __popc(p.splits - 1)}; }
 
 // Arrives at a barrier of every CTA of the cluster, for the whole warp.
 __device__ __forceinline__ void arrive_at_all(const uint64_t& barrier, int ctas, int lane) {
@@ -22,70 +40,110 @@ __device__ __forceinline__ void arrive_at_all(const uint64_t& barrier, int ctas,
   if (lane < ctas) mbarrier_arrive_release_cluster(cluster_address(shared_address(&barrier), lane));
 }
 
-// Rows of 16 that each CTA finishes, as a power of two.
-__device__ __forceinline__ int share_log2(const FmDecodeParams& p) { return 4 - (31 - __clz(p.splits)); }
-
-// Sends rows first .. first + 16 to the CTAs that finish them.
+// Leaves rows first .. first + 16 for the cluster to read.
 template <class Map>
-__device__ __forceinline__ void send_parts(const FewAccumulators<Map::kRows>& o, int first, int half, uint32_t smem,
-                                           FewControl& control, int share) {
+__device__ __forceinline__ void leave_part(const FewAccumulators<Map::kRows>& o, int first, int half, float* part,
+                                           FewControl& control) {
   using Layout = FewLayout<Map::kRows>;
-  const int thread = warpgroup_thread(), lane = thread % 32, rank = cluster_rank();
-  const int column = half * 256 + thread / 32 * 16 + lane / 4;
+  const int thread = warpgroup_thread(), lane = thread % 32;
+  part += half * 256 + thread / 32 * 16 + lane / 4;
 #pragma unroll
   for (int c = 0; c < Layout::kColumns; ++c) {
     if (c / 4 != first / kPartRows) continue;  // four columns of a thread lie in 16 rows
-    const int row = Layout::row(c, lane) - first, own = row & ((1 << share) - 1);
-    const uint32_t to = cluster_address(smem + Map::kPartOffset, row >> share) +
-                        (((rank << share) + own) * kLatent + column) * 4;
+    float* row = part + (Layout::row(c, lane) - first) * kPartStride;
 #pragma unroll
-    for (int m = 0; m < 4; ++m) {
-      store_cluster(to + 256 * m, o[m][Layout::value(c, 0)]);
-      store_cluster(to + 256 * m + 32, o[m][Layout::value(c, 1)]);
-    }
+    for (int m = 0; m < 4; ++m) row[64 * m] = o[m][Layout::value(c, 0)], row[64 * m + 8] = o[m][Layout::value(c, 1)];
   }
-  if (half == 0 && thread < kPartRows) {
-    const uint32_t here = shared_address(&control.part_state[rank][first + thread]);
-    store_cluster(cluster_address(here, thread >> share), control.row_state[first + thread]);
-  }
+  if (half == 0 && thread < kPartRows) control.part_state[thread] = control.row_state[first + thread];
 }
 
-// Finishes this CTA's share of rows first .. first + 16; a warp takes 128 columns of a row at a time.
+__device__ __forceinline__ float warp_max(float v) {
+#pragma unroll
+  for (int d = 1; d < 32; d *= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, d));
+  return v;
+}
+
+template <class T>
+__device__ __forceinline__ void store_four(T* to, float4 v, float factor) {
+  *reinterpret_cast<uint2*>(to) =
+      make_uint2(pack_result(T(), v.x * factor, v.y * factor), pack_result(T(), v.z * factor, v.w * factor));
+}
+
+// Finishes this CTA's share of rows first .. first + 16.
 template <class T, class Map>
 __device__ __forceinline__ void finish_parts(const FmDecodeParams& p, const RowBlock& r, int first, int thread,
-                                             const float* parts, const FewControl& control, int share) {
+                                             uint32_t part, const FewControl& control) {
   const int lane = thread % 32;
-#pragma unroll 1
-  for (int i = thread / 32; i < 4 << share; i += 8) {
-    const int own = i / 4, column = i % 4 * 128 + lane * 4, block_row = first + (cluster_rank() << share) + own;
-    const float2 state = lane < p.splits ? control.part_state[lane][block_row] : make_float2(kNegInf, 0.f);
-    float top = state.x;
-#pragma unroll
-    for (int d = 1; d < kMostSplits; d *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
-    top = __shfl_sync(~0u, top, 0);
-    if (top == kNegInf) top = 0.f;
+  row_share(p).for_each(thread, [&](int own, int column) {
+    const int block_row = first + own;
+    float2 state = make_float2(kNegInf, 0.f);  // of CTA `lane`
+    if (lane < p.splits) state = load_cluster_2(cluster_address(shared_address(&control.part_state[own]), lane));
+    const float top = fmaxf(warp_max(state.x), -__FLT_MAX__);  // finite: weights of parts without keys are zero
     const float weight = exp2_approx(state.x - top);
     float sum = 0.f;
     float4 total = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll
-    for (int j = 0; j < kMostSplits; ++j) {
-      if (j >= p.splits) break;
+#pragma unroll 4
+    for (int j = 0; j < p.splits; ++j) {
       const float w = __shfl_sync(~0u, weight, j);
-      const float4 v = *reinterpret_cast<const float4*>(parts + ((j << share) + own) * kLatent + column);
       sum += w * __shfl_sync(~0u, state.y, j);
-      total.x += w * v.x, total.y += w * v.y, total.z += w * v.z, total.w += w * v.w;
+      add_scaled(total, w, load_cluster_4(cluster_address(part + (own * kPartStride + column) * 4, j)));
     }
-    if (r.row_begin + block_row >= r.rows) continue;
+    if (r.row_begin + block_row >= r.rows) return;
     const float factor = row_factor<Map>(p, r, block_row, top, sum, column == 0);
-    total.x *= factor, total.y *= factor, total.z *= factor, total.w *= factor;
     if (r.slot >= 0) {
+      total.x *= factor, total.y *= factor, total.z *= factor, total.w *= factor;
       *reinterpret_cast<float4*>(p.partial_out + slot_row<Map>(p, r, block_row) * kLatent + column) = total;
     } else {
-      T* out = reinterpret_cast<T*>(p.out) + row_offset(p, r, r.row_begin + block_row, p.out_stride) + column;
-      *reinterpret_cast<uint2*>(out) =
-          make_uint2(pack_result(T(), total.x, total.y), pack_result(T(), total.z, total.w));
+      store_four(reinterpret_cast<T*>(p.out) + row_offset(p, r, r.row_begin + block_row, p.out_stride) + column,
+                 total, factor);
     }
+  });
+}
+
+// Adds up the partial results of a split unit: this CTA's share of each 16 rows.
+template <class T, class Map>
+__device__ __forceinline__ void add_partials(const FmDecodeParams& p, RowBlock r, int thread) {
+  const int lane = thread % 32, parts = p.merges[r.merge].parts;
+  r.slot = p.merges[r.merge].first_slot;
+  const int64_t stride = Map::kRows;  // rows from one slot to the next
+  for (int first = 0; first < Map::kRows; first += kPartRows) {
+    row_share(p).for_each(thread, [&](int own, int column) {
+      const int block_row = first + own;
+      if (r.row_begin + block_row >= r.rows) return;
+      const float* lse = p.partial_lse + slot_row<Map>(p, r, block_row);
+      const float* out = p.partial_out + slot_row<Map>(p, r, block_row) * kLatent + column;
+      float top = -__FLT_MAX__, sum = 0.f;
+      for (int j = lane; j < parts; j += 32) top = fmaxf(top, __ldcg(lse + j * stride));
+      top = warp_max(top);
+      float4 total = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll 4
+      for (int j = 0; j < parts; ++j) {
+        const float w = exp2_approx(__ldcg(lse + j * stride) - top);
+        sum += w;
+        add_scaled(total, w, __ldcg(reinterpret_cast<const float4*>(out + j * stride * kLatent)));
+      }
+      RowBlock whole = r;
+      whole.slot = -1;
+      const float factor = row_factor<Map>(p, whole, block_row, top, sum, column == 0);
+      store_four(reinterpret_cast<T*>(p.out) + row_offset(p, r, r.row_begin + block_row, p.out_stride) + column,
+                 total, factor);
+    });
   }
+}
+
+// Counts this CTA's part of the unit as done; true in the CTA that was the last (of its place in the clusters).
+__device__ __forceinline__ bool is_last_part(const FmDecodeParams& p, const RowBlock& r, int thread,
+                                             FewControl& control) {
+  __threadfence();
+  named_barrier<kMergeBarrier, 256>();
+  if (thread == 0) {
+    FmMerge& merge = p.merges[r.merge];
+    const unsigned last = merge.parts - 1;  // the counter goes back to zero after it
+    control.last_part = atomicInc(reinterpret_cast<unsigned*>(&merge.arrived[cluster_rank()]), last) == last;
+    __threadfence();
+  }
+  named_barrier<kMergeBarrier, 256>();
+  return control.last_part;
 }
 
 // By both values warpgroups of every CTA of the cluster.
@@ -94,19 +152,19 @@ __device__ __forceinline__ void merge_parts(const FmDecodeParams& p, const RowBl
                                             const FewAccumulators<Map::kRows>& o, int half, uint32_t smem,
                                             FewControl& control, uint32_t& parity) {
   const int thread = half * 128 + warpgroup_thread(), lane = thread % 32;
-  const int share = share_log2(p);
-  const float* parts = reinterpret_cast<const float*>(__cvta_shared_to_generic(smem + Map::kPartOffset));
+  float* part = reinterpret_cast<float*>(__cvta_shared_to_generic(smem + Map::kPartOffset));
 #pragma unroll
   for (int first = 0; first < Map::kRows; first += kPartRows) {
     mbarrier_wait_acquire_cluster(shared_address(&control.parts_empty), parity ^ 1);
-    send_parts<Map>(o, first, half, smem, control, share);
+    leave_part<Map>(o, first, half, part, control);
     arrive_at_all(control.parts_full, p.splits, lane);
     if (first + kPartRows == Map::kRows) arrive_once_per_warp(shared_address(&control.result_empty));
     mbarrier_wait_acquire_cluster(shared_address(&control.parts_full), parity);
-    finish_parts<T, Map>(p, r, first, thread, parts, control, share);
+    finish_parts<T, Map>(p, r, first, thread, smem + Map::kPartOffset, control);
     arrive_at_all(control.parts_empty, p.splits, lane);
     parity ^= 1;
   }
+  if (r.slot >= 0 && is_last_part(p, r, thread, control)) add_partials<T, Map>(p, r, thread);
 }
 
 }  // namespace fm

@@ -7,6 +7,7 @@
 // 2^kReferenceSlack; the final division makes the result exact for any reference.
 #pragma once
 #include "../ptx/control.cuh"
+#include "../ptx/copy.cuh"
 #include "../ptx/math.cuh"
 #include "../ptx/wgmma.cuh"
 #include "masking.cuh"
@@ -17,16 +18,9 @@ namespace fm {
 // The first of the two rows (the other is 8 on) that a thread of a warpgroup holds of a 64-row accumulator.
 __device__ __forceinline__ int accumulator_row(int thread) { return thread / 32 * 16 + thread % 32 / 4; }
 
-// Transposes the 4 x 4 words held by each group of four lanes: word i of lane j becomes word j of lane i.
-__device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], int lane) {
-  const bool high = lane & 2, odd = lane & 1;
-  uint32_t x = __shfl_xor_sync(~0u, high ? w[0] : w[2], 2), y = __shfl_xor_sync(~0u, high ? w[1] : w[3], 2);
-  (high ? w[0] : w[2]) = x, (high ? w[1] : w[3]) = y;
-  x = __shfl_xor_sync(~0u, odd ? w[0] : w[1], 1), y = __shfl_xor_sync(~0u, odd ? w[2] : w[3], 1);
-  (odd ? w[0] : w[1]) = x, (odd ? w[2] : w[3]) = y;
-}
-
-// The first chunks of this thread's Q rows as wgmma A operands: chunks of 64 columns, 4 steps of k16.
+// The first chunks of this thread's Q rows as wgmma A operands: chunks of 64 columns, 4 steps of k16. Loads of four
+// bytes straight to their places: instructions that run once per item cost more than the traffic to the L1. A row
+// that does not exist is a copy of one that does; what is computed for it is never stored.
 struct QueryFragments {
   uint32_t at[kRegisterChunks][4][4];
 
@@ -35,63 +29,39 @@ struct QueryFragments {
     const int thread = warpgroup_thread(), lane = thread % 32;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = r.row_begin + accumulator_row(thread) + half * 8;
-      const bool present = row < r.rows;
-      const T* source = reinterpret_cast<const T*>(p.q_nope) +
-                        row_offset(p, r, present ? row : 0, p.q_nope_stride) + (lane % 4) * 8;
+      const QueryRow<T> row(p, r, accumulator_row(thread) + half * 8);
+      const uint32_t* source = reinterpret_cast<const uint32_t*>(row.nope) + lane % 4;
 #pragma unroll
-      for (int i = 0; i < 2 * kRegisterChunks; ++i) {  // 32 columns: two steps of k16
-        uint4 v = __ldg(reinterpret_cast<const uint4*>(source + i * 32));
-        if (!present) v = make_uint4(0, 0, 0, 0);
-        uint32_t w[4] = {v.x, v.y, v.z, v.w};
-        transpose_quad(w, lane);
-        at[i / 2][i % 2 * 2][half] = w[0], at[i / 2][i % 2 * 2][half + 2] = w[1];
-        at[i / 2][i % 2 * 2 + 1][half] = w[2], at[i / 2][i % 2 * 2 + 1][half + 2] = w[3];
+      for (int i = 0; i < 4 * kRegisterChunks; ++i) {
+        at[i / 4][i % 4][half] = __ldg(source + 8 * i);
+        at[i / 4][i % 4][half + 2] = __ldg(source + 8 * i + 4);
       }
     }
   }
 };
 
-// The chunks of Q (64 columns each) that are read from shared memory: those after the register chunks, then rope.
-template <class T, int QkDim>
-struct SharedQuery {
-  static constexpr int kChunks = kSharedChunks + (QkDim > kLatent);
-  uint4 at[kChunks][4];
-
-  __device__ __forceinline__ void load(const FmDecodeParams& p, const RowBlock& r) {
-    const int thread = warpgroup_thread(), piece = thread % 8 * 8;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int row = r.row_begin + thread / 8 + 16 * i;
-      const bool present = row < r.rows;
-      const T* latent = reinterpret_cast<const T*>(p.q_nope) + row_offset(p, r, present ? row : 0, p.q_nope_stride);
-      const T* rope = reinterpret_cast<const T*>(p.q_rope) + row_offset(p, r, present ? row : 0, p.q_rope_stride);
-#pragma unroll
-      for (int chunk = 0; chunk < kChunks; ++chunk) {
-        const T* source = chunk < kSharedChunks ? latent + (kRegisterChunks + chunk) * 64 : rope;
-        at[chunk][i] = present ? __ldg(reinterpret_cast<const uint4*>(source + piece)) : make_uint4(0, 0, 0, 0);
-      }
-    }
-  }
-  __device__ __forceinline__ void store(uint8_t* shared) const {
-    const int thread = warpgroup_thread();
-#pragma unroll
-    for (int chunk = 0; chunk < kChunks; ++chunk)
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        *reinterpret_cast<uint4*>(shared + chunk * kRopeBytes + swizzled(thread / 8 + 16 * i, thread % 8)) =
-            at[chunk][i];
-  }
-};
-
+// Q of an item: fragments to registers; the chunks (64 columns each) after them and the rope part to shared memory, two
+// threads to a row.
 template <class T, int QkDim>
 __device__ __forceinline__ void load_query(const FmDecodeParams& p, const RowBlock& r, QueryFragments& q,
-                                           uint8_t* shared) {
-  SharedQuery<T, QkDim> rest;
-  rest.load(p, r);
-  q.load<T>(p, r);
+                                           uint32_t shared) {
   named_barrier<kScoresBarrier, 128>();  // every warp is done with the previous item's Q
-  rest.store(shared);
+  {
+    const int block_row = warpgroup_thread() / 2, first_piece = warpgroup_thread() % 2 * 4;
+    const QueryRow<T> row(p, r, block_row);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t to = shared + swizzled(block_row, first_piece + i);
+      const int column = (first_piece + i) * 8;
+#pragma unroll
+      for (int chunk = 0; chunk < kSharedChunks; ++chunk)
+        cp_async_16(to + chunk * kRopeBytes, row.nope + (kRegisterChunks + chunk) * 64 + column, row.present);
+      if (QkDim > kLatent) cp_async_16(to + kSharedChunks * kRopeBytes, row.rope + column, row.present);
+    }
+  }
+  cp_async_commit();
+  q.load<T>(p, r);
+  cp_async_wait<0>();
   fence_async_shared();
   named_barrier<kScoresBarrier, 128>();
 }
@@ -270,7 +240,7 @@ __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, uint8_t*
     RowState state;
     if (warpgroup_thread() == 0)
       control.first_masked = min(range.visible(p, range.row_begin), range.seq_len) / kTileTokens;
-    if (!range.empty()) load_query<T, QkDim>(p, range, q, smem + WideMap::kQueryOffset);
+    if (!range.empty()) load_query<T, QkDim>(p, range, q, shared_address(smem) + WideMap::kQueryOffset);
     HeldTile held;
     for (int tile = range.tile_begin; tile < range.tile_end; ++tile) {
       float s[32];

@@ -3,7 +3,7 @@
 //   ring of latent blocks, 64 tokens x 128 columns each (16,384 bytes)
 //   ring of 3 rope blocks, 64 tokens x 64 columns (8,192); the tile's P replaces it
 //   Q, what is not in registers, in chunks of 64 columns
-//   few rows only: the parts of other CTAs of the cluster for this CTA's share of the rows (kPartBytes)
+//   few rows only: this CTA's part of rows that the cluster merges (kPartBytes)
 //   control block (DecodeControl, FewControl)
 //
 // A tile of 64 tokens takes four consecutive latent blocks and one rope block. Latent blocks are stored as
@@ -32,9 +32,9 @@ constexpr uint32_t kAtomBytes = 1024;  // 8 rows x 128 bytes, one swizzle atom
 constexpr uint32_t kGroupBytes = 2 * kAtomBytes;
 constexpr uint32_t kBlockBytes = 8 * kGroupBytes;
 constexpr uint32_t kRopeBytes = 8 * kAtomBytes;
-constexpr int kMostSplits = 8;
 constexpr int kPartRows = 16;  // rows that a cluster merges at a time
-constexpr uint32_t kPartBytes = kPartRows * kLatent * 4;
+constexpr int kPartStride = kLatent + 8;  // numbers from one row to the next: no bank conflicts
+constexpr uint32_t kPartBytes = kPartRows * kPartStride * 4;
 
 // Where things lie for CTAs of `Rows` query rows, with a ring of `Blocks` blocks and `QueryChunks` chunks of Q.
 template <int Rows, int Blocks, int QueryChunks>
@@ -73,11 +73,12 @@ struct DecodeControl {
 
 // What CTAs of few rows have besides.
 struct FewControl : DecodeControl {
-  uint64_t parts_full;            // values of the whole cluster -> values: this CTA's share of their rows is here
-  uint64_t parts_empty;           // values of the whole cluster -> values: they are done with what was sent to them
+  uint64_t parts_full;            // values of the whole cluster -> values: every CTA's part can be read
+  uint64_t parts_empty;           // values of the whole cluster -> values: this CTA's part has been read
   float2 row_state[32];           // reference and sum of each row
-  float2 part_state[kMostSplits][32];  // those of the cluster's CTAs
+  float2 part_state[kPartRows];   // those of the rows being merged
   float warp_row[4][32];          // what each warp found for a row
+  int last_part;                  // values: this CTA was the last to finish a part of its unit
 };
 static_assert(WideMap::kControlOffset + sizeof(DecodeControl) <= FM_DECODE_SMEM_BYTES);
 static_assert(FewMap<16>::kControlOffset + sizeof(FewControl) <= FM_DECODE_SMEM_BYTES);

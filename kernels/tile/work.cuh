@@ -19,6 +19,7 @@ struct RowBlock {
   int seq_len;
   int tile_begin, tile_end;
   int slot;
+  int merge;      // the unit's FmMerge; -1: it is whole
   int block;      // which block of the unit
 
   // Keys that row `row` sees. Rows past the end see all keys: what they compute is never stored, and a tile
@@ -51,7 +52,7 @@ __device__ __forceinline__ RowBlock load_row_block(const FmDecodeParams& p, int 
   RowBlock r;
   r.block = Map::kSplits ? 0 : cta_index() % p.team;
   r.request = a.x, r.kv_head = a.y, r.row_begin = a.z + r.block * Map::kRows, r.q_begin = a.w;
-  r.q_len = b.x, r.seq_len = min(b.y, p.max_tokens), r.tile_begin = b.z, r.tile_end = b.w, r.slot = c.x;
+  r.q_len = b.x, r.seq_len = min(b.y, p.max_tokens), r.tile_begin = b.z, r.tile_end = b.w, r.slot = c.x, r.merge = c.y;
   r.rows = r.q_len * p.group;
   int last_seen = r.seq_len;
   if (p.multicast == 1)  // the CTAs of a cluster go through the same tiles
@@ -65,10 +66,18 @@ __device__ __forceinline__ RowBlock load_row_block(const FmDecodeParams& p, int 
   return r;
 }
 
-// The first item of this CTA's worker, or of the `ahead`th worker after it.
+// Where in the plan this CTA's worker has its first item, and the next worker.
 template <class Map>
-__device__ __forceinline__ int first_item(const FmDecodeParams& p, int ahead) {
-  return load_once(p.worker_begin + cta_index() / (Map::kSplits ? p.splits : p.team) + ahead);
+__device__ __forceinline__ const int* worker_items(const FmDecodeParams& p) {
+  return p.worker_begin + cta_index() / (Map::kSplits ? p.splits : p.team);
+}
+template <class Map>
+__device__ __forceinline__ int first_worker_item(const FmDecodeParams& p) {
+  return load_once(worker_items<Map>(p));
+}
+template <class Map>
+__device__ __forceinline__ int next_worker_item(const FmDecodeParams& p) {
+  return load_once(worker_items<Map>(p) + 1);
 }
 
 // Calls body(item, row block) for each item of this CTA's team; items whose rows do not reach this CTA's block are
@@ -76,7 +85,7 @@ __device__ __forceinline__ int first_item(const FmDecodeParams& p, int ahead) {
 // short of registers keeps the item's number and loads the row block again where it needs it.
 template <class Map, class Body>
 __device__ __forceinline__ void for_each_row_block(const FmDecodeParams& p, Body body) {
-  for (int item = first_item<Map>(p, 0); item < first_item<Map>(p, 1); ++item) {
+  for (int item = first_worker_item<Map>(p); item < next_worker_item<Map>(p); ++item) {
     const RowBlock r = load_row_block<Map>(p, item);
     if (Map::kSplits || r.row_begin < r.rows || p.multicast > 1) body(item, r);
   }
@@ -115,6 +124,20 @@ __device__ __forceinline__ float row_factor(const FmDecodeParams& p, const RowBl
   if (p.attn_sink == nullptr || sum == 0.f) return factor;
   return factor / (1.f + __expf(__ldg(p.attn_sink + r.kv_head * p.group + (row < p.group ? row : row % p.group)) - lse));
 }
+
+// A row of Q, for copies to shared memory: latent part, rope part, and whether it exists. What does not is some row.
+template <class T>
+struct QueryRow {
+  const T *nope, *rope;
+  bool present;
+
+  __device__ __forceinline__ QueryRow(const FmDecodeParams& p, const RowBlock& r, int block_row)
+      : present(r.row_begin + block_row < r.rows) {
+    const int row = present ? r.row_begin + block_row : 0;
+    nope = reinterpret_cast<const T*>(p.q_nope) + row_offset(p, r, row, p.q_nope_stride);
+    rope = reinterpret_cast<const T*>(p.q_rope) + row_offset(p, r, row, p.q_rope_stride);
+  }
+};
 
 // Asks the L2 for the query rows that this CTA needs for an item, by the threads of one warpgroup. A loader is a few
 // tiles ahead of the scores role: they are there when it gets to the item.

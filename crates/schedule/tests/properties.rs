@@ -167,7 +167,7 @@ proptest! {
         let units = expected_units(&case);
         let (_, share) = even_share(&case, &units);
         let longest = longest_whole_stretch(&case, &units);
-        let fair = 256 * longest <= (share + i64::from(case.shape.split_cost)) * i64::from(case.shape.whole_speed);
+        let fair = longest <= share * i64::from(case.shape.whole_speed) / 256 + i64::from(case.shape.split_cost);
         prop_assert_eq!(planned.header.whole != 0, fair);
         if fair {
             prop_assert_eq!((planned.header.merges, planned.header.slots), (0, 0));
