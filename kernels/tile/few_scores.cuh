@@ -46,14 +46,14 @@ __device__ __forceinline__ void load_few_query(const FmDecodeParams& p, const Ro
 // S^T = K Q^T, block by block as they arrive, the rope part first; four independent sums keep the tensor cores busy.
 template <class T, int QkDim, class Map>
 __device__ __forceinline__ void multiply_key_query(float (&s)[Map::kRows / 2], uint32_t smem, DecodeControl& control,
-                                                   Ring<Map::kBlocks> block, Ring<kTiles> tile_at) {
+                                                   TilePlace<Map> place) {
   constexpr bool kHasRope = QkDim > kLatent;
   const uint32_t q = smem + Map::kQueryOffset;
   float sums[4][Map::kRows / 2];
-  mbarrier_wait(shared_address(&control.tile_full[tile_at.at()]), tile_at.parity());
+  mbarrier_wait(shared_address(&control.tile_full[place.rope()]), place.rope_parity());
   if (kHasRope) {
     wgmma_fence();
-    const uint32_t keys = smem + Map::rope_offset(tile_at.at());
+    const uint32_t keys = smem + Map::rope_offset(place.rope());
 #pragma unroll
     for (int k = 0; k < 4; ++k)
       wgmma_ss_few<0>(T(), sums[k], smem_descriptor(keys + k * 32, 0, kAtomBytes),
@@ -62,16 +62,15 @@ __device__ __forceinline__ void multiply_key_query(float (&s)[Map::kRows / 2], u
 #pragma unroll
   for (int chunk = 0; chunk < 8; ++chunk) {
     if (chunk % 2 == 0) {
-      mbarrier_wait(shared_address(&control.block_full[block.at()]), block.parity());
+      mbarrier_wait(shared_address(&control.block_full[place.block(chunk / 2)]), place.block_parity(chunk / 2));
       wgmma_fence();
     }
-    const uint32_t keys = smem + block_offset(block.at()) + chunk % 2 * kAtomBytes;
+    const uint32_t keys = smem + block_offset(place.block(chunk / 2)) + chunk % 2 * kAtomBytes;
 #pragma unroll
     for (int k = 0; k < 4; ++k)
       wgmma_ss_few<0>(T(), sums[k], smem_descriptor(keys + k * 32, 0, kGroupBytes),
                       smem_descriptor(q + chunk * Map::kQueryChunkBytes + k * 32, 0, kAtomBytes),
                       kHasRope || chunk != 0);
-    if (chunk % 2 == 1) block.advance();
   }
   wgmma_commit();
   wgmma_wait<0>();
@@ -200,8 +199,7 @@ __device__ __forceinline__ void finish_few_rows(const FmDecodeParams& p, const R
 
 template <class T, int QkDim, class Map>
 __device__ __forceinline__ void compute_few_scores(const FmDecodeParams& p, uint8_t* smem, FewControl& control) {
-  Ring<Map::kBlocks> block;
-  Ring<kTiles> tile_at;
+  TilePlace<Map> place;
   uint32_t result_parity = 1;
   for_each_row_block<Map>(p, [&](int, const RowBlock& r) {
     FewState<Map::kRows> state;
@@ -209,17 +207,16 @@ __device__ __forceinline__ void compute_few_scores(const FmDecodeParams& p, uint
     if (!r.empty()) load_few_query<T, QkDim, Map>(p, r, shared_address(smem) + Map::kQueryOffset);
     for (int tile = r.tile_begin; tile < r.tile_end; ++tile) {
       float s[Map::kRows / 2];
-      multiply_key_query<T, QkDim, Map>(s, shared_address(smem), control, block, tile_at);
-      const bool masked = tile >= first_masked || control.present[tile_at.at()] != ~0ull;
-      if (masked) mask_few<Map>(p, r, s, tile, control.present[tile_at.at()]);
-      state.update(s, p.scale_log2, control, tile_at.at());
+      multiply_key_query<T, QkDim, Map>(s, shared_address(smem), control, place);
+      const bool masked = tile >= first_masked || control.present[place.rope()] != ~0ull;
+      if (masked) mask_few<Map>(p, r, s, tile, control.present[place.rope()]);
+      state.update(s, p.scale_log2, control, place.rope());
       state.weigh(s, p.scale_log2);
-      store_few_weights<T, Map::kRows>(s, shared_address(smem) + Map::rope_offset(tile_at.at()));
-      if (masked) clean_values<T, Map>(p, r, smem, block, tile, control.present[tile_at.at()]);
+      store_few_weights<T, Map::kRows>(s, shared_address(smem) + Map::rope_offset(place.rope()));
+      if (masked) clean_values<T, Map>(p, r, smem, place, tile, control.present[place.rope()]);
       fence_async_shared();
-      mbarrier_arrive(shared_address(&control.weights_full[tile_at.at()]));
-      block.advance(kTileBlocks);
-      tile_at.advance();
+      mbarrier_arrive(shared_address(&control.weights_full[place.rope()]));
+      place.advance();
     }
     finish_few_rows<Map>(p, r, state, control, result_parity);
     mbarrier_arrive(shared_address(&control.result_full));

@@ -77,9 +77,7 @@ template <class T, class Map>
 __device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, int half, uint32_t smem,
                                                       FewControl& control) {
   const int lane = threadIdx.x % 32;
-  Ring<Map::kBlocks> block;
-  block.advance(2 * half);
-  Ring<kTiles> tile_at;
+  TilePlace<Map> place;
   uint32_t result_parity = 0, parts_parity = 0;
   for_each_row_block<Map>(p, [&](int, const RowBlock& r) {
     FewAccumulators<Map::kRows> o;
@@ -88,21 +86,19 @@ __device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, i
 #pragma unroll
       for (int i = 0; i < Map::kRows / 2; ++i) o[m][i] = 0.f;
     for (int tiles = r.tile_end - r.tile_begin; tiles > 0; --tiles) {
-      mbarrier_wait(shared_address(&control.weights_full[tile_at.at()]), tile_at.parity());
-      if (control.rescale[tile_at.at()][0]) scale_few_rows<Map::kRows>(o, control.factor[tile_at.at()], lane);
-      Ring<Map::kBlocks> second = block;
-      second.advance();
-      mbarrier_wait(shared_address(&control.block_full[block.at()]), block.parity());
-      mbarrier_wait(shared_address(&control.block_full[second.at()]), second.parity());
-      multiply_values_weights<T, Map::kRows>(o, smem + block_offset(block.at()), smem + block_offset(second.at()),
-                                             smem + Map::rope_offset(tile_at.at()));
+      mbarrier_wait(shared_address(&control.weights_full[place.rope()]), place.rope_parity());
+      if (control.rescale[place.rope()][0]) scale_few_rows<Map::kRows>(o, control.factor[place.rope()], lane);
+      const int first = place.block(2 * half), second = place.block(2 * half + 1);
+      mbarrier_wait(shared_address(&control.block_full[first]), place.block_parity(2 * half));
+      mbarrier_wait(shared_address(&control.block_full[second]), place.block_parity(2 * half + 1));
+      multiply_values_weights<T, Map::kRows>(o, smem + block_offset(first), smem + block_offset(second),
+                                             smem + Map::rope_offset(place.rope()));
       if (lane == 0) {
-        mbarrier_arrive(shared_address(&control.block_empty[block.at()]));
-        mbarrier_arrive(shared_address(&control.block_empty[second.at()]));
-        mbarrier_arrive(shared_address(&control.tile_empty[tile_at.at()]));
+        mbarrier_arrive(shared_address(&control.block_empty[first]));
+        mbarrier_arrive(shared_address(&control.block_empty[second]));
+        mbarrier_arrive(shared_address(&control.tile_empty[place.rope()]));
       }
-      block.advance(kTileBlocks);
-      tile_at.advance();
+      place.advance();
     }
     mbarrier_wait(shared_address(&control.result_full), result_parity);
     if (p.splits > 1) {

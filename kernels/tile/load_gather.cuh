@@ -46,14 +46,12 @@ __device__ __forceinline__ void copy_piece(uint32_t to, const T* row, int piece,
 // Issues the copies of this warp's rows of a tile; `at` is the place of this lane's row.
 template <class T, int QkDim, class Map>
 __device__ __forceinline__ void copy_rows(const FmDecodeParams& p, int kv_head, TokenPlace at, uint32_t smem,
-                                          Ring<Map::kBlocks> block, int rope) {
+                                          TilePlace<Map> place) {
   {
     const int thread = warpgroup_thread(), lane = thread % 32, first_row = thread / 32 % kTileWarps * kWarpRows;
     const T* own = row_of<T>(p, p.kv_nope, p.kv_nope_stride, at, opaque(kv_head));
-    block.advance(lane / 16);  // pieces lane and lane + 32 of 64; 16 to a block
-    const uint32_t to0 = smem + block_offset(block.at());
-    block.advance(2);
-    const uint32_t to1 = smem + block_offset(block.at());
+    const uint32_t to0 = smem + block_offset(place.block(lane / 16));  // pieces lane and lane + 32 of 64; 16 to a block
+    const uint32_t to1 = smem + block_offset(place.block(2 + lane / 16));
 #pragma unroll 1
     for (int i = 0; i < kWarpRows; ++i) {
       const T* row = shuffle(own, i);
@@ -67,50 +65,48 @@ __device__ __forceinline__ void copy_rows(const FmDecodeParams& p, int kv_head, 
     const T* own = row_of<T>(p, p.kv_rope, p.kv_rope_stride, at, kv_head);
 #pragma unroll 1
     for (int i = lane / 8; i < kWarpRows; i += 4)  // eight lanes to a row
-      copy_piece(smem + Map::rope_offset(rope) + swizzled(first_row + i, lane % 8), shuffle(own, i), lane % 8, p.kv_rope);
+      copy_piece(smem + Map::rope_offset(place.rope()) + swizzled(first_row + i, lane % 8), shuffle(own, i), lane % 8, p.kv_rope);
   }
 }
 
 // Says that this warp's copies of a tile have landed.
 template <class Map>
-__device__ __forceinline__ void publish_tile(DecodeControl& control, Ring<Map::kBlocks> block, int tile) {
+__device__ __forceinline__ void publish_tile(DecodeControl& control, TilePlace<Map> place) {
   fence_async_shared();
-  arrive_once_per_warp(shared_address(&control.tile_full[tile]));
+  arrive_once_per_warp(shared_address(&control.tile_full[place.rope()]));
 #pragma unroll 1
-  for (int i = 0; i < kTileBlocks; ++i, block.advance())
-    arrive_once_per_warp(shared_address(&control.block_full[block.at()]));
+  for (int i = 0; i < kTileBlocks; ++i)
+    arrive_once_per_warp(shared_address(&control.block_full[place.block(i)]));
 }
 
 template <class T, int QkDim, class Map>
 __device__ __forceinline__ void load_tile_gather(const FmDecodeParams& p, int item, int tile, uint32_t smem,
-                                                 DecodeControl& control, Ring<Map::kBlocks> block, Ring<kTiles> tile_at) {
+                                                 DecodeControl& control, TilePlace<Map> place) {
   const int half = warpgroup_thread() / 32 % kTileWarps;
   const RowBlock r = load_row_block<Map>(p, item);
   const TokenPlace at = locate_token(p, r, tile * kTileTokens + warpgroup_thread() % kTileTokens);
-  mbarrier_wait(shared_address(&control.tile_empty[tile_at.at()]), tile_at.parity() ^ 1);
+  mbarrier_wait(shared_address(&control.tile_empty[place.rope()]), place.rope_parity() ^ 1);
   const uint32_t present = __ballot_sync(~0u, at.page >= 0);
-  if (warpgroup_thread() % 32 == 0) reinterpret_cast<uint32_t*>(&control.present[tile_at.at()])[half] = present;
-  Ring<Map::kBlocks> needed = block;
+  if (warpgroup_thread() % 32 == 0) reinterpret_cast<uint32_t*>(&control.present[place.rope()])[half] = present;
 #pragma unroll 1
-  for (int i = 0; i < kTileBlocks; ++i, needed.advance())
-    mbarrier_wait(shared_address(&control.block_empty[needed.at()]), needed.parity() ^ 1);
-  copy_rows<T, QkDim, Map>(p, r.kv_head, at, smem, block, tile_at.at());
+  for (int i = 0; i < kTileBlocks; ++i)
+    mbarrier_wait(shared_address(&control.block_empty[place.block(i)]), place.block_parity(i) ^ 1);
+  copy_rows<T, QkDim, Map>(p, r.kv_head, at, smem, place);
   cp_async_commit();
   cp_async_wait<0>();
-  publish_tile<Map>(control, block, tile_at.at());
+  publish_tile<Map>(control, place);
 }
 
 template <class T, int QkDim, class Map>
 __device__ __forceinline__ void load_tiles_gather(const FmDecodeParams& p, uint32_t smem, DecodeControl& control) {
-  Ring<Map::kBlocks> block;
-  Ring<kTiles> tile_at;
+  TilePlace<Map> place;
   for_each_row_block<Map>(p, [&](int item, const RowBlock& range) {
+    // The end is read again for every tile: registers are short.
 #pragma unroll 1
-    for (int tile = range.tile_begin; tile < range.tile_end; ++tile) {
-      if (tile_at.step % 2 == warpgroup_thread() / 64)
-        load_tile_gather<T, QkDim, Map>(p, item, tile, smem, control, block, tile_at);
-      block.advance(kTileBlocks);
-      tile_at.advance();
+    for (int tile = range.tile_begin; tile < load_row_block<Map>(p, item).tile_end; ++tile) {
+      if (place.count % 2 == warpgroup_thread() / 64)
+        load_tile_gather<T, QkDim, Map>(p, item, tile, smem, control, place);
+      place.advance();
     }
   });
 }

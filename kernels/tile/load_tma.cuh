@@ -73,9 +73,7 @@ __device__ __forceinline__ void load_tiles_tma(const FmDecodeParams& p, const CU
   const bool leader = threadIdx.x % 32 == 0;
   // Bit mask of the CTAs this warp loads for: all of the cluster, or none, since they take turns.
   const uint32_t ctas = warp() % p.multicast == cluster_rank() % p.multicast ? (1u << p.multicast) - 1 : 0;
-  Ring<Map::kBlocks> block;
-  block.advance(warp());
-  Ring<kTiles> tile_at;
+  TilePlace<Map> place;
   for_each_row_block<Map>(p, [&](int item, const RowBlock& r) {
     int window = page_window(p, r, r.tile_begin);
 #pragma unroll 1
@@ -83,24 +81,23 @@ __device__ __forceinline__ void load_tiles_tma(const FmDecodeParams& p, const CU
       const TileBox box = locate_box(p, r, tile, window);
       const uint32_t boxes = __ballot_sync(~0u, box.page >= 0);
       if (warp() == 0) {
-        const uint32_t full = shared_address(&control.tile_full[tile_at.at()]);
-        mbarrier_wait(shared_address(&control.tile_empty[tile_at.at()]), tile_at.parity() ^ 1);
+        const uint32_t full = shared_address(&control.tile_full[place.rope()]);
+        mbarrier_wait(shared_address(&control.tile_empty[place.rope()]), place.rope_parity() ^ 1);
         if (leader) {
-          control.present[tile_at.at()] = spread_boxes(boxes, opaque(p.box_shift));
+          control.present[place.rope()] = spread_boxes(boxes, opaque(p.box_shift));
           mbarrier_arrive_expect(full, QkDim > kLatent ? box_bytes(p, boxes) : 0);
         }
         __syncwarp();
         if (QkDim > kLatent)
-          box.load(p, rope_map, r.kv_head * p.head_chunks_rope, smem + Map::rope_offset(tile_at.at()), 1, full, ctas);
-        tile_at.advance();
+          box.load(p, rope_map, r.kv_head * p.head_chunks_rope, smem + Map::rope_offset(place.rope()), 1, full, ctas);
       }
-      const uint32_t full = shared_address(&control.block_full[block.at()]);
-      mbarrier_wait(shared_address(&control.block_empty[block.at()]), block.parity() ^ 1);
+      const int block = place.block(warp());
+      const uint32_t full = shared_address(&control.block_full[block]);
+      mbarrier_wait(shared_address(&control.block_empty[block]), place.block_parity(warp()) ^ 1);
       if (leader) mbarrier_arrive_expect(full, 2 * box_bytes(p, boxes));
       __syncwarp();
-      box.load(p, latent_map, r.kv_head * p.head_chunks_nope + 2 * warp(), smem + block_offset(block.at()), 2,
-               full, ctas);
-      block.advance(kTileBlocks);
+      box.load(p, latent_map, r.kv_head * p.head_chunks_nope + 2 * warp(), smem + block_offset(block), 2, full, ctas);
+      place.advance();
     }
     if (item + 1 < next_worker_item<Map>(p)) prefetch_query<T, QkDim, Map>(p, item + 1);
   });

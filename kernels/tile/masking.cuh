@@ -19,7 +19,7 @@ __device__ __forceinline__ uint64_t existing(uint64_t present, int in_sequence) 
 // already).
 template <class T, class Map>
 __device__ __forceinline__ void clean_values(const FmDecodeParams& p, const RowBlock& r, uint8_t* smem,
-                                             Ring<Map::kBlocks> first_block, int tile, uint64_t present) {
+                                             TilePlace<Map> place, int tile, uint64_t present) {
   const int start = tile * kTileTokens;
   present = existing(present, r.seq_len - start);
   const uint64_t seen_by_all = existing(present, r.visible(p, r.row_begin) - start);
@@ -27,9 +27,7 @@ __device__ __forceinline__ void clean_values(const FmDecodeParams& p, const RowB
   for (int i = warpgroup_thread(); i < kTileTokens * 64; i += 128) {
     const int row = i / 64;
     if (seen_by_all >> row & 1) continue;
-    Ring<Map::kBlocks> block = first_block;
-    block.advance(i % 64 / 16);
-    uint4* at = reinterpret_cast<uint4*>(smem + block_offset(block.at()) + latent_swizzled(row, i % 16));
+    uint4* at = reinterpret_cast<uint4*>(smem + block_offset(place.block(i % 64 / 16)) + latent_swizzled(row, i % 16));
     uint4 v = make_uint4(0, 0, 0, 0);
     if (present >> row & 1) {
       v = *at;

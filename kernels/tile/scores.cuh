@@ -71,27 +71,26 @@ __device__ __forceinline__ void load_query(const FmDecodeParams& p, const RowBlo
 struct HeldTile {
   bool held = false;
 
-  __device__ __forceinline__ void release(DecodeControl& control, Ring<kTiles> now) {
-    const int last = now.at() == 0 ? kTiles - 1 : now.at() - 1;
+  __device__ __forceinline__ void release(DecodeControl& control, TilePlace<WideMap> now) {
+    const int last = now.rope() == 0 ? kTiles - 1 : now.rope() - 1;
     if (held) mbarrier_arrive(shared_address(&control.weights_full[last]));
     held = false;
   }
 };
 
-// Waits for the tile's rope block and its latent blocks from `first` on, `count` of them.
-__device__ __forceinline__ void wait_for_keys(DecodeControl& control, Ring<WideMap::kBlocks> block, Ring<kTiles> tile_at,
-                                              bool rope, int count, HeldTile& held) {
-  bool ready = !rope || mbarrier_test(shared_address(&control.tile_full[tile_at.at()]), tile_at.parity());
-  Ring<WideMap::kBlocks> at = block;
+// Waits for the tile's latent blocks Begin .. End, and for its rope block with the first.
+template <int Begin, int End>
+__device__ __forceinline__ void wait_for_keys(DecodeControl& control, TilePlace<WideMap> place, HeldTile& held) {
+  bool ready = Begin > 0 || mbarrier_test(shared_address(&control.tile_full[place.rope()]), place.rope_parity());
 #pragma unroll
-  for (int i = 0; i < count; ++i, at.advance())
-    ready &= mbarrier_test(shared_address(&control.block_full[at.at()]), at.parity());
+  for (int i = Begin; i < End; ++i)
+    ready &= mbarrier_test(shared_address(&control.block_full[place.block(i)]), place.block_parity(i));
   if (ready) return;
-  held.release(control, tile_at);
-  if (rope) mbarrier_wait(shared_address(&control.tile_full[tile_at.at()]), tile_at.parity());
+  held.release(control, place);
+  if (Begin == 0) mbarrier_wait(shared_address(&control.tile_full[place.rope()]), place.rope_parity());
 #pragma unroll
-  for (int i = 0; i < count; ++i, block.advance())
-    mbarrier_wait(shared_address(&control.block_full[block.at()]), block.parity());
+  for (int i = Begin; i < End; ++i)
+    mbarrier_wait(shared_address(&control.block_full[place.block(i)]), place.block_parity(i));
 }
 
 constexpr int kEarlyBlocks = 3;  // latent blocks that Q K^T waits for before it starts; the others come on the way
@@ -99,14 +98,13 @@ constexpr int kEarlyBlocks = 3;  // latent blocks that Q K^T waits for before it
 // S = Q K^T, the rope part first.
 template <class T, int QkDim>
 __device__ __forceinline__ void multiply_query_key(float (&s)[32], const QueryFragments& q, uint32_t smem,
-                                                   DecodeControl& control, Ring<WideMap::kBlocks> block, Ring<kTiles> tile_at,
-                                                   HeldTile& held) {
+                                                   DecodeControl& control, TilePlace<WideMap> place, HeldTile& held) {
   constexpr bool kHasRope = QkDim > kLatent;
   const uint32_t q_shared = smem + WideMap::kQueryOffset;
-  wait_for_keys(control, block, tile_at, true, kEarlyBlocks, held);
+  wait_for_keys<0, kEarlyBlocks>(control, place, held);
   wgmma_fence();
   if (kHasRope) {
-    const uint32_t rope = smem + WideMap::rope_offset(tile_at.at());
+    const uint32_t rope = smem + WideMap::rope_offset(place.rope());
 #pragma unroll
     for (int k = 0; k < 4; ++k)
       wgmma_ss_n64(T(), s, smem_descriptor(q_shared + kSharedChunks * kRopeBytes + k * 32, 0, kAtomBytes),
@@ -114,12 +112,12 @@ __device__ __forceinline__ void multiply_query_key(float (&s)[32], const QueryFr
   }
 #pragma unroll
   for (int chunk = 0; chunk < 8; ++chunk) {
-    if (chunk % 2 == 0 && chunk / 2 >= kEarlyBlocks) {
-      wait_for_keys(control, block, tile_at, false, 1, held);
-      held.release(control, tile_at);
+    if (chunk == 2 * kEarlyBlocks) {
+      wait_for_keys<kEarlyBlocks, kTileBlocks>(control, place, held);
+      held.release(control, place);
       wgmma_fence();
     }
-    const uint32_t keys = smem + block_offset(block.at()) + chunk % 2 * kAtomBytes;
+    const uint32_t keys = smem + block_offset(place.block(chunk / 2)) + chunk % 2 * kAtomBytes;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       const uint64_t b = smem_descriptor(keys + k * 32, 0, kGroupBytes);
@@ -131,7 +129,6 @@ __device__ __forceinline__ void multiply_query_key(float (&s)[32], const QueryFr
                      smem_descriptor(q_shared + (chunk - kRegisterChunks) * kRopeBytes + k * 32, 0, kAtomBytes), b,
                      accumulate);
     }
-    if (chunk % 2 == 1) block.advance();
   }
   wgmma_commit();
   wgmma_wait<0>();
@@ -232,8 +229,7 @@ __device__ __forceinline__ void finish_rows(const FmDecodeParams& p, const RowBl
 
 template <class T, int QkDim>
 __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, uint8_t* smem, DecodeControl& control) {
-  Ring<WideMap::kBlocks> block;
-  Ring<kTiles> tile_at;
+  TilePlace<WideMap> place;
   uint32_t result_parity = 1;
   for_each_row_block<WideMap>(p, [&](int item, const RowBlock& range) {
     QueryFragments q;
@@ -244,19 +240,18 @@ __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, uint8_t*
     HeldTile held;
     for (int tile = range.tile_begin; tile < range.tile_end; ++tile) {
       float s[32];
-      multiply_query_key<T, QkDim>(s, q, shared_address(smem), control, block, tile_at, held);
-      const bool masked = tile >= control.first_masked || control.present[tile_at.at()] != ~0ull;
-      if (masked) mask_tile(p, load_row_block<WideMap>(p, item), s, tile, control.present[tile_at.at()]);
-      announce_rescale(state.update(s, p.scale_log2), control, tile_at.at());
+      multiply_query_key<T, QkDim>(s, q, shared_address(smem), control, place, held);
+      const bool masked = tile >= control.first_masked || control.present[place.rope()] != ~0ull;
+      if (masked) mask_tile(p, load_row_block<WideMap>(p, item), s, tile, control.present[place.rope()]);
+      announce_rescale(state.update(s, p.scale_log2), control, place.rope());
       named_barrier<kScoresBarrier, 128>();  // every warp has read K: P may overwrite its rope part
-      store_weights<T>(s, shared_address(smem) + WideMap::rope_offset(tile_at.at()));
-      if (masked) clean_values<T, WideMap>(p, load_row_block<WideMap>(p, item), smem, block, tile, control.present[tile_at.at()]);
+      store_weights<T>(s, shared_address(smem) + WideMap::rope_offset(place.rope()));
+      if (masked) clean_values<T, WideMap>(p, load_row_block<WideMap>(p, item), smem, place, tile, control.present[place.rope()]);
       fence_async_shared();
       held.held = true;
-      block.advance(kTileBlocks);
-      tile_at.advance();
+      place.advance();
     }
-    held.release(control, tile_at);
+    held.release(control, place);
     mbarrier_wait(shared_address(&control.result_empty), result_parity);
     finish_rows(p, load_row_block<WideMap>(p, item), state, control);
     mbarrier_arrive(shared_address(&control.result_full));

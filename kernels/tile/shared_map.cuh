@@ -1,12 +1,13 @@
 // The shared memory of an attention CTA, in order, and its barriers:
 //
-//   ring of latent blocks, 64 tokens x 128 columns each (16,384 bytes)
+//   latent blocks, 64 tokens x 128 columns each (16,384 bytes)
 //   ring of 3 rope blocks, 64 tokens x 64 columns (8,192); the tile's P replaces it
 //   Q, what is not in registers, in chunks of 64 columns
 //   few rows only: this CTA's part of rows that the cluster merges (kPartBytes)
 //   control block (DecodeControl, FewControl)
 //
-// A tile of 64 tokens takes four consecutive latent blocks and one rope block. Latent blocks are stored as
+// A tile of 64 tokens takes one latent block of each of the four column quarters, and one rope block (TilePlace).
+// Latent blocks are stored as
 // [8 groups of 8 tokens][2 chunks of 64 columns][8 tokens][128 bytes], all others as [rows][128 bytes]; every 1,024
 // bytes have the 128-byte swizzle: the 16-byte piece index within a row is XORed with the row index modulo 8.
 #pragma once
@@ -23,7 +24,7 @@ constexpr int kLatent = 512;  // width of the latent part, which is also V
 constexpr int kBlockWidth = 128;
 constexpr int kTileBlocks = kLatent / kBlockWidth;
 constexpr int kMostBlocks = 11;
-constexpr int kTiles = 3;
+constexpr int kTiles = 3;  // rope blocks
 constexpr int kRegisterChunks = 6;  // chunks of 64 columns of Q that live in registers
 constexpr int kSharedChunks = 8 - kRegisterChunks;
 
@@ -36,12 +37,14 @@ constexpr int kPartRows = 16;  // rows that a cluster merges at a time
 constexpr int kPartStride = kLatent + 8;  // numbers from one row to the next: no bank conflicts
 constexpr uint32_t kPartBytes = kPartRows * kPartStride * 4;
 
-// Where things lie for CTAs of `Rows` query rows, with a ring of `Blocks` blocks and `QueryChunks` chunks of Q.
-template <int Rows, int Blocks, int QueryChunks>
+// Where things lie for CTAs of `Rows` query rows: the first `Triple` column quarters have three blocks, the others two;
+// `QueryChunks` chunks of Q.
+template <int Rows, int Triple, int QueryChunks>
 struct SharedMap {
   static constexpr int kRows = Rows;
   static constexpr bool kSplits = Rows < kTileRows;  // CTAs of a cluster may share the tiles of an item
-  static constexpr int kBlocks = Blocks;
+  static constexpr int kTriple = Triple;
+  static constexpr int kBlocks = kTileBlocks * 2 + Triple;
   static constexpr uint32_t kQueryChunkBytes = Rows * kChunkRowBytes;
   static constexpr uint32_t kRopeOffset = kBlocks * kBlockBytes;
   static constexpr uint32_t kQueryOffset = kRopeOffset + kTiles * kRopeBytes;
@@ -51,9 +54,9 @@ struct SharedMap {
 
   static __device__ __forceinline__ uint32_t rope_offset(int tile) { return kRopeOffset + tile * kRopeBytes; }
 };
-using WideMap = SharedMap<kTileRows, 11, kSharedChunks + 1>;
+using WideMap = SharedMap<kTileRows, 3, kSharedChunks + 1>;
 template <int Rows>
-using FewMap = SharedMap<Rows, Rows == 16 ? 9 : 8, 9>;
+using FewMap = SharedMap<Rows, Rows == 16 ? 1 : 0, 9>;
 
 // What the warpgroups tell each other besides the tiles.
 struct DecodeControl {
@@ -94,16 +97,22 @@ __device__ __forceinline__ uint32_t latent_swizzled(int row, int piece) {
   return (row >> 3) * kGroupBytes + (piece >> 3) * kAtomBytes + swizzled(row & 7, piece & 7);
 }
 
-// A position in a ring of N buffers: which one, and the parity of the pass over the ring. One register.
-template <int N>
-struct Ring {
-  int step = 0;  // modulo two passes
-  __device__ __forceinline__ int at() const { return step < N ? step : step - N; }
-  __device__ __forceinline__ uint32_t parity() const { return step >= N; }
-  __device__ __forceinline__ void advance(int steps = 1) {
-    step += steps;
-    if (step >= 2 * N) step -= 2 * N;
+// Where a tile is. Tiles take turns in the places of each column quarter, so that whoever loads or uses up the blocks
+// of one goes through their phases one by one: a wait for a parity never sees a phase two passes old.
+template <class Map>
+struct TilePlace {
+  int count = 0;  // of tiles, modulo two passes over both two and three places: one register
+
+  __device__ __forceinline__ int thirds() const { return count * 11 >> 5; }  // count / 3
+  __device__ __forceinline__ int rope() const { return count - thirds() * 3; }
+  __device__ __forceinline__ uint32_t rope_parity() const { return thirds() & 1; }
+  __device__ __forceinline__ int block(int quarter) const {
+    return quarter < Map::kTriple ? quarter * 3 + rope() : Map::kTriple + quarter * 2 + (count & 1);
   }
+  __device__ __forceinline__ uint32_t block_parity(int quarter) const {
+    return quarter < Map::kTriple ? rope_parity() : count >> 1 & 1;
+  }
+  __device__ __forceinline__ void advance() { count = count == 11 ? 0 : count + 1; }
 };
 
 }  // namespace fm

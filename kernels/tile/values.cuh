@@ -8,10 +8,12 @@
 
 namespace fm {
 
-constexpr int kHalfWidth = kLatent / 2;  // columns of one warpgroup
-
-// o[b][4g + 2h + e]: row row0 + 8h, column 128b + 8g + 2 (lane % 4) + e of the warpgroup's half.
+// o[b][4g + 2h + e]: row row0 + 8h, column 8g + 2 (lane % 4) + e of quarter(half, b).
 using Accumulators = float[2][64];
+
+// The quarters of the columns that a warpgroup accumulates, in the order in which it uses up their blocks. The last
+// quarter, which has the fewest blocks, is the first of its half.
+__device__ __forceinline__ int quarter(int half, int b) { return half == 0 ? b : 3 - b; }
 
 __device__ __forceinline__ void scale_rows(Accumulators& o, float factor0, float factor1) {
 #pragma unroll
@@ -34,28 +36,25 @@ __device__ __forceinline__ void multiply_weights_values(T, float (&o)[64], uint3
   wgmma_commit();
 }
 
-// One row's 256 columns as 16-bit numbers. Neighbouring lanes trade words so that each stores eight bytes.
+// 128 columns of a row as 16-bit numbers. Neighbouring lanes trade words so that each stores eight bytes.
 template <class T>
-__device__ __forceinline__ void store_row(const Accumulators& o, int h, T* row, bool present, int lane) {
+__device__ __forceinline__ void store_row(const float (&o)[64], int h, T* row, bool present, int lane) {
   const bool odd = lane & 1;
   row += (odd ? 8 : 0) + (lane % 4 / 2) * 4;
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const float* pair = &o[i / 8][i % 8 * 8 + 2 * h];  // two neighbouring groups of eight columns
+  for (int i = 0; i < 8; ++i) {
+    const float* pair = &o[i * 8 + 2 * h];  // two neighbouring groups of eight columns
     const uint32_t a = pack_result(T(), pair[0], pair[1]), b = pack_result(T(), pair[4], pair[5]);
     const uint32_t traded = __shfl_xor_sync(~0u, odd ? a : b, 1);
     if (present) *reinterpret_cast<uint2*>(row + 16 * i) = odd ? make_uint2(traded, b) : make_uint2(a, traded);
   }
 }
 
-__device__ __forceinline__ void store_partial_row(const Accumulators& o, int h, float* row, bool present, int lane) {
+__device__ __forceinline__ void store_partial_row(const float (&o)[64], int h, float* row, bool present, int lane) {
   if (!present) return;
   row += (lane % 4) * 2;
 #pragma unroll
-  for (int g = 0; g < 32; ++g) {
-    const float* pair = &o[g / 16][g % 16 * 4 + 2 * h];
-    *reinterpret_cast<float2*>(row + 8 * g) = make_float2(pair[0], pair[1]);
-  }
+  for (int g = 0; g < 16; ++g) *reinterpret_cast<float2*>(row + 8 * g) = make_float2(o[4 * g + 2 * h], o[4 * g + 2 * h + 1]);
 }
 
 template <class T>
@@ -65,12 +64,14 @@ __device__ __forceinline__ void store_result(const FmDecodeParams& p, const RowB
   for (int h = 0; h < 2; ++h) {
     const int block_row = row0 + 8 * h, row = r.row_begin + block_row;
     const bool present = row < r.rows;
-    if (r.slot >= 0) {
-      float* partial = p.partial_out + slot_row<WideMap>(p, r, block_row) * kLatent + half * kHalfWidth;
-      store_partial_row(o, h, partial, present, lane);
-    } else {
-      T* out = reinterpret_cast<T*>(p.out) + half * kHalfWidth;
-      store_row<T>(o, h, out + (present ? row_offset(p, r, row, p.out_stride) : 0), present, lane);
+    float* partial = p.partial_out + (r.slot >= 0 ? slot_row<WideMap>(p, r, block_row) : 0) * kLatent;
+    T* out = reinterpret_cast<T*>(p.out) + (present ? row_offset(p, r, row, p.out_stride) : 0);
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+      if (r.slot >= 0)
+        store_partial_row(o[b], h, partial + quarter(half, b) * kBlockWidth, present, lane);
+      else
+        store_row<T>(o[b], h, out + quarter(half, b) * kBlockWidth, present, lane);
     }
   }
 }
@@ -79,37 +80,32 @@ template <class T>
 __device__ __forceinline__ void accumulate_values(const FmDecodeParams& p, int half, uint32_t smem,
                                                   DecodeControl& control) {
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, row0 = warp * 16 + lane / 4;
-  Ring<WideMap::kBlocks> block;
-  block.advance(2 * half);
-  Ring<kTiles> tile_at;
+  TilePlace<WideMap> place;
   uint32_t result_parity = 0;
   for_each_row_block<WideMap>(p, [&](int item, const RowBlock& range) {
     Accumulators o;
 #pragma unroll
     for (int i = 0; i < 128; ++i) o[i / 64][i % 64] = 0.f;
     for (int tiles = range.tile_end - range.tile_begin; tiles > 0; --tiles) {
-      mbarrier_wait(shared_address(&control.weights_full[tile_at.at()]), tile_at.parity());
-      if (control.rescale[tile_at.at()][warp])
-        scale_rows(o, control.factor[tile_at.at()][row0], control.factor[tile_at.at()][row0 + 8]);
-      const uint32_t weights = smem + WideMap::rope_offset(tile_at.at());
-      const uint32_t first_empty = shared_address(&control.block_empty[block.at()]);
-      mbarrier_wait(shared_address(&control.block_full[block.at()]), block.parity());
-      multiply_weights_values<0, 4>(T(), o[0], weights, smem + block_offset(block.at()));
-      block.advance();
-      mbarrier_wait(shared_address(&control.block_full[block.at()]), block.parity());
+      mbarrier_wait(shared_address(&control.weights_full[place.rope()]), place.rope_parity());
+      if (control.rescale[place.rope()][warp])
+        scale_rows(o, control.factor[place.rope()][row0], control.factor[place.rope()][row0 + 8]);
+      const uint32_t weights = smem + WideMap::rope_offset(place.rope());
+      const int first = place.block(quarter(half, 0)), second = place.block(quarter(half, 1));
+      mbarrier_wait(shared_address(&control.block_full[first]), place.block_parity(quarter(half, 0)));
+      multiply_weights_values<0, 4>(T(), o[0], weights, smem + block_offset(first));
+      mbarrier_wait(shared_address(&control.block_full[second]), place.block_parity(quarter(half, 1)));
       // The first block is released as soon as it is used up, with enough handed over to keep the tensor cores busy.
-      multiply_weights_values<0, 2>(T(), o[1], weights, smem + block_offset(block.at()));
+      multiply_weights_values<0, 2>(T(), o[1], weights, smem + block_offset(second));
       wgmma_wait<1>();
-      if (lane < p.multicast) mbarrier_arrive_at(first_empty, lane);
-      multiply_weights_values<2, 4>(T(), o[1], weights, smem + block_offset(block.at()));
+      if (lane < p.multicast) mbarrier_arrive_at(shared_address(&control.block_empty[first]), lane);
+      multiply_weights_values<2, 4>(T(), o[1], weights, smem + block_offset(second));
       wgmma_wait<0>();
       if (lane < p.multicast) {
-        mbarrier_arrive_at(shared_address(&control.block_empty[block.at()]), lane);
-        mbarrier_arrive_at(shared_address(&control.tile_empty[tile_at.at()]), lane);
+        mbarrier_arrive_at(shared_address(&control.block_empty[second]), lane);
+        mbarrier_arrive_at(shared_address(&control.tile_empty[place.rope()]), lane);
       }
-      block.advance();
-      block.advance(2);
-      tile_at.advance();
+      place.advance();
     }
     mbarrier_wait(shared_address(&control.result_full), result_parity);
     scale_rows(o, control.result[row0], control.result[row0 + 8]);
