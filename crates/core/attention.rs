@@ -289,9 +289,9 @@ unsafe fn attend(problem: &AttentionProblem, plan: &Plan, fill: bool) -> Result<
     }
     match problem.device {
         // SAFETY: the caller's promise, and the problem has been checked.
-        Device::Cpu => unsafe { cpu::attend(problem, plan) },
+        Device::Cpu => unsafe { cpu::decode(problem, plan) },
         // SAFETY: as above.
-        Device::Cuda(ordinal) => unsafe { cuda::attend(ordinal, problem, plan) },
+        Device::Cuda(ordinal) => unsafe { cuda::decode(ordinal, problem, plan) },
     }
 }
 

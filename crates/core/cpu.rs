@@ -76,7 +76,7 @@ fn vector<T>(ptr: u64, len: usize, stride: i64) -> CpuStrided<T, 1> {
 
 /// # Safety
 /// As for [`decode`](crate::decode); the plan has been filled for this problem.
-pub(crate) unsafe fn attend(problem: &AttentionProblem, plan: &Plan) -> Result<()> {
+pub(crate) unsafe fn decode(problem: &AttentionProblem, plan: &Plan) -> Result<()> {
     let (schedule, workspace) = (&plan.schedule, &plan.workspace);
     let words = schedule.layout.words();
     // SAFETY: the plan's workspace is live host memory that its layout fits; `fill` has written it.

@@ -41,7 +41,7 @@ pub(crate) unsafe fn download<T>(ordinal: u32, _: u64, _: &mut [T], _: Stream) -
     absent(ordinal)
 }
 
-pub(crate) unsafe fn attend(ordinal: u32, _: &AttentionProblem, _: &Plan) -> Result<()> {
+pub(crate) unsafe fn decode(ordinal: u32, _: &AttentionProblem, _: &Plan) -> Result<()> {
     absent(ordinal)
 }
 

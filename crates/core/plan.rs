@@ -261,8 +261,8 @@ impl Plan {
             Device::Cpu => indptr.map(never_falling),
             Device::Cuda(_) => indptr,
         };
-        ferromla_schedule::plan_into(shape, &*seq_lens, indptr.as_deref(), words)
-            .map_err(plan_error)?;
+        let indptr = indptr.as_deref().map(Into::into);
+        ferromla_schedule::plan_into(shape, &*seq_lens, indptr, words).map_err(plan_error)?;
         Ok(())
     }
 
