@@ -73,7 +73,6 @@ typedef struct FmCombineParams {
 } FmCombineParams;
 
 #define FM_LATENT_BOX_CHUNKS 2 /* 64-wide column blocks in one TMA box of the latent part */
-#define FM_PLAN_THREADS 1024    /* one block, of this many threads at most */
 #define FM_OFFSETS_THREADS 1024 /* one block */
 #define FM_ROW_THREADS 256 /* merge, append, gather: warps stride over the rows, whatever the grid */
 

@@ -10,16 +10,22 @@
 //   FmWorkItem items[max_items]
 //   int64 unit_start[units + 1]        planner scratch: position of each unit on the work line
 //   int32 unit_item[units + 1]         planner scratch: first item of each unit
-//   int32 first_unit[batch + 1]        planner scratch, ragged only: first unit of each request
+//   int32 first_unit[batch]            planner scratch, ragged only: first unit of each request
 //
 // Offsets are in bytes, 16-byte aligned, and follow from FmPlanShape alone (never from the lengths), so a
 // captured graph can plan again in place.
+//
+// A unit is one request, one KV head and one block of unit_rows query rows; units stand in this order. Ragged
+// requests have ceil(query tokens * group / unit_rows) row blocks: query tokens qo_indptr[r] .. qo_indptr[r + 1],
+// both clamped to [0, q_tokens], none where the range ends before it begins. Overlapping ranges could ask for
+// more units than the layout has: those past the last are left out.
 #pragma once
 #include <stdint.h>
 
 #define FM_PLAN_VERSION 2
 #define FM_TILE_TOKENS 64 /* tokens of one KV tile */
 #define FM_TILE_ROWS 64   /* most query rows (token, head) of one CTA */
+#define FM_PLAN_THREADS 1024 /* the device plans with one block, of this many threads at most */
 #define FM_MAX_INVARIANT_PARTS 16
 #define FM_INVARIANT_TILES 64 /* batch_invariant cuts a request into ceil(tiles / this) parts */
 

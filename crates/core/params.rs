@@ -5,7 +5,6 @@ pub const FM_DECODE_THREADS: i32 = 512;
 pub const FM_DECODE_SMEM_BYTES: i32 = 231936;
 pub const FM_COMBINE_THREADS: i32 = 512;
 pub const FM_LATENT_BOX_CHUNKS: i32 = 2;
-pub const FM_PLAN_THREADS: i32 = 1024;
 pub const FM_OFFSETS_THREADS: i32 = 1024;
 pub const FM_ROW_THREADS: i32 = 256;
 #[doc = " plan.cu: one block plans the whole batch."]

@@ -2,8 +2,9 @@
 //! can plan again in place whatever the lengths become.
 
 use crate::plan_layout::{
-    FM_INVARIANT_TILES, FM_MAX_INVARIANT_PARTS, FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT,
-    FM_TILE_TOKENS, FmMerge, FmPlanHeader, FmPlanLayout, FmPlanShape, FmWorkItem,
+    FM_INVARIANT_TILES, FM_MAX_INVARIANT_PARTS, FM_PLAN_THREADS, FM_SPLIT_AUTO, FM_SPLIT_FIXED,
+    FM_SPLIT_INVARIANT, FM_TILE_TOKENS, FmMerge, FmPlanHeader, FmPlanLayout, FmPlanShape,
+    FmWorkItem,
 };
 use crate::{PlanError, WorkItem};
 
@@ -47,12 +48,8 @@ pub fn layout(shape: &FmPlanShape) -> Result<FmPlanLayout, PlanError> {
     let items = section(capacity.items.into(), size_of::<FmWorkItem>());
     let unit_start = section(i64::from(units) + 1, size_of::<i64>());
     let unit_item = section(i64::from(units) + 1, size_of::<i32>());
-    let requests = if shape.ragged != 0 {
-        i64::from(shape.batch) + 1
-    } else {
-        0
-    };
-    let first_unit = section(requests, size_of::<i32>());
+    let requests = if shape.ragged != 0 { shape.batch } else { 0 };
+    let first_unit = section(requests.into(), size_of::<i32>());
     Ok(FmPlanLayout {
         worker_begin,
         merges,
@@ -78,6 +75,17 @@ impl FmPlanLayout {
     /// Words (`i32`) of the whole buffer.
     pub fn words(&self) -> usize {
         self.bytes as usize / size_of::<i32>()
+    }
+
+    /// Threads of the block that the device planner is best launched with: one for each unit, request and cut
+    /// of `shape`, in whole warps, where a block has that many.
+    pub fn planner_threads(&self, shape: &FmPlanShape) -> u32 {
+        let requests = if shape.ragged != 0 { shape.batch } else { 0 };
+        let least = self
+            .units
+            .max(requests)
+            .max(shape.workers.saturating_add(1)) as u32;
+        least.next_multiple_of(32).min(FM_PLAN_THREADS as u32)
     }
 }
 

@@ -3,6 +3,7 @@
 pub const FM_PLAN_VERSION: i32 = 2;
 pub const FM_TILE_TOKENS: i32 = 64;
 pub const FM_TILE_ROWS: i32 = 64;
+pub const FM_PLAN_THREADS: i32 = 1024;
 pub const FM_MAX_INVARIANT_PARTS: i32 = 16;
 pub const FM_INVARIANT_TILES: i32 = 64;
 pub const FM_SPLIT_AUTO: i32 = 0;

@@ -4,8 +4,8 @@ use std::ffi::c_void;
 
 use crate::error::Result;
 use crate::params::{
-    FM_COMBINE_THREADS, FM_OFFSETS_THREADS, FM_PLAN_THREADS, FM_ROW_THREADS, FmAppendParams,
-    FmCombineParams, FmDecodeParams, FmGatherParams, FmMergeParams, FmOffsetsParams, FmPlanParams,
+    FM_COMBINE_THREADS, FM_OFFSETS_THREADS, FM_ROW_THREADS, FmAppendParams, FmCombineParams,
+    FmDecodeParams, FmGatherParams, FmMergeParams, FmOffsetsParams, FmPlanParams,
 };
 use crate::lengths::Lengths;
 use crate::plan::Plan;
@@ -52,7 +52,7 @@ pub(crate) unsafe fn plan(
     };
     let launch = Launch {
         blocks: 1,
-        threads: FM_PLAN_THREADS as u32,
+        threads: plan.schedule.layout.planner_threads(&plan.schedule.shape),
         stream,
         ..Launch::default()
     };

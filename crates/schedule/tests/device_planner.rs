@@ -8,9 +8,10 @@ use std::process::Command;
 
 use ferromla_schedule::plan_layout::{FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT};
 use ferromla_schedule::{PlanView, layout};
+use proptest::prelude::prop;
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
-use support::{Case, cases_of, plan};
+use support::{Case, cases_of, indptr_of, plan};
 
 const CASES_PER_MODE: usize = 100;
 /// Elements between two lengths of every second case.
@@ -67,10 +68,53 @@ fn seeded_cases() -> Vec<Case> {
         let strategy = cases_of(mode);
         cases
             .extend((0..CASES_PER_MODE).map(|_| strategy.new_tree(&mut runner).unwrap().current()));
-        cases.extend([1023, 1024, 1025, 3072, 3073, 7000].map(|units| many_units(mode, units)));
+        cases.extend([1023, 1024, 1025, 2560, 2561, 7000].map(|units| many_units(mode, units)));
+        cases.extend([100, 900, 1024, 1025, 3000].map(|batch| many_ranges(mode, batch)));
+        cases.extend([(1, 12_000), (3, 1000), (2000, 500)].map(|(b, t)| few_ranges(mode, b, t)));
         cases.push(longest(mode));
     }
+    cases.extend(
+        (1..400)
+            .step_by(7)
+            .map(|batch| decode_step(&mut runner, batch)),
+    );
+    cases.push(many_units(FM_SPLIT_AUTO, 65_536));
+    cases.push(many_ranges(FM_SPLIT_AUTO, 65_536));
+    cases.extend([0, 1].map(around_the_longest_small_line));
+    cases.extend([3, 40, 900].map(too_long_for_32_bits));
     cases
+}
+
+/// What a decode step asks for on a GPU, by far the most frequent case.
+fn decode_step(runner: &mut TestRunner, batch: i32) -> Case {
+    let mut case = many_units(FM_SPLIT_AUTO, batch);
+    case.shape.max_seq_len = i32::MAX;
+    case.shape.workers = [132, 66, 33, 16][batch as usize % 4];
+    case.shape.whole_speed = [256, 640][batch as usize % 2];
+    (
+        case.shape.fixed_cost,
+        case.shape.split_cost,
+        case.shape.min_part,
+    ) = (5, 10, 2);
+    let lens = prop::collection::vec(0..5000i32, batch as usize);
+    case.seq_lens = lens.new_tree(runner).unwrap().current();
+    case.seq_lens[0] = [100, 131_072][batch as usize / 4 % 2];
+    case
+}
+
+/// A line of 2^26 tiles or one less: the shortest that needs 64 bits and the longest that does not.
+fn around_the_longest_small_line(less: i32) -> Case {
+    let mut case = many_units(FM_SPLIT_AUTO, 2);
+    case.shape.max_seq_len = i32::MAX;
+    case.seq_lens = vec![i32::MAX, i32::MAX - 64 * (4 + less)];
+    case
+}
+
+fn too_long_for_32_bits(batch: i32) -> Case {
+    let mut case = many_units(FM_SPLIT_AUTO, batch);
+    case.shape.max_seq_len = i32::MAX;
+    case.seq_lens = vec![i32::MAX; batch as usize];
+    case
 }
 
 /// Around the ends of a round of threads, and of what shared memory holds.
@@ -88,6 +132,31 @@ fn many_units(split_mode: i32, units: i32) -> Case {
         case.shape.min_part,
     ) = (2, 6, 1);
     Case { seq_lens, ..case }
+}
+
+/// Ranges of 0 to 3 query tokens.
+fn many_ranges(split_mode: i32, batch: i32) -> Case {
+    let case = many_units(split_mode, batch);
+    let q_lens: Vec<i32> = (0..batch).map(|i| i % 97 * i % 7 % 4).collect();
+    ragged(case, &q_lens)
+}
+
+/// Ranges of many query tokens, more than shared memory holds units of where there are 12,000.
+fn few_ranges(split_mode: i32, batch: i32, tokens: i32) -> Case {
+    let mut case = many_units(split_mode, batch);
+    case.shape.kv_heads = 2;
+    case.shape.unit_rows = 128;
+    let mut q_lens = vec![0; batch as usize];
+    q_lens[batch as usize / 2] = tokens - 1;
+    q_lens[batch as usize - 1] += 1;
+    ragged(case, &q_lens)
+}
+
+fn ragged(mut case: Case, q_lens: &[i32]) -> Case {
+    case.qo_indptr = indptr_of(q_lens);
+    (case.shape.ragged, case.shape.q_len) = (1, 0);
+    case.shape.q_tokens = q_lens.iter().sum();
+    case
 }
 
 /// The longest lengths and costs there are.
@@ -113,6 +182,7 @@ fn longest(split_mode: i32) -> Case {
     Case {
         shape,
         seq_lens: vec![i32::MAX; 500],
+        qo_indptr: Vec::new(),
     }
 }
 
@@ -144,16 +214,35 @@ fn emulate(cases: &[Case]) -> Vec<i32> {
         .collect()
 }
 
+/// The device plans with any whole warps, best with as many threads as the layout says.
+fn threads(case: &Case, index: usize) -> u32 {
+    match index % 4 {
+        0 => 32 << (index / 4 % 6),
+        _ => layout(&case.shape).unwrap().planner_threads(&case.shape),
+    }
+}
+
 fn case_bytes(case: &Case, index: usize) -> Vec<u8> {
     let stride = if index.is_multiple_of(2) { 1 } else { STRIDE };
-    let mut elements = vec![i32::MIN; case.seq_lens.len() * stride];
-    for (request, &len) in case.seq_lens.iter().enumerate() {
-        elements[request * stride] = len;
-    }
+    let spread = |entries: &[i32]| {
+        let mut elements = vec![i32::MIN; entries.len() * stride];
+        for (entry, &value) in entries.iter().enumerate() {
+            elements[entry * stride] = value;
+        }
+        elements
+    };
+    let (lens, indptr) = (spread(&case.seq_lens), spread(&case.qo_indptr));
     let mut bytes = bytemuck::bytes_of(&case.shape).to_vec();
     bytes.extend(bytemuck::bytes_of(&layout(&case.shape).unwrap()));
-    bytes.extend(bytemuck::bytes_of(&[elements.len() as i64, stride as i64]));
-    bytes.extend(bytemuck::cast_slice::<i32, u8>(&elements));
+    bytes.extend(bytemuck::bytes_of(&[
+        threads(case, index).into(),
+        lens.len() as i64,
+        stride as i64,
+        indptr.len() as i64,
+        stride as i64,
+    ]));
+    bytes.extend(bytemuck::cast_slice::<i32, u8>(&lens));
+    bytes.extend(bytemuck::cast_slice::<i32, u8>(&indptr));
     bytes
 }
 

@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -27,9 +28,8 @@ struct alignas(16) int4 {
 
 namespace emulation {
 
-constexpr int kThreads = 1024;
+constexpr int kMaxThreads = 1024;
 constexpr int kLanes = 32;
-constexpr int kWarps = kThreads / kLanes;
 constexpr size_t kStackBytes = 64 << 10;
 
 enum class Stop { kNone, kShuffle, kBarrier, kDone };
@@ -42,7 +42,8 @@ struct Thread {
 };
 
 struct Block {
-  Thread threads[kThreads];
+  Thread threads[kMaxThreads];
+  int size = kMaxThreads; /* threads in use */
   ucontext_t scheduler;
   int current = 0;
   bool barrier_and = true;      /* of the barrier being gathered */
@@ -94,8 +95,8 @@ inline Stop run_warp(int warp) {
 
 /* Runs all warps to the block's next barrier, or to the end. */
 inline Stop run_to_barrier(std::mt19937& random) {
-  std::vector<int> running(kWarps);
-  for (int warp = 0; warp < kWarps; ++warp) running[warp] = warp;
+  std::vector<int> running(block.size / kLanes);
+  std::iota(running.begin(), running.end(), 0);
   Stop reached = Stop::kNone;
   while (!running.empty()) {
     const size_t chosen = random() % running.size();
@@ -109,12 +110,13 @@ inline Stop run_to_barrier(std::mt19937& random) {
   return reached;
 }
 
-/* Runs `kernel` as one block of 1024 threads. */
-inline void launch(void (*kernel)(const void*), const void* argument, std::mt19937& random) {
-  static const std::unique_ptr<char[]> stacks(new char[kThreads * kStackBytes]);
+/* Runs `kernel` as one block of `threads` threads, whole warps. */
+inline void launch(void (*kernel)(const void*), const void* argument, int threads, std::mt19937& random) {
+  static const std::unique_ptr<char[]> stacks(new char[kMaxThreads * kStackBytes]);
+  block.size = threads;
   block.kernel = kernel;
   block.argument = argument;
-  for (int i = 0; i < kThreads; ++i) {
+  for (int i = 0; i < threads; ++i) {
     Thread& thread = block.threads[i];
     thread.turn = 0;
     getcontext(&thread.context);
@@ -130,15 +132,18 @@ inline void launch(void (*kernel)(const void*), const void* argument, std::mt199
   }
 }
 
-struct ThreadIdx {
-  struct X {
-    operator unsigned() const { return static_cast<unsigned>(block.current); }
-  } x;
+struct Index {
+  unsigned (*value)();
+  operator unsigned() const { return value(); }
+};
+struct Index3 {
+  Index x;
 };
 
 }  // namespace emulation
 
-inline emulation::ThreadIdx threadIdx;
+inline emulation::Index3 threadIdx{{[] { return static_cast<unsigned>(emulation::block.current); }}};
+inline emulation::Index3 blockDim{{[] { return static_cast<unsigned>(emulation::block.size); }}};
 
 inline bool __syncthreads_and(bool predicate) {
   emulation::block.barrier_and = emulation::block.barrier_and && predicate;
@@ -148,9 +153,38 @@ inline bool __syncthreads_and(bool predicate) {
 
 inline void __syncthreads() { __syncthreads_and(true); }
 
-inline int64_t __shfl_sync(unsigned, int64_t value, int lane) { return emulation::exchange(value, lane); }
+template <class T>
+T __shfl_sync(unsigned, T value, int lane) {
+  return static_cast<T>(emulation::exchange(value, lane));
+}
 
-inline int64_t __shfl_up_sync(unsigned, int64_t value, int distance) {
+template <class T>
+T __shfl_up_sync(unsigned, T value, int distance) {
   const int lane = emulation::block.current % emulation::kLanes;
-  return emulation::exchange(value, lane >= distance ? lane - distance : lane);
+  return static_cast<T>(emulation::exchange(value, lane >= distance ? lane - distance : lane));
+}
+
+inline void __syncwarp() { __shfl_sync(~0u, 0, 0); }
+
+inline unsigned __reduce_add_sync(unsigned, unsigned value) {
+  unsigned sum = 0;
+  for (int lane = 0; lane < emulation::kLanes; ++lane) sum += __shfl_sync(~0u, value, lane);
+  return sum;
+}
+
+inline unsigned atomicOr(unsigned* word, unsigned bits) {
+  const unsigned before = *word;
+  *word |= bits;
+  return before;
+}
+
+inline int __clz(unsigned bits) { return bits == 0 ? 32 : __builtin_clz(bits); }
+
+template <class A, class B>
+std::common_type_t<A, B> min(A a, B b) {
+  return a < b ? a : b;
+}
+template <class A, class B>
+std::common_type_t<A, B> max(A a, B b) {
+  return a < b ? b : a;
 }

@@ -1,8 +1,8 @@
 // Runs kernels/plan.cu on the host: `emulated_planner CASES PLANS SEED`.
 //
-// CASES holds, one after another, FmPlanShape, FmPlanLayout, two int64 (elements of seq_lens, and their
-// stride) and the int32 elements. PLANS gets the bytes of each plan. Words around the buffer are checked:
-// the planner must not touch them.
+// CASES holds, one after another, FmPlanShape, FmPlanLayout, five int64 (threads of the block, elements of
+// seq_lens and their stride, elements of qo_indptr and their stride) and the int32 elements of both. PLANS gets
+// the bytes of each plan. Words around the buffer are checked: the planner must not touch them.
 #include "emulated_block.h"
 
 #include "plan.cu"
@@ -41,21 +41,26 @@ int main(int argc, char** argv) {
 
   FmPlanParams params{};
   while (read(cases, &params.shape, 1)) {
-    int64_t elements_and_stride[2];
-    if (!read(cases, &params.layout, 1) || !read(cases, elements_and_stride, 2)) {
+    int64_t threads, lens[2], indptr[2];
+    if (!read(cases, &params.layout, 1) || !read(cases, &threads, 1) || !read(cases, lens, 2) ||
+        !read(cases, indptr, 2)) {
       emulation::fail("a case is cut short");
     }
-    std::vector<int32_t> seq_lens(elements_and_stride[0]);
-    if (!read(cases, seq_lens.data(), seq_lens.size())) emulation::fail("a case is cut short");
+    std::vector<int32_t> seq_lens(lens[0]), qo_indptr(indptr[0]);
+    if (!read(cases, seq_lens.data(), seq_lens.size()) || !read(cases, qo_indptr.data(), qo_indptr.size())) {
+      emulation::fail("a case is cut short");
+    }
 
     const size_t bytes = params.layout.bytes;
     std::vector<Piece> buffer((bytes + 2 * kGuardBytes) / sizeof(Piece));
     uint8_t* guarded = buffer.data()->bytes;
     std::memset(guarded, kGuard, buffer.size() * sizeof(Piece));
     params.seq_lens = seq_lens.data();
-    params.seq_lens_stride = elements_and_stride[1];
+    params.seq_lens_stride = lens[1];
+    params.qo_indptr = params.shape.ragged ? qo_indptr.data() : nullptr;
+    params.qo_indptr_stride = indptr[1];
     params.plan = guarded + kGuardBytes;
-    emulation::launch(kernel, &params, random);
+    emulation::launch(kernel, &params, static_cast<int>(threads), random);
 
     if (!guards_hold(guarded, bytes)) emulation::fail("the planner wrote outside its buffer");
     if (std::fwrite(params.plan, 1, bytes, plans) != bytes) emulation::fail("cannot write the plan");

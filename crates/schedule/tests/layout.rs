@@ -26,6 +26,13 @@ const SHAPE: PlanShape = PlanShape {
     whole_speed: 256,
 };
 
+const RAGGED: PlanShape = PlanShape {
+    q_len: 0,
+    ragged: 1,
+    q_tokens: 30,
+    ..SHAPE
+};
+
 fn capacities(shape: PlanShape) -> (i32, i32, i32) {
     let PlanLayout {
         max_items,
@@ -96,6 +103,74 @@ fn capacities_of_each_mode() {
     assert_eq!(capacities(PlanShape { q_len: 0, ..fixed }), (0, 0, 0));
 }
 
+#[test]
+fn a_ragged_batch_has_units_for_any_ranges() {
+    let units = |batch, q_tokens, group, unit_rows| {
+        let shape = PlanShape {
+            batch,
+            q_tokens,
+            group,
+            unit_rows,
+            ..RAGGED
+        };
+        let at = layout(&shape).unwrap();
+        assert_eq!(at.blocks, 0);
+        at.units
+    };
+    assert_eq!(units(10, 30, 128, 64), 60, "tokens fill their units");
+    assert_eq!(units(128, 128, 16, 64), 128, "a token has one unit at most");
+    assert_eq!(units(1, 4096, 16, 128), 1024 / 2);
+    assert_eq!(
+        units(3, 64, 16, 64),
+        18,
+        "16 units of four tokens, two more to round up three ranges"
+    );
+    assert_eq!(units(2, 10, 3, 16), 3, "24 and 6 rows; 27 and 3; 15 and 15");
+    assert_eq!((units(0, 30, 16, 64), units(10, 0, 16, 64)), (7, 0));
+    assert_eq!(capacities(RAGGED), (63, 3, 6));
+}
+
+#[test]
+fn the_device_planner_has_a_thread_for_each_unit_request_and_cut() {
+    let threads = |shape: PlanShape| layout(&shape).unwrap().planner_threads(&shape);
+    assert_eq!(threads(SHAPE), 32);
+    assert_eq!(
+        threads(PlanShape {
+            workers: 132,
+            ..SHAPE
+        }),
+        160
+    );
+    assert_eq!(
+        threads(PlanShape {
+            batch: 250,
+            ..SHAPE
+        }),
+        512
+    );
+    assert_eq!(
+        threads(PlanShape {
+            batch: 5000,
+            ..SHAPE
+        }),
+        1024
+    );
+    assert_eq!(
+        threads(PlanShape {
+            batch: 500,
+            ..RAGGED
+        }),
+        512
+    );
+    assert_eq!(
+        threads(PlanShape {
+            workers: i32::MAX - 99,
+            ..RAGGED
+        }),
+        1024
+    );
+}
+
 proptest! {
     #[test]
     fn sections_are_aligned_and_do_not_overlap(case in cases()) {
@@ -110,7 +185,7 @@ proptest! {
             (items, i64::from(at.max_items) * 48, unit_start),
             (unit_start, (units + 1) * 8, unit_item),
             (unit_item, (units + 1) * 4, first_unit),
-            (first_unit, 0, bytes),
+            (first_unit, i64::from(case.shape.ragged) * i64::from(case.shape.batch) * 4, bytes),
         ] {
             prop_assert_eq!(begin % 16, 0);
             prop_assert!((begin + size..begin + size + 16).contains(&next));
@@ -199,6 +274,42 @@ fn fields_out_of_range_are_named() {
                 ..SHAPE
             },
             "min_part is 0, must be 1 or more",
+        ),
+        (
+            PlanShape { ragged: 2, ..SHAPE },
+            "ragged is 2, must be 0 or 1",
+        ),
+        (
+            PlanShape { ragged: 1, ..SHAPE },
+            "q_len is 1, must be 0 where ragged is 1",
+        ),
+        (
+            PlanShape {
+                q_tokens: 3,
+                ..SHAPE
+            },
+            "q_tokens is 3, must be 0 where ragged is 0",
+        ),
+        (
+            PlanShape {
+                q_tokens: -1,
+                ..RAGGED
+            },
+            "q_tokens is -1, must be 0 or more",
+        ),
+        (
+            PlanShape {
+                whole_speed: 255,
+                ..SHAPE
+            },
+            "whole_speed is 255, must be from 256 to 65536",
+        ),
+        (
+            PlanShape {
+                whole_speed: 65537,
+                ..SHAPE
+            },
+            "whole_speed is 65537, must be from 256 to 65536",
         ),
     ] {
         assert_eq!(layout(&shape).unwrap_err().to_string(), message);
@@ -293,6 +404,39 @@ fn slices_of_the_wrong_length_are_refused() {
             rule: "at least"
         }
     );
+}
+
+#[test]
+fn query_ranges_go_with_ragged_shapes_only() {
+    let mut words = vec![
+        0;
+        layout(&RAGGED)
+            .unwrap()
+            .words()
+            .max(layout(&SHAPE).unwrap().words())
+    ];
+    let mut plan = |shape, indptr: Option<&[i32]>| {
+        plan_into(
+            shape,
+            [0; 10].as_slice(),
+            indptr.map(Into::into),
+            &mut words,
+        )
+        .map_err(|error| error.to_string())
+    };
+    assert_eq!(
+        plan(&RAGGED, None).unwrap_err(),
+        "qo_indptr has 0 elements, exactly 11 needed"
+    );
+    assert_eq!(
+        plan(&RAGGED, Some(&[0; 10])).unwrap_err(),
+        "qo_indptr has 10 elements, exactly 11 needed"
+    );
+    assert_eq!(
+        plan(&SHAPE, Some(&[0; 11])).unwrap_err(),
+        "qo_indptr has 11 elements, exactly 0 needed"
+    );
+    assert!(plan(&RAGGED, Some(&[0; 11])).is_ok());
 }
 
 #[test]

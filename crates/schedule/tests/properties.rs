@@ -5,7 +5,10 @@ mod support;
 use ferromla_schedule::plan_layout::{FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT};
 use ferromla_schedule::{Merge, PlanView, Strided, WorkItem, layout, plan_into};
 use proptest::prelude::*;
-use support::{Case, ExpectedUnit, Planned, cases, cases_of, expected_units, plan, plan_over};
+use support::{
+    Case, ExpectedUnit, Planned, cases, cases_of, expected_units, indptr_of, plan, plan_over,
+    ragged_cases, uniform_cases,
+};
 
 /// The items of each unit, in the order of the plan.
 fn items_by_unit(items: &[WorkItem]) -> Vec<&[WorkItem]> {
@@ -100,10 +103,11 @@ proptest! {
             for pair in items.windows(2) {
                 prop_assert_eq!(pair[0].tile_end, pair[1].tile_begin);
             }
-            let len = case.seq_lens[unit.request as usize].clamp(0, case.shape.max_seq_len);
+            let request = unit.request as usize;
+            let (len, (q_begin, q_len)) = (case.seq_len(request), case.queries(request));
             for item in *items {
                 prop_assert!(item.tile_begin < item.tile_end || unit.tiles == 0 && items.len() == 1);
-                prop_assert_eq!((item.seq_len, item.q_len, item.q_begin), (len, case.shape.q_len, 0));
+                prop_assert_eq!((item.seq_len, item.q_len, item.q_begin), (len, q_len, q_begin));
                 prop_assert_eq!(item.reserved, [0; 2]);
             }
         }
@@ -125,7 +129,7 @@ proptest! {
                 request: item.request,
                 kv_head: item.kv_head,
                 row_begin: item.row_begin,
-                q_begin: 0,
+                q_begin: item.q_begin,
                 q_len: item.q_len,
                 first_slot: next_slot,
                 parts: items.len() as i32,
@@ -139,6 +143,7 @@ proptest! {
         }
         prop_assert_eq!(plan.merges(), merges.as_slice());
         prop_assert_eq!(planned.header.slots, next_slot);
+        prop_assert_eq!(planned.header.units as usize, items_by_unit(plan.items()).len());
         prop_assert!(next_slot <= planned.layout.max_slots);
         prop_assert!(planned.header.items <= planned.layout.max_items);
         prop_assert!(planned.header.merges <= planned.layout.max_merges);
@@ -172,7 +177,8 @@ proptest! {
     }
 
     #[test]
-    fn a_cut_plan_gives_each_worker_its_share(case in cases_of(FM_SPLIT_AUTO)) {
+    fn a_cut_plan_gives_each_worker_its_share(mut case in cases_of(FM_SPLIT_AUTO)) {
+        case.shape.whole_speed = 256;
         let planned = plan(&case);
         prop_assume!(planned.header.whole == 0);
         let min_part = i64::from(case.shape.min_part);
@@ -232,8 +238,13 @@ proptest! {
     #[test]
     fn invariant_parts_depend_on_the_request_alone(case in cases_of(FM_SPLIT_INVARIANT), workers in 1..200i32) {
         let planned = plan(&case);
+        prop_assume!(planned.header.units < planned.layout.units || case.shape.ragged == 0);
         for (request, &len) in case.seq_lens.iter().enumerate() {
-            let mut alone = Case { shape: case.shape, seq_lens: vec![len] };
+            let mut alone = Case { shape: case.shape, seq_lens: vec![len], qo_indptr: Vec::new() };
+            if case.shape.ragged != 0 {
+                alone.shape.q_tokens = case.queries(request).1;
+                alone.qo_indptr = vec![0, alone.shape.q_tokens];
+            }
             alone.shape.batch = 1;
             alone.shape.workers = workers;
             let alone = plan(&alone);
@@ -269,8 +280,15 @@ proptest! {
     ) {
         let batch = case.seq_lens.len();
         prop_assume!(batch > 0);
+        prop_assume!(plan(&case).header.units < plan(&case).layout.units || case.shape.ragged == 0);
         let mut rotated = case.clone();
         rotated.seq_lens.rotate_left(by % batch);
+        if case.shape.ragged != 0 {
+            let mut q_lens: Vec<i32> = (0..batch).map(|request| case.queries(request).1).collect();
+            q_lens.rotate_left(by % batch);
+            rotated.qo_indptr = indptr_of(&q_lens);
+            rotated.shape.q_tokens = rotated.qo_indptr[batch];
+        }
         let (a, b) = (plan(&case), plan(&rotated));
         let counts = |planned: &Planned| {
             let header = planned.header;
@@ -289,14 +307,48 @@ proptest! {
     }
 
     #[test]
+    fn every_query_range_has_its_units(case in ragged_cases()) {
+        let planned = plan(&case);
+        prop_assert_eq!(planned.header.units as usize, expected_units(&case).len());
+        let blocks = |q_len| (q_len * case.shape.group + case.shape.unit_rows - 1) / case.shape.unit_rows;
+        let units: i32 = (0..case.seq_lens.len()).map(|request| blocks(case.queries(request).1)).sum();
+        prop_assert_eq!(planned.header.units, units * case.shape.kv_heads);
+    }
+
+    #[test]
+    fn equal_query_ranges_plan_as_a_uniform_batch(case in uniform_cases()) {
+        let q_lens = vec![case.shape.q_len; case.seq_lens.len()];
+        let mut ragged = Case { qo_indptr: indptr_of(&q_lens), ..case.clone() };
+        (ragged.shape.ragged, ragged.shape.q_len) = (1, 0);
+        ragged.shape.q_tokens = q_lens.iter().sum();
+        let (uniform, ragged) = (plan(&case), plan(&ragged));
+        prop_assert_eq!(uniform.header, ragged.header);
+        let q_begin = |request| request * case.shape.q_len;
+        let items: Vec<WorkItem> = uniform.view().items().iter()
+            .map(|item| WorkItem { q_begin: q_begin(item.request), ..*item }).collect();
+        let merges: Vec<Merge> = uniform.view().merges().iter()
+            .map(|merge| Merge { q_begin: q_begin(merge.request), ..*merge }).collect();
+        prop_assert_eq!(ragged.view().items(), items);
+        prop_assert_eq!(ragged.view().merges(), merges);
+        for worker in 0..uniform.view().workers() {
+            prop_assert_eq!(uniform.view().worker(worker).len(), ragged.view().worker(worker).len());
+        }
+    }
+
+    #[test]
     fn strided_lengths_are_the_same_lengths(case in cases(), stride in 2..5usize) {
         let layout = layout(&case.shape).unwrap();
-        let mut data = vec![-7; case.seq_lens.len() * stride];
-        for (i, &len) in case.seq_lens.iter().enumerate() {
-            data[i * stride] = len;
-        }
+        let spread = |entries: &[i32]| {
+            let mut data = vec![-7; entries.len() * stride];
+            for (i, &entry) in entries.iter().enumerate() {
+                data[i * stride] = entry;
+            }
+            data
+        };
+        let (lens, indptr) = (spread(&case.seq_lens), spread(&case.qo_indptr));
+        let indptr = (case.shape.ragged != 0).then_some(Strided { data: &indptr, stride });
         let mut words = vec![0x5a5a_5a5a; layout.words()];
-        plan_into(&case.shape, Strided { data: &data, stride }, None, &mut words).unwrap();
+        plan_into(&case.shape, Strided { data: &lens, stride }, indptr, &mut words).unwrap();
         prop_assert_eq!(words, plan(&case).words);
     }
 
@@ -343,6 +395,7 @@ fn the_longest_lengths_do_not_overflow() {
                 let case = Case {
                     shape,
                     seq_lens: vec![i32::MAX; 3000],
+                    qo_indptr: Vec::new(),
                 };
                 let planned = plan(&case);
                 assert_eq!(

@@ -10,6 +10,44 @@ use proptest::prelude::*;
 pub struct Case {
     pub shape: PlanShape,
     pub seq_lens: Vec<i32>,
+    /// Empty unless the shape is ragged.
+    pub qo_indptr: Vec<i32>,
+}
+
+impl Case {
+    /// First query token and number of query tokens of a request.
+    pub fn queries(&self, request: usize) -> (i32, i32) {
+        if self.shape.ragged == 0 {
+            return (0, self.shape.q_len);
+        }
+        let begin = self.qo_indptr[request].clamp(0, self.shape.q_tokens);
+        let end = self.qo_indptr[request + 1].clamp(begin, self.shape.q_tokens);
+        (begin, end - begin)
+    }
+
+    pub fn seq_len(&self, request: usize) -> i32 {
+        self.seq_lens[request].clamp(0, self.shape.max_seq_len)
+    }
+
+    /// The case without its requests past the first `batch`.
+    pub fn truncated(mut self, batch: usize) -> Self {
+        self.shape.batch = batch as i32;
+        self.seq_lens.truncate(batch);
+        if self.shape.ragged != 0 {
+            self.qo_indptr.truncate(batch + 1);
+        }
+        self
+    }
+}
+
+/// `qo_indptr` of requests with these numbers of query tokens.
+pub fn indptr_of(q_lens: &[i32]) -> Vec<i32> {
+    let mut indptr = vec![0];
+    indptr.extend(q_lens.iter().scan(0, |end, len| {
+        *end += len;
+        Some(*end)
+    }));
+    indptr
 }
 
 /// A plan in its words, made into a buffer full of garbage.
@@ -34,7 +72,8 @@ pub fn plan(case: &Case) -> Planned {
 pub fn plan_over(case: &Case, garbage: i32) -> Planned {
     let layout = layout(&case.shape).expect("cases are valid");
     let mut words = vec![garbage; layout.words()];
-    let header = plan_into(&case.shape, case.seq_lens.as_slice(), None, &mut words)
+    let qo_indptr = (case.shape.ragged != 0).then_some(case.qo_indptr.as_slice().into());
+    let header = plan_into(&case.shape, case.seq_lens.as_slice(), qo_indptr, &mut words)
         .expect("cases are valid");
     Planned {
         shape: case.shape,
@@ -46,8 +85,57 @@ pub fn plan_over(case: &Case, garbage: i32) -> Planned {
 
 /// Any small batch, with lengths of every kind up to the limits of `i32`.
 pub fn cases() -> impl Strategy<Value = Case> {
+    prop_oneof![
+        uniform_cases().boxed(),
+        ragged_cases().boxed(),
+        garbled_cases().boxed()
+    ]
+}
+
+/// Every request has as many query tokens.
+pub fn uniform_cases() -> impl Strategy<Value = Case> {
     shapes().prop_flat_map(|shape| {
-        seq_lens(shape.batch as usize).prop_map(move |seq_lens| Case { shape, seq_lens })
+        seq_lens(shape.batch as usize).prop_map(move |seq_lens| Case {
+            shape,
+            seq_lens,
+            qo_indptr: Vec::new(),
+        })
+    })
+}
+
+/// Requests of different numbers of query tokens, of which some may be left over.
+pub fn ragged_cases() -> impl Strategy<Value = Case> {
+    let q_len = prop_oneof![2 => Just(0), 6 => 1..5i32, 1 => 5..200i32];
+    shapes().prop_flat_map(move |shape| {
+        let batch = shape.batch as usize;
+        let q_lens = prop_oneof![
+            3 => prop::collection::vec(q_len.clone(), batch),
+            1 => (0..4i32).prop_map(move |len| vec![len; batch]),
+        ];
+        let left_over = prop_oneof![3 => Just(0), 1 => 0..9i32];
+        (seq_lens(batch), q_lens, left_over).prop_map(move |(seq_lens, q_lens, left_over)| {
+            let mut shape = shape;
+            shape.q_tokens = q_lens.iter().sum::<i32>() + left_over;
+            (shape.ragged, shape.q_len) = (1, 0);
+            let qo_indptr = indptr_of(&q_lens);
+            Case {
+                shape,
+                seq_lens,
+                qo_indptr,
+            }
+        })
+    })
+}
+
+/// Ragged with any numbers whatever for `qo_indptr`.
+pub fn garbled_cases() -> impl Strategy<Value = Case> {
+    let entry = prop_oneof![4 => -20..300i32, 1 => any::<i32>()];
+    (ragged_cases(), 0..60i32).prop_flat_map(move |(case, q_tokens)| {
+        prop::collection::vec(entry.clone(), case.qo_indptr.len()).prop_map(move |qo_indptr| {
+            let mut case = case.clone();
+            case.shape.q_tokens = q_tokens;
+            Case { qo_indptr, ..case }
+        })
     })
 }
 
@@ -66,7 +154,7 @@ prop_compose! {
         group in prop::sample::select(vec![1, 3, 9, 16, 63, 64, 126, 128]),
         kv_heads in 1..4i32,
         causal in 0..2i32,
-        unit_rows in prop::sample::select(vec![64, 128, 256, 512]),
+        unit_rows in prop::sample::select(vec![16, 32, 64, 128, 256, 512]),
         workers in prop_oneof![6 => 1..20i32, 3 => prop::sample::select(vec![33, 66, 132]), 1 => 1000..1300i32],
         split_mode in prop::sample::select(vec![FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT]),
         num_splits in prop_oneof![4 => 1..10i32, 1 => 10..40i32],
@@ -105,8 +193,7 @@ fn seq_lens(batch: usize) -> impl Strategy<Value = Vec<i32>> {
     ]
 }
 
-/// A unit as the tests see it: its place in the batch and the tiles that its rows need, counted token by
-/// token.
+/// A unit as the tests see it: its place in the batch and the tiles that its rows need, counted row by row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpectedUnit {
     pub request: i32,
@@ -117,17 +204,20 @@ pub struct ExpectedUnit {
 
 pub fn expected_units(case: &Case) -> Vec<ExpectedUnit> {
     let shape = &case.shape;
-    let rows = shape.q_len * shape.group;
     let mut units = Vec::new();
     for request in 0..shape.batch {
+        let (q_len, len) = (
+            case.queries(request as usize).1,
+            case.seq_len(request as usize),
+        );
+        let rows = q_len * shape.group;
         for kv_head in 0..shape.kv_heads {
             for row_begin in (0..rows).step_by(shape.unit_rows as usize) {
                 let row_end = rows.min(row_begin + shape.unit_rows);
-                let len = i64::from(case.seq_lens[request as usize].clamp(0, shape.max_seq_len));
                 let seen = (row_begin..row_end)
                     .map(|row| match shape.causal {
-                        0 => len,
-                        _ => len - i64::from(shape.q_len) + i64::from(row / shape.group) + 1,
+                        0 => i64::from(len),
+                        _ => i64::from(len) - i64::from(q_len) + i64::from(row / shape.group) + 1,
                     })
                     .max()
                     .expect("a unit has rows");
@@ -141,5 +231,6 @@ pub fn expected_units(case: &Case) -> Vec<ExpectedUnit> {
             }
         }
     }
+    units.truncate(layout(shape).expect("cases are valid").units as usize);
     units
 }

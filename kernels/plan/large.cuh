@@ -1,0 +1,252 @@
+// Planning for any number of units, any lengths and every split mode: rounds of a few units per thread, 64-bit
+// positions.
+//
+//   read_requests    ragged only: a thread per request: units -> scan -> first unit of the request
+//   lay_out_units    a thread per unit: cost -> scan -> start of the unit on the work line
+//   decide_cutting   a thread per worker: do whole units share out evenly enough?
+//   write_units      a thread per unit: parts -> scan -> items, merge, first item of the unit
+//   write_workers    a thread per cut: which item it falls on; in a cut unit, that item
+//
+// A unit's thread writes the unit's first item and a cut's thread the item that begins there, so nobody
+// loops over the parts of a long request. In the modes that fix the parts of a unit its thread writes all.
+//
+// Shared memory holds the unit starts, unit items and first units of up to kSharedUnits; above that they live
+// in the scratch sections of the plan.
+//
+// Tiles are read off the line in all steps after the first, so lengths that change under a running planner
+// give a plan for a mixture of both, never a write outside the layout. Query ranges are read again: each is
+// clamped by itself.
+#pragma once
+#include "block.cuh"
+
+namespace ferromla {
+namespace plan {
+namespace large {
+
+constexpr int kSharedUnits = 2560;
+
+using Position = int64_t;
+
+struct Shared {
+  Position unit_start[kSharedUnits + 1];
+  int64_t warp_sum[2][kMaxWarps];
+  int32_t unit_item[kSharedUnits + 1];
+  int32_t first_unit[kSharedUnits];
+};
+
+struct Scanned {
+  int64_t before; /* sum over the threads before this one */
+  int64_t all;
+};
+
+__device__ __forceinline__ int64_t scan_warp(int64_t value, int lane) {
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const int64_t below = __shfl_up_sync(~0u, value, distance);
+    if (lane >= distance) value += below;
+  }
+  return value;
+}
+
+/* Every warp scans the warp sums again for itself: one barrier instead of two. Calls alternate between two
+   rows of `warp_sum`, so the barrier of one call also ends the reads of the call before it. */
+__device__ __forceinline__ Scanned scan_block(int64_t value, int64_t (*warp_sum)[kMaxWarps], int turn) {
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  int64_t* sums = warp_sum[turn % 2];
+  const int64_t upto = scan_warp(value, lane);
+  if (lane == 31) sums[warp] = upto;
+  __syncthreads();
+  const int64_t warps_upto = scan_warp(lane < int(blockDim.x) / 32 ? sums[lane] : 0, lane);
+  const int64_t warps_before = __shfl_sync(~0u, warps_upto, warp == 0 ? 0 : warp - 1);
+  return {(warp == 0 ? 0 : warps_before) + upto - value, __shfl_sync(~0u, warps_upto, 31)};
+}
+
+/* Items and merges, summed by one scan: merges << 32 | items. */
+__device__ __forceinline__ int64_t pack(const Parts<Position>& parts) {
+  return (int64_t{parts.count > 1} << 32) + parts.count;
+}
+
+__device__ __forceinline__ Tally unpack(int64_t packed, int32_t units) {
+  const int32_t items = static_cast<int32_t>(packed & 0xffffffff);
+  const int32_t merges = static_cast<int32_t>(packed >> 32);
+  return {items, merges, items - (units - merges)};
+}
+
+struct Planner {
+  const FmPlanParams& params;
+  const FmPlanShape& shape;
+  Position* unit_start;
+  int32_t* unit_item;
+  int32_t* first_unit;
+  int64_t (*warp_sum)[kMaxWarps];
+  uint32_t units;
+  int turn = 0;
+
+  __device__ Planner(const FmPlanParams& p, Shared& shared)
+      : params(p), shape(p.shape), warp_sum(shared.warp_sum), units(p.layout.units) {
+    const bool few = units <= kSharedUnits;
+    unit_start = few ? shared.unit_start : section<Position>(p, p.layout.unit_start);
+    unit_item = few ? shared.unit_item : section<int32_t>(p, p.layout.unit_item);
+    first_unit = shape.batch <= kSharedUnits ? shared.first_unit : section<int32_t>(p, p.layout.first_unit);
+  }
+
+  /* Calls value(i) for every i below `count`, each once, and tell(i, sum of the values before i) afterwards;
+     returns the sum. One thread calls both, in rounds of kPerThread; `slot` counts its calls in a round. */
+  template <int kPerThread, class Value, class Tell>
+  __device__ __forceinline__ int64_t scan_all(uint32_t count, Value value, Tell tell) {
+    int64_t carry = 0;
+    for (uint32_t base = 0; base < count; base += blockDim.x * kPerThread) {
+      const uint32_t first = base + threadIdx.x * kPerThread;
+      int64_t values[kPerThread];
+      int64_t sum = 0;
+#pragma unroll
+      for (int slot = 0; slot < kPerThread; ++slot) {
+        values[slot] = first + slot < count ? value(first + slot, slot) : 0;
+        sum += values[slot];
+      }
+      const Scanned scanned = scan_block(sum, warp_sum, turn++);
+      int64_t before = carry + scanned.before;
+#pragma unroll
+      for (int slot = 0; slot < kPerThread; ++slot) {
+        if (first + slot < count) tell(first + slot, slot, before);
+        before += values[slot];
+      }
+      carry += scanned.all;
+    }
+    return carry;
+  }
+
+  /* Units of a request that overlapping ranges ask for past the last are left out. */
+  __device__ void read_requests() {
+    const int64_t most = params.layout.units;
+    const int64_t all = scan_all<4>(
+        shape.batch,
+        [&](int32_t request, int) {
+          return int64_t{blocks_of(shape, load_query_range(params, request).len)} * shape.kv_heads;
+        },
+        [&](int32_t request, int, int64_t before) {
+          first_unit[request] = static_cast<int32_t>(smaller(before, most));
+        });
+    units = static_cast<uint32_t>(smaller(all, most));
+    __syncthreads();
+  }
+
+  __device__ Unit unit_at(int32_t index) const {
+    if (!shape.ragged) {
+      Unit unit = uniform_unit(shape, params.layout.blocks, index);
+      unit.seq_len = load_seq_len(params, unit.request);
+      return unit;
+    }
+    const auto first = [this](int32_t request) { return first_unit[request]; };
+    const int32_t request = last_at_or_before(shape.batch, index, first);
+    return ragged_unit(shape, request, load_query_range(params, request), load_seq_len(params, request),
+                       index - first_unit[request]);
+  }
+
+  __device__ Span<Position> span_of(int32_t index) const { return {unit_start[index], unit_start[index + 1]}; }
+
+  /* Lays the units on the line; returns its length. */
+  __device__ Position lay_out_units() {
+    const Position total = scan_all<4>(
+        units, [&](int32_t index, int) { return int64_t{unit_tiles(shape, unit_at(index))} + shape.fixed_cost; },
+        [&](int32_t index, int, int64_t before) { unit_start[index] = before; });
+    if (threadIdx.x == 0) unit_start[units] = total;
+    __syncthreads();
+    return total;
+  }
+
+  /* Where worker `cut` begins, 0 <= cut <= workers. */
+  __device__ Cut cut_of(const Line<Position>& line, int32_t cut) const {
+    if (cut == 0 || line.units == 0) return {0, 0};
+    if (cut == shape.workers) return {line.units, 0};
+    const Position x = smaller(cut * line.share.by, line.total);
+    const auto start = [this](int32_t index) { return unit_start[index]; };
+    const int32_t unit = last_at_or_before(line.units, x, start);
+    const Span<Position> span = span_of(unit);
+    const bool at_share = shape.split_mode == FM_SPLIT_AUTO && !line.whole;
+    return at_share ? cut_at_share(shape, line, unit, span, cut, x) : nearest_boundary(shape, line, unit, span, x);
+  }
+
+  /* Whether a worker's stretch of whole units is fair. `line.whole` is set. */
+  __device__ bool whole_stretch_is_fair(const Line<Position>& line, int32_t worker) const {
+    const Position begin = unit_start[cut_of(line, worker).unit];
+    const Position end = unit_start[cut_of(line, worker + 1).unit];
+    return end - begin <= fair_stretch(shape, line.share.by);
+  }
+
+  __device__ Line<Position> decide_cutting(Position total) const {
+    const Divisor<Position> workers(shape.workers);
+    Line<Position> line{total, Divisor<Position>(even_share(total, workers)), int32_t(units),
+                        shape.split_mode == FM_SPLIT_AUTO};
+    if (!line.whole) return line;
+    bool fair = true;
+    for (uint32_t worker = threadIdx.x; worker < uint32_t(shape.workers); worker += blockDim.x) {
+      fair = fair && whole_stretch_is_fair(line, worker);
+    }
+    if (!__syncthreads_and(fair)) {
+      line.whole = 0;
+      line.share.by = cutting_share(shape, line.share.by);
+    }
+    return line;
+  }
+
+  __device__ Tally write_units(const Line<Position>& line) {
+    constexpr int kUnitsToWrite = 2; /* that fit the registers */
+    Parts<Position> parts[kUnitsToWrite];
+    const int64_t all = scan_all<kUnitsToWrite>(
+        units,
+        [&](int32_t index, int slot) {
+          parts[slot] = parts_of(shape, line, span_of(index));
+          return pack(parts[slot]);
+        },
+        [&](int32_t index, int slot, int64_t before) { write_unit(index, parts[slot], unpack(before, index)); });
+    const Tally tally = unpack(all, units);
+    if (threadIdx.x == 0) unit_item[units] = tally.items;
+    __syncthreads();
+    return tally;
+  }
+
+  /* The unit's merge and the items that no cut's thread writes. */
+  __device__ void write_unit(int32_t index, const Parts<Position>& parts, const Tally& before) {
+    const Unit unit = unit_at(index);
+    FmWorkItem* items = section<FmWorkItem>(params, params.layout.items) + before.items;
+    unit_item[index] = before.items;
+    const int32_t own_items = shape.split_mode == FM_SPLIT_AUTO ? 1 : parts.count;
+    for (int32_t j = 0; j < own_items; ++j) store(items + j, make_item(unit, parts, j, before));
+    if (parts.count > 1) {
+      store(section<FmMerge>(params, params.layout.merges) + before.merges, make_merge(unit, parts, before));
+    }
+  }
+
+  __device__ void write_workers(const Line<Position>& line) const {
+    int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
+    for (uint32_t index = threadIdx.x; index <= uint32_t(shape.workers); index += blockDim.x) {
+      const Cut cut = cut_of(line, index);
+      worker_begin[index] = unit_item[cut.unit] + cut.part;
+      if (cut.part > 0 && shape.split_mode == FM_SPLIT_AUTO) write_cut_item(line, cut);
+    }
+  }
+
+  /* The item that begins at a cut inside a unit. The unit's first item says where its slots begin. */
+  __device__ void write_cut_item(const Line<Position>& line, Cut cut) const {
+    const Parts<Position> parts = parts_of(shape, line, span_of(cut.unit));
+    FmWorkItem* items = section<FmWorkItem>(params, params.layout.items) + unit_item[cut.unit];
+    const Tally before{unit_item[cut.unit], items->merge, items->slot};
+    store(items + cut.part, make_item(unit_at(cut.unit), parts, cut.part, before));
+  }
+};
+
+__device__ __forceinline__ void plan(const FmPlanParams& params, Shared& shared) {
+  Planner planner(params, shared);
+  if (params.shape.ragged) planner.read_requests();
+  const Position total = planner.lay_out_units();
+  const Line<Position> line = planner.decide_cutting(total);
+  const Tally all = planner.write_units(line);
+  planner.write_workers(line);
+  if (threadIdx.x == 0) store(section<FmPlanHeader>(params, 0), make_header(line, all));
+}
+
+}  // namespace large
+}  // namespace plan
+}  // namespace ferromla

@@ -1,0 +1,312 @@
+// Planning where a thread has one unit and 32 bits hold the line: the batches of a decode step. Everything
+// that a thread finds out about its unit stays in its registers, nobody searches, and what is left is a chain
+// of a load, two or three block-wide steps and the stores.
+//
+//   read_requests  ragged only: a thread per request: units -> scan; then a thread per unit finds its request
+//   lay_out        a thread per unit: cost -> scan -> span on the line
+//   decide         cuts are evenly spaced, so a unit's thread knows which fall into its span. It says where
+//                  the first of them would snap to, sees where the first cut after its own does, and all
+//                  vote on whether whole units share out evenly enough
+//   write_whole    an item per unit; its thread writes the workers that begin at it
+//   write_cut      a thread per unit: parts -> scan -> first item, merge, cuts that snapped to the unit's
+//                  ends. A unit that is cut leaves a record under the number of its first inner cut; the
+//                  thread of an inner cut looks back to that number and writes the item that begins there
+//
+// Barriers: 3 for whole units, 5 where units are cut; ragged, one more.
+#pragma once
+#include "block.cuh"
+
+namespace ferromla {
+namespace plan {
+namespace small {
+
+constexpr int kMaxWorkers = 255;
+constexpr int kCutWords = (kMaxWorkers + 1) / 32;
+/* Limits that keep every product of a share below 2^31: the line in tiles, and each cost of the shape. */
+constexpr uint32_t kMaxLine = 1 << 26;
+constexpr uint32_t kMaxCost = 1 << 15;
+
+using Position = int32_t;
+
+struct Request {
+  int32_t first_unit;
+  QueryRange queries;
+  int32_t seq_len;
+};
+
+/* A unit that is cut. */
+struct CutUnit {
+  Unit unit;
+  Parts<Position> parts;
+  Tally before;
+};
+
+#ifndef FM_PLAN_STAGE_ITEMS
+#define FM_PLAN_STAGE_ITEMS 0
+#endif
+#if FM_PLAN_STAGE_ITEMS
+constexpr int kStagedItems = kMaxThreads - 64;
+#endif
+
+struct alignas(16) Shared {
+  uint32_t warp_sum[2][kMaxWarps];
+  uint32_t cut_units[kCutWords]; /* bit c: cut c is the first inner one of its unit */
+  Position snapped[kMaxWorkers + 1];
+  union {
+    Request requests[kMaxThreads];
+#if FM_PLAN_STAGE_ITEMS
+    FmWorkItem staged[kStagedItems];
+#endif
+    CutUnit cut_unit[kMaxWorkers + 1]; /* by first inner cut */
+  };
+};
+
+/* Whether the shape is within the limits of this file, up to the length of the line. All of it is looked at, as
+   that takes less time than branches. */
+__device__ __forceinline__ bool fits(const FmPlanParams& params) {
+  const FmPlanShape& shape = params.shape;
+  const int32_t threads = blockDim.x;
+  return (shape.split_mode == FM_SPLIT_AUTO) & (params.layout.units <= threads) &
+         ((shape.ragged == 0) | (shape.batch <= threads)) & (shape.workers <= kMaxWorkers) &
+         (uint32_t(shape.fixed_cost) - 1 < kMaxCost) & (uint32_t(shape.min_part) <= kMaxCost) &
+         (uint32_t(shape.split_cost) <= kMaxCost);
+}
+
+struct Scanned {
+  uint32_t before; /* sum over the threads before this one */
+  uint32_t all;
+};
+
+/* Of values up to kMaxLine. A sum that is larger may be given as anything from kMaxLine on; then `before` means
+   nothing. Calls alternate between two rows of `warp_sum`, so the barrier of one call also ends the reads of the
+   call before it. */
+__device__ __forceinline__ Scanned scan_block(uint32_t value, uint32_t* warp_sum) {
+  const uint32_t lane = threadIdx.x % 32;
+  const uint32_t warp = threadIdx.x / 32;
+  const uint32_t upto = scan_warp(value); /* < 2^32 */
+  if (lane == 31) warp_sum[warp] = min(upto, kMaxLine);
+  __syncthreads();
+  const uint32_t sum = lane < blockDim.x / 32 ? warp_sum[lane] : 0;
+  const uint32_t warps_before = __reduce_add_sync(~0u, lane < warp ? sum : 0);
+  return {warps_before + upto - value, __reduce_add_sync(~0u, sum)};
+}
+
+struct Planner {
+  const FmPlanParams& params;
+  const FmPlanShape& shape;
+  Shared& shared;
+  int32_t index; /* of this thread, its unit and its cut */
+  int32_t units;
+  Unit unit{};
+  Span<Position> span;
+  Span<Position> cuts; /* those that fall on the span, whatever becomes of them */
+
+  __device__ __forceinline__ Planner(const FmPlanParams& p, Shared& s)
+      : params(p), shape(p.shape), shared(s), index(threadIdx.x), units(p.layout.units) {
+    if (index < kCutWords) shared.cut_units[index] = 0;
+  }
+
+  __device__ __forceinline__ bool has_unit() const { return index < units; }
+
+  __device__ __forceinline__ void read_requests() {
+    Request request{};
+    uint32_t own = 0;
+    if (index < shape.batch) {
+      request.queries = load_query_range(params, index);
+      request.seq_len = load_seq_len(params, index);
+      const uint64_t asked = uint64_t{static_cast<uint32_t>(blocks_of(shape, request.queries.len))} * shape.kv_heads;
+      own = asked < kMaxThreads ? asked : kMaxThreads; /* overlapping ranges may ask for any number */
+    }
+    const Scanned scanned = scan_block(own, shared.warp_sum[1]);
+    request.first_unit = scanned.before;
+    if (index < shape.batch) shared.requests[index] = request;
+    units = min(scanned.all, uint32_t(units));
+    __syncthreads();
+    if (!has_unit()) return;
+    const auto first_unit = [this](int32_t r) { return shared.requests[r].first_unit; };
+    const int32_t at = last_at_or_before(shape.batch, index, first_unit);
+    const Request& found = shared.requests[at];
+    unit = ragged_unit(shape, at, found.queries, found.seq_len, index - found.first_unit);
+  }
+
+  __device__ __forceinline__ void read_unit() {
+    if (shape.ragged) return read_requests();
+    if (!has_unit()) return;
+    unit = uniform_unit(shape, params.layout.blocks, index);
+    unit.seq_len = params.seq_lens[unit.request * params.seq_lens_stride]; /* clamped where it is needed */
+  }
+
+  /* Returns the length of the line, or a number from kMaxLine on where it is too long. */
+  __device__ __forceinline__ uint32_t lay_out() {
+    unit.seq_len = clamp_seq_len(shape, unit.seq_len);
+    const uint32_t cost = has_unit() ? uint32_t(unit_tiles(shape, unit)) + shape.fixed_cost : 0;
+    const Scanned scanned = scan_block(min(cost, kMaxLine), shared.warp_sum[0]);
+    span = {Position(scanned.before), Position(scanned.before + cost)};
+    return scanned.all;
+  }
+
+  __device__ __forceinline__ void find_cuts(const Line<Position>& line) {
+    cuts = {ceil_div(span.begin, line.share), ceil_div(span.end, line.share)};
+  }
+
+  /* Where a cut goes when no unit is cut: to the unit's end rather than to its beginning? */
+  __device__ __forceinline__ bool snaps_to_end(const Line<Position>& line, Position cut) const {
+    return nearer_to_end(span, cut * line.share.by);
+  }
+
+  __device__ __forceinline__ bool decide(const Line<Position>& line) {
+    const int64_t most = fair_stretch(shape, line.share.by);
+    const bool any = has_unit() && cuts.begin < cuts.end;
+    bool first_to_end = false, last_to_end = false;
+    if (any) {
+      first_to_end = snaps_to_end(line, cuts.begin);
+      last_to_end = snaps_to_end(line, cuts.end - 1);
+      shared.snapped[cuts.begin] = first_to_end ? span.end : span.begin;
+    }
+    __syncthreads();
+    bool fair = true;
+    if (any) {
+      const Position next = cuts.end * line.share.by < line.total ? shared.snapped[cuts.end] : line.total;
+      fair = next - (last_to_end ? span.end : span.begin) <= most &&
+             (first_to_end || !last_to_end || span.end - span.begin <= most);
+    }
+    return __syncthreads_and(fair);
+  }
+
+  __device__ __forceinline__ void write_item(int32_t item, const Unit& of, const Parts<Position>& parts, int32_t j,
+                                             const Tally& before) const {
+    store(section<FmWorkItem>(params, params.layout.items) + item, make_item(of, parts, j, before));
+  }
+
+  /* The workers that are left with nothing begin at the end. */
+  __device__ __forceinline__ void write_idle_workers(const Line<Position>& line, int32_t items) const {
+    int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
+#pragma unroll 1
+    for (int32_t cut = index; cut <= shape.workers; cut += blockDim.x) {
+      if (cut * line.share.by >= line.total) worker_begin[cut] = items;
+    }
+  }
+
+#if FM_PLAN_STAGE_ITEMS
+  /* The items of a warp by way of shared memory, which nobody else uses any more, so that a store of the warp
+     covers 512 bytes in a row. */
+  __device__ __forceinline__ void write_whole_item(const FmWorkItem& item) const {
+    constexpr int kPieces = sizeof(FmWorkItem) / sizeof(int4);
+    const int32_t lane = index % 32, warp_begin = index - lane;
+    int4* staged = reinterpret_cast<int4*>(&shared) + warp_begin * kPieces;
+    store(reinterpret_cast<FmWorkItem*>(staged) + lane, item);
+    __syncwarp();
+    int4* to = section<int4>(params, params.layout.items) + warp_begin * kPieces;
+    const int32_t pieces = (units - warp_begin) * kPieces;
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      const int32_t piece = i * 32 + lane;
+      if (piece < pieces) to[piece] = staged[piece];
+    }
+  }
+#endif
+
+  __device__ __forceinline__ Tally write_whole(const Line<Position>& line) const {
+    int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
+    bool staged = false;
+#if FM_PLAN_STAGE_ITEMS
+    staged = blockDim.x <= kStagedItems;
+    if (staged) write_whole_item(make_item<Position>(unit, {0, 0, 1, tiles_of(shape, span)}, 0, {index, 0, 0}));
+#endif
+    if (has_unit()) {
+      if (!staged) write_item(index, unit, {0, 0, 1, tiles_of(shape, span)}, 0, {index, 0, 0});
+#pragma unroll 1
+      for (Position cut = cuts.begin; cut < cuts.end; ++cut) {
+        worker_begin[cut] = index + (snaps_to_end(line, cut) ? 1 : 0);
+      }
+    }
+    write_idle_workers(line, units);
+    return {units, 0, 0};
+  }
+
+  __device__ __forceinline__ Tally write_cut(const Line<Position>& line) {
+    Parts<Position> parts{0, 0, 1, 0};
+    if (has_unit()) parts = parts_at_shares(shape, line, span);
+    /* Inner cuts in the low half, merges in the high one: fewer than 2^8 of each. */
+    const uint32_t own = (parts.count > 1 ? 1u << 16 : 0) + (parts.count - 1);
+    const Scanned scanned = scan_block(own, shared.warp_sum[1]);
+    const Tally before = tally(index, scanned.before);
+    if (parts.count > 1) {
+      const Position first = first_inner_cut(shape, line, span);
+      shared.cut_unit[first] = {unit, parts, before};
+      atomicOr(&shared.cut_units[first / 32], 1u << first % 32);
+    }
+    __syncthreads();
+    if (has_unit()) {
+      write_item(before.items, unit, parts, 0, before);
+      write_snapped_cuts(line, parts, before);
+      if (parts.count > 1) {
+        store(section<FmMerge>(params, params.layout.merges) + before.merges, make_merge(unit, parts, before));
+      }
+    }
+#pragma unroll 1
+    for (int32_t cut = index; cut < shape.workers; cut += blockDim.x) write_inner_cut(cut);
+    const Tally all = tally(units, scanned.all);
+    write_idle_workers(line, all.items);
+    return all;
+  }
+
+  __device__ __forceinline__ static Tally tally(int32_t units, uint32_t packed) {
+    const int32_t inner = packed & 0xffff, merges = packed >> 16;
+    return {units + inner, merges, inner + merges};
+  }
+
+  /* The workers that begin at either end of the unit because a part would become too short. */
+  __device__ __forceinline__ void write_snapped_cuts(const Line<Position>& line, const Parts<Position>& parts,
+                                                     const Tally& before) const {
+    int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
+#pragma unroll 1
+    for (Position cut = cuts.begin; cut < cuts.end; ++cut) {
+      const Cut at = cut_at_share(shape, line, index, span, cut, cut * line.share.by);
+      if (at.part > 0) {
+        cut += parts.count - 2; /* to the last inner cut */
+      } else {
+        worker_begin[cut] = before.items + (at.unit == index ? 0 : parts.count);
+      }
+    }
+  }
+
+  /* The item and the worker that begin at an inner cut. */
+  __device__ __forceinline__ void write_inner_cut(int32_t cut) const {
+    int32_t word = cut / 32;
+    uint32_t bits = shared.cut_units[word] & ((2u << cut % 32) - 1);
+    while (bits == 0 && word > 0) bits = shared.cut_units[--word];
+    if (bits == 0) return;
+    const int32_t first = word * 32 + 31 - __clz(bits);
+    const CutUnit& of = shared.cut_unit[first];
+    const int32_t part = cut - first + 1;
+    if (part >= of.parts.count) return;
+    write_item(of.before.items + part, of.unit, of.parts, part, of.before);
+    section<int32_t>(params, params.layout.worker_begin)[cut] = of.before.items + part;
+  }
+};
+
+/* Plans, unless the line is too long for this way: then nothing has been written, and the answer is false. */
+__device__ __forceinline__ bool plan(const FmPlanParams& params, Shared& shared) {
+  Planner planner(params, shared);
+  planner.read_unit();
+  Divisor<Position> workers(params.shape.workers);
+  compute_now(workers.inverse); /* while the lengths are on their way */
+  const uint32_t total = planner.lay_out();
+  if (total >= kMaxLine) return false;
+  Line<Position> line{Position(total), Divisor<Position>(even_share(Position(total), workers)), planner.units, 1};
+  planner.find_cuts(line);
+  line.whole = planner.decide(line);
+  const Position share = cutting_share(params.shape, line.share.by);
+  if (!line.whole && share != line.share.by) {
+    line.share = Divisor<Position>(share);
+    planner.find_cuts(line);
+  }
+  const Tally all = line.whole ? planner.write_whole(line) : planner.write_cut(line);
+  if (threadIdx.x == 0) store(section<FmPlanHeader>(params, 0), make_header(line, all));
+  return true;
+}
+
+}  // namespace small
+}  // namespace plan
+}  // namespace ferromla
