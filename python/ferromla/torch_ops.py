@@ -1,8 +1,9 @@
 """``torch.ops.ferromla``: the operations as torch operators, for ``torch.compile`` and export.
 
 Importing this module registers them (it imports torch; ``import ferromla`` alone does not). The out-variants
-write to the caller's tensors; ``decode``, ``prefill`` and ``merge_states`` allocate their results. A ``ferromla.Plan`` is
-no tensor and does not pass through an operator: call ``ferromla.decode`` directly to use one.
+write to the caller's tensors; ``decode``, ``prefill`` and ``merge_states`` allocate their results. A
+``ferromla.Plan`` is no tensor and does not pass through an operator: call ``ferromla.decode`` or
+``ferromla.prefill`` directly to use one.
 
 Example:
     >>> import torch, ferromla.torch_ops

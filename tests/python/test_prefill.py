@@ -198,7 +198,7 @@ def test_two_part_inputs(device, d_qk, page_size):
 def _strided(shape, dtype, device, *, value):
     """A view with gaps along every dimension but the last, and the tensor it is in."""
     whole = torch.full((shape[0] * 2, shape[1] + 3, *(n + 64 for n in shape[2:])), value, dtype=dtype, device=device)
-    return whole[::2, 1 : shape[1] + 1, *(slice(n) for n in shape[2:])], whole
+    return whole[(slice(None, None, 2), slice(1, shape[1] + 1), *map(slice, shape[2:]))], whole
 
 
 def test_strided_inputs_and_outputs(device):
