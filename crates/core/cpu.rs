@@ -12,8 +12,8 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::plan::Plan;
 use crate::problem::{
-    AppendProblem, AttentionProblem, GatherProblem, GatherTokens, MergeProblem, NOPE_DIM, PageTable,
-    PagedCache, Strided, TwoParts,
+    AppendProblem, AttentionProblem, GatherProblem, GatherTokens, MergeProblem, NOPE_DIM,
+    PageTable, PagedCache, Strided, TwoParts,
 };
 use crate::schedule::plan_error;
 
@@ -82,11 +82,7 @@ pub(crate) unsafe fn decode(problem: &AttentionProblem, plan: &Plan) -> Result<(
     // SAFETY: the plan's workspace is live host memory that its layout fits; `fill` has written it.
     let words = unsafe { std::slice::from_raw_parts(workspace.plan as *const i32, words) };
     let view_of_plan = PlanView::new(&schedule.shape, words).map_err(plan_error)?;
-    let rows = [
-        problem.table.batch,
-        problem.queries.extent(),
-        problem.heads,
-    ];
+    let rows = [problem.table.batch, problem.queries.extent(), problem.heads];
     let cache = &problem.cache;
     let partial_rows = schedule.layout.max_slots as usize * schedule.shape.unit_rows as usize;
     let heads = problem.heads as usize;

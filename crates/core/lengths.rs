@@ -67,14 +67,22 @@ pub unsafe fn num_tokens(qo_indptr: &View) -> Result<i64> {
     let arg = Arg::new("qo_indptr", qo_indptr);
     let count = arg.rank(&[1], "[batch + 1]")?[0];
     if count < 1 {
-        return Err(Error::invalid("qo_indptr", "of shape [0]", "it is [batch + 1]"));
+        return Err(Error::invalid(
+            "qo_indptr",
+            "of shape [0]",
+            "it is [batch + 1]",
+        ));
     }
     let batch = (count - 1, "the batch + 1");
     check_qo_indptr(&arg, (Device::Cpu, "a plan without num_tokens"), batch)?;
     // SAFETY: the caller's promise; the view has been checked.
     let values = unsafe { host_values(&arg.strided(), count as usize) };
     match values[count as usize - 1] {
-        last if last < 0 => Err(Error::invalid("qo_indptr", format!("{last} at the end"), "at least 0")),
+        last if last < 0 => Err(Error::invalid(
+            "qo_indptr",
+            format!("{last} at the end"),
+            "at least 0",
+        )),
         last => Ok(last.into()),
     }
 }

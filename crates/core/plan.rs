@@ -135,11 +135,7 @@ impl Plan {
     }
 
     /// A plan whose bytes are still to be written. `schedule` is that of `args`.
-    pub(crate) fn unfilled(
-        args: &PlanArgs,
-        schedule: &Schedule,
-        workspace: &View,
-    ) -> Result<Self> {
+    pub(crate) fn unfilled(args: &PlanArgs, schedule: &Schedule, workspace: &View) -> Result<Self> {
         Ok(Self {
             args: *args,
             schedule: *schedule,
@@ -184,7 +180,11 @@ impl Plan {
             self.args.device
         };
         let batch = self.args.batch;
-        check_seq_lens(&lens, (device, "the plan"), (batch, "the batch of the plan"))?;
+        check_seq_lens(
+            &lens,
+            (device, "the plan"),
+            (batch, "the batch of the plan"),
+        )?;
         let qo_indptr = match (self.args.queries, qo_indptr) {
             (Queries::Uniform { .. }, None) => None,
             (Queries::Ragged { .. }, Some(view)) => {
@@ -326,11 +326,7 @@ impl Plan {
             ("batch", made_for.batch, i64::from(problem.table.batch)),
             queries,
             ("num_heads", made_for.num_heads, problem.heads.into()),
-            (
-                "num_kv_heads",
-                made_for.num_kv_heads,
-                cache.kv_heads.into(),
-            ),
+            ("num_kv_heads", made_for.num_kv_heads, cache.kv_heads.into()),
             ("page_size", made_for.page_size, cache.page_size.into()),
         ];
         for (field, made_for, call) in fields {

@@ -5,8 +5,7 @@
 
 use ferromla_schedule::{
     Choice, PlanError, PlanLayout, PlanShape, Problem as ScheduleProblem,
-    Queries as ScheduleQueries, Split, Target,
-    choose, layout,
+    Queries as ScheduleQueries, Split, Target, choose, layout,
 };
 
 use crate::check::{Access, Arg, Last, MAX_SEQ_LEN, supported_format};

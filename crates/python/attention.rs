@@ -197,9 +197,14 @@ pub fn prefill<'py>(
         workspace,
     };
     let qo_indptr = tensor::read(qo_indptr, "qo_indptr")?;
-    attend(py, &given, prefill_outputs, |q, cache, table, lens, out, lse| {
-        PrefillArgs::new(q, cache, table, lens, qo_indptr.view, out, lse)
-    })
+    attend(
+        py,
+        &given,
+        prefill_outputs,
+        |q, cache, table, lens, out, lse| {
+            PrefillArgs::new(q, cache, table, lens, qo_indptr.view, out, lse)
+        },
+    )
 }
 
 /// The arguments that `decode` and `prefill` share, as they were given.

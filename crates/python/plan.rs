@@ -67,7 +67,12 @@ impl Plan {
 
     /// Looks at or changes the last `qo_indptr`; runs no Python code, which could ask for it again.
     fn last_indptr<T>(&self, look: impl FnOnce(&mut Option<Py<PyAny>>) -> T) -> T {
-        look(&mut self.qo_indptr.lock().unwrap_or_else(PoisonError::into_inner))
+        look(
+            &mut self
+                .qo_indptr
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner),
+        )
     }
 }
 
@@ -84,7 +89,8 @@ fn tokens_of(indptr: &Tensor<'_>, given: Option<i64>) -> PyResult<i64> {
     }
     let device = indptr.view.device();
     if device.is_cuda() {
-        let rule = format!("must be given with a qo_indptr on {device}, which only the device reads");
+        let rule =
+            format!("must be given with a qo_indptr on {device}, which only the device reads");
         return Err(errors::invalid("num_tokens", "None", rule));
     }
     // SAFETY: the tensor is alive.

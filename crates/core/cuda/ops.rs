@@ -3,11 +3,11 @@
 use std::ffi::c_void;
 
 use crate::error::Result;
+use crate::lengths::Lengths;
 use crate::params::{
     FM_COMBINE_THREADS, FM_OFFSETS_THREADS, FM_ROW_THREADS, FmAppendParams, FmCombineParams,
     FmDecodeParams, FmGatherParams, FmMergeParams, FmOffsetsParams, FmPlanParams,
 };
-use crate::lengths::Lengths;
 use crate::plan::Plan;
 use crate::problem::{
     AppendProblem, AttentionProblem, GatherProblem, GatherTokens, MergeProblem, PagedCache, Strided,
