@@ -1,9 +1,9 @@
 //! The arithmetic of the planner: what a unit costs, where the shares of the workers end, into which parts
-//! a unit is cut. `kernels/plan_algorithm.h` is the same for the device, name by name.
+//! a unit is cut. `kernels/plan_algorithm.h` is the same for the device, name by name, except that there
+//! `kernels/plan/` finds the unit that a cut falls on: by search, or by asking the unit.
 //!
-//! Everything that multiplies or sums is 64 bit, and nothing overflows within the limits that
-//! [`layout`](crate::layout()) checks: a unit has at most 2^25 tiles and costs less than 2^32, and there are
-//! fewer than 2^31 units.
+//! Positions on the line are 64 bit, and nothing overflows within the limits that [`layout`](crate::layout())
+//! checks: a unit has at most 2^25 tiles and costs less than 2^32, and there are fewer than 2^31 units.
 
 use crate::layout::DivCeil;
 use crate::plan_layout::{
@@ -47,9 +47,11 @@ pub(crate) fn unit_tiles(shape: &FmPlanShape, unit: Unit) -> i32 {
     let mut visible = seq_len;
     if shape.causal != 0 {
         let rows = q_len * i64::from(shape.group);
-        let row_end = rows.min(i64::from(unit.row_begin) + i64::from(shape.unit_rows));
-        let last_token = (row_end - 1) / i64::from(shape.group);
-        visible = (seq_len - q_len + last_token + 1).clamp(0, seq_len);
+        let row_end = i64::from(unit.row_begin) + i64::from(shape.unit_rows);
+        if row_end < rows {
+            let last_token = (row_end - 1) / i64::from(shape.group);
+            visible = (seq_len - q_len + last_token + 1).max(0); // fewer than all
+        }
     }
     visible.div_ceil_positive(FM_TILE_TOKENS) as i32
 }

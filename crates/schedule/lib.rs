@@ -3,6 +3,7 @@
 //! The requests of a batch, cut into *units* (one request, one KV head, one block of query rows), are laid
 //! one after another on a *work line* whose length is their cost in KV tiles. Even shares of that line go to
 //! the workers; a share that ends inside a unit splits it, and the partial results are merged afterwards.
+//! Requests have as many query tokens each, or, in a *ragged* batch, as many as `qo_indptr` says.
 //! The result is a *plan*: one buffer of `i32` words that the CPU backend and the CUDA kernels both read.
 //! `kernels/plan_algorithm.h` is the same arithmetic for the device; both write the same bytes.
 //!

@@ -134,25 +134,45 @@ struct Planner<'a> {
 }
 
 impl Planner<'_> {
-    /// All units in the order of the plan: by request, then KV head, then row block.
-    fn units(&self) -> impl Iterator<Item = Unit> {
-        let units_of = move |request| {
+    /// Calls `visit` with all units and their indices, in the order of the plan: by request, then KV head, then
+    /// row block. Returns how many there are.
+    fn for_each_unit(&self, mut visit: impl FnMut(i32, Unit)) -> i32 {
+        let mut index = 0;
+        for request in 0..self.shape.batch {
             let (q_begin, q_len) = self.queries(request);
             let seq_len = clamp_seq_len(self.shape, self.seq_lens.at(request));
-            let blocks = blocks_of(self.shape, q_len);
-            (0..self.shape.kv_heads).flat_map(move |kv_head| {
-                (0..blocks).map(move |block| Unit {
-                    request,
-                    kv_head,
-                    row_begin: block * self.shape.unit_rows,
-                    q_begin,
-                    q_len,
-                    seq_len,
-                })
-            })
-        };
-        let all = (0..self.shape.batch).flat_map(units_of);
-        all.take(self.layout.units as usize)
+            let blocks = self.blocks(q_len);
+            if blocks == 0 {
+                continue; // there may be very many KV heads
+            }
+            for kv_head in 0..self.shape.kv_heads {
+                for block in 0..blocks {
+                    if index == self.layout.units {
+                        return index;
+                    }
+                    let row_begin = block * self.shape.unit_rows;
+                    let unit = Unit {
+                        request,
+                        kv_head,
+                        row_begin,
+                        q_begin,
+                        q_len,
+                        seq_len,
+                    };
+                    visit(index, unit);
+                    index += 1;
+                }
+            }
+        }
+        index
+    }
+
+    fn blocks(&self, q_len: i32) -> i32 {
+        if self.shape.ragged == 0 {
+            self.layout.blocks
+        } else {
+            blocks_of(self.shape, q_len)
+        }
     }
 
     /// First query token and number of query tokens of a request.
@@ -166,14 +186,13 @@ impl Planner<'_> {
 
     /// Lays the units on the line; returns how many there are, and its length.
     fn lay_out(&self, unit_start: &mut [[i32; 2]]) -> (i32, i64) {
-        let (mut count, mut position) = (0, 0);
-        for (unit, start) in self.units().zip(unit_start.iter_mut()) {
-            *start = Starts::words(position);
+        let mut position = 0;
+        let count = self.for_each_unit(|index, unit| {
+            unit_start[index as usize] = Starts::words(position);
             position += i64::from(unit_tiles(self.shape, unit)) + i64::from(self.shape.fixed_cost);
-            count += 1;
-        }
-        unit_start[count] = Starts::words(position);
-        (count as i32, position)
+        });
+        unit_start[count as usize] = Starts::words(position);
+        (count, position)
     }
 
     /// `FM_SPLIT_AUTO`: keeps units whole where that is about as fair as cutting them.
@@ -198,7 +217,7 @@ impl Planner<'_> {
         unit_item: &mut [i32],
     ) -> Tally {
         let mut tally = Tally::default();
-        for (index, unit) in (0..).zip(self.units()) {
+        self.for_each_unit(|index, unit| {
             let parts = parts_of(self.shape, line, index);
             unit_item[index as usize] = tally.items;
             for j in 0..parts.count {
@@ -208,7 +227,7 @@ impl Planner<'_> {
                 merges[tally.merges as usize] = make_merge(unit, &parts, tally);
             }
             tally.add(&parts);
-        }
+        });
         unit_item[line.units as usize] = tally.items;
         tally
     }
