@@ -54,7 +54,7 @@ pub struct AttentionArgs<'a, Indptr> {
     pub stream: Stream,
 }
 
-/// What tells which query tokens are whose: `()` where every request has as many, else a [`View`].
+/// What tells which query tokens are whose: `()` where every request has the same number, else a [`View`].
 pub trait QoIndptr: sealed::Sealed {
     /// The `qo_indptr` of a prefill.
     fn view(&self) -> Option<&View>;

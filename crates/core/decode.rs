@@ -1,4 +1,4 @@
-//! `decode`: attention of as many new query tokens of every request over a paged latent cache.
+//! `decode`: attention of a few new query tokens per request, the same number for each, over a paged latent cache.
 
 use crate::attention::{AttentionArgs, AttentionOutputs, Tensors};
 use crate::error::Result;

@@ -15,7 +15,7 @@ use crate::{cuda, values};
 /// The query tokens that a plan is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Queries {
-    /// As many of every request: [`decode`](crate::decode).
+    /// The same number for every request: [`decode`](crate::decode).
     Uniform {
         /// Query tokens per request.
         q_len: i64,

@@ -88,7 +88,7 @@ impl PageTable {
 /// Which query tokens belong to which request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum QueryTokens {
-    /// As many of every request, along an axis of their own.
+    /// The same number for every request, along an axis of their own.
     Uniform { q_len: i32 },
     /// One axis for the tokens of all requests: those of request `r` are `indptr[r] .. indptr[r + 1]`.
     Ragged { tokens: i32, indptr: Strided<1> },
