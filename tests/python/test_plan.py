@@ -204,6 +204,8 @@ def test_host_and_device_make_the_same_ragged_plan(cuda, most):
             q_lens = torch.randint(0, most + 1, (batch,), generator=generator)
             indptr = problems.offsets(q_lens.tolist())
             tokens = int(indptr[-1])
+            if tokens * options["num_heads"] > (60_000 if "num_splits" in options else 1_000_000):
+                continue  # slots take memory, and items time to compare
             garbage = torch.randint(-9, tokens + 9, indptr.shape, generator=generator, dtype=torch.int32)
             shapes = options | {"page_size": 64, "max_seq_len": 4096, "device": "cuda:0", "num_tokens": tokens}
             need = ferromla.workspace_bytes(batch=batch, **shapes)

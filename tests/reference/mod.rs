@@ -3,6 +3,7 @@
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod memory;
+pub mod server;
 
 /// Round to nearest bfloat16.
 pub fn bf16(x: f32) -> u16 {
@@ -65,7 +66,6 @@ impl Workload {
     }
 
     /// The same requests with as many query tokens each: none, more than cached tokens, several units' worth.
-    #[allow(dead_code)] // not every test that takes this module prefills
     pub fn ragged(page_size: usize) -> Self {
         Self::of(vec![9, 2, 3, 0, 40, 1], page_size)
     }
@@ -126,7 +126,6 @@ impl Workload {
     }
 
     /// Where each request's query tokens begin, and where the last one's end.
-    #[allow(dead_code)] // as `ragged`
     pub fn qo_indptr(&self) -> Vec<i32> {
         let mut end = 0;
         let ends = self.q_lens.iter().map(|len| {
