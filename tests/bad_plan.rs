@@ -3,13 +3,14 @@
 mod support;
 
 use ferromla::{
-    DType, DecodeArgs, Device, Error, KvFormat, Plan, PlanArgs, Stream, decode, workspace_bytes,
+    DType, DecodeArgs, Device, Error, KvFormat, Plan, PlanArgs, Queries, Stream, decode,
+    num_tokens, workspace_bytes,
 };
 use support::{Array, Expected, assert_refused};
 
 fn right() -> PlanArgs {
     PlanArgs {
-        q_len: 3,
+        queries: Queries::Uniform { q_len: 3 },
         page_size: 16,
         max_seq_len: Some(80),
         ..PlanArgs::new(Device::Cpu, 2, 8)
@@ -18,7 +19,97 @@ fn right() -> PlanArgs {
 
 fn plan_of(args: &PlanArgs, seq_lens: &Array, workspace: &Array) -> Result<Plan, Error> {
     // SAFETY: the arrays outlive the plan in every test.
-    unsafe { Plan::new(args, &seq_lens.view(), workspace.view(), Stream::default()) }
+    unsafe {
+        Plan::new(
+            args,
+            &seq_lens.view(),
+            None,
+            workspace.view(),
+            Stream::default(),
+        )
+    }
+}
+
+fn ragged_plan_of(
+    args: &PlanArgs,
+    seq_lens: &Array,
+    qo_indptr: Option<&Array>,
+    workspace: &Array,
+) -> Result<Plan, Error> {
+    let qo_indptr = qo_indptr.map(Array::view);
+    let (lens, stream) = (seq_lens.view(), Stream::default());
+    // SAFETY: the arrays outlive the plan in every test; what lies about its memory is refused.
+    unsafe { Plan::new(args, &lens, qo_indptr.as_ref(), workspace.view(), stream) }
+}
+
+#[test]
+fn the_qo_indptr_of_a_plan() {
+    type Bend = fn(&mut Array);
+    #[rustfmt::skip]
+    let cases: &[(Bend, &str)] = &[
+        (|a| a.reshape(&[2]), "dimension 0 is 3, the batch of the plan + 1"),
+        (|a| a.reshape(&[3, 1]), "[batch + 1]"),
+        (|a| a.dtype = DType::F32, "the type is int32"),
+        (|a| a.device = Device::Cuda(0), "it is on cpu, as seq_lens is"),
+        (|a| a.ptr = 0, "null"),
+    ];
+    let (lens, workspace) = memory();
+    let args = PlanArgs {
+        queries: Queries::Ragged { num_tokens: 5 },
+        ..right()
+    };
+    let says = |says| Expected {
+        argument: "qo_indptr",
+        unsupported: false,
+        says,
+    };
+    for (bend, rule) in cases {
+        let mut indptr = Array::zeros(DType::I32, &[3]);
+        bend(&mut indptr);
+        let plan = ragged_plan_of(&args, &lens, Some(&indptr), &workspace);
+        assert_refused(rule, plan.map(drop), &says(rule));
+    }
+    let indptr = Array::zeros(DType::I32, &[3]);
+    let plan = ragged_plan_of(&args, &lens, Some(&indptr), &workspace).unwrap();
+    assert_eq!(plan.args().queries, Queries::Ragged { num_tokens: 5 });
+    let without = ragged_plan_of(&args, &lens, None, &workspace);
+    assert_refused(
+        "without",
+        without.map(drop),
+        &says("for a plan of ragged queries"),
+    );
+    let beside = ragged_plan_of(&right(), &lens, Some(&indptr), &workspace);
+    assert_refused(
+        "beside q_len",
+        beside.map(drop),
+        &says("None, for a plan of one q_len"),
+    );
+}
+
+#[test]
+fn the_tokens_of_a_qo_indptr() {
+    type Bend = fn(&mut Array);
+    #[rustfmt::skip]
+    let cases: &[(Bend, &str)] = &[
+        (|a| a.reshape(&[0]), "[batch + 1]"),
+        (|a| a.reshape(&[3, 1]), "[batch + 1]"),
+        (|a| a.dtype = DType::I64, "the type is int32"),
+        (|a| a.device = Device::Cuda(0), "it is on cpu, as a plan without num_tokens is"),
+        // SAFETY: the array has three elements.
+        (|a| unsafe { (a.ptr as *mut i32).add(2).write(-4) }, "-4 at the end: at least 0"),
+    ];
+    for (bend, says) in cases {
+        let mut indptr = Array::zeros(DType::I32, &[3]);
+        bend(&mut indptr);
+        let expected = Expected {
+            argument: "qo_indptr",
+            unsupported: false,
+            says,
+        };
+        // SAFETY: the array is live; a description that lies must be refused.
+        let tokens = unsafe { num_tokens(&indptr.view()) };
+        assert_refused(says, tokens.map(drop), &expected);
+    }
 }
 
 fn memory() -> (Array, Array) {
@@ -38,12 +129,14 @@ fn plan_arguments() {
         (|a| a.num_heads = 0, "num_heads", "between 1"),
         (|a| a.num_kv_heads = 3, "num_kv_heads", "divides num_heads, 8"),
         (|a| a.num_kv_heads = 0, "num_kv_heads", "between 1"),
-        (|a| a.q_len = -1, "q_len", "between 0"),
+        (|a| a.queries = Queries::Uniform { q_len: -1 }, "q_len", "between 0"),
+        (|a| a.queries = Queries::Ragged { num_tokens: -1 }, "num_tokens", "between 0"),
+        (|a| a.queries = Queries::Ragged { num_tokens: 1 << 31 }, "num_tokens", "2147483647"),
         (|a| a.page_size = 0, "page_size", "between 1"),
         (|a| a.num_splits = Some(0), "num_splits", "at least 1"),
         (|a| (a.num_splits, a.batch_invariant) = (Some(2), true), "num_splits", "batch_invariant"),
         (|a| a.max_seq_len = Some(-1), "max_seq_len", "at least 0"),
-        (|a| (a.q_len, a.num_heads) = (1 << 30, 1 << 30), "num_heads", "rows"),
+        (|a| (a.queries, a.num_heads) = (Queries::Uniform { q_len: 1 << 30 }, 1 << 30), "num_heads", "rows"),
         (|a| a.batch = i64::from(i32::MAX), "batch", "at most 2147483647"),
         (|a| (a.num_splits, a.max_seq_len, a.batch) = (Some(u32::MAX), None, 99), "num_splits", "items"),
     ];
@@ -52,7 +145,7 @@ fn plan_arguments() {
         bend(&mut args);
         // A whole int32 of requests is allowed where each is one unit.
         if args.batch == i64::from(i32::MAX) {
-            args.q_len = 100;
+            args.queries = Queries::Uniform { q_len: 100 };
         }
         let expected = Expected {
             argument,
@@ -100,7 +193,7 @@ fn plan_memory() {
     // SAFETY: the arrays are live.
     assert_refused(
         "update",
-        unsafe { plan.update(&other.view(), Stream::default()) },
+        unsafe { plan.update(&other.view(), None, Stream::default()) },
         &expected,
     );
     let mut on_cuda = Array::zeros(DType::I32, &[2]);
@@ -113,7 +206,7 @@ fn plan_memory() {
     // SAFETY: the description lies about its device and must be refused.
     assert_refused(
         "device",
-        unsafe { plan.update(&on_cuda.view(), Stream::default()) },
+        unsafe { plan.update(&on_cuda.view(), None, Stream::default()) },
         &expected,
     );
 }
@@ -123,7 +216,8 @@ fn a_plan_made_for_another_call_is_refused_by_name() {
     type Bend = fn(&mut PlanArgs);
     #[rustfmt::skip]
     let cases: &[(Bend, &str)] = &[
-        (|a| a.q_len = 2, "made for q_len 2: this call has q_len 3"),
+        (|a| a.queries = Queries::Uniform { q_len: 2 }, "made for q_len 2: this call has q_len 3"),
+        (|a| a.queries = Queries::Ragged { num_tokens: 6 }, "made for queries with a qo_indptr (prefill)"),
         (|a| a.num_heads = 16, "made for num_heads 16: this call has num_heads 8"),
         (|a| a.num_kv_heads = 2, "made for num_kv_heads 2: this call has num_kv_heads 1"),
         (|a| a.page_size = 64, "made for page_size 64: this call has page_size 16"),
@@ -131,10 +225,16 @@ fn a_plan_made_for_another_call_is_refused_by_name() {
         (|a| a.kv_format = Some(KvFormat::Fp16), "made for kv_format fp16"),
     ];
     let (lens, workspace) = memory();
+    let indptr = Array::zeros(DType::I32, &[3]);
     for (bend, says) in cases {
         let mut plan_args = right();
         bend(&mut plan_args);
-        let plan = plan_of(&plan_args, &lens, &workspace).unwrap();
+        let plan = match plan_args.queries {
+            Queries::Uniform { .. } => plan_of(&plan_args, &lens, &workspace).unwrap(),
+            Queries::Ragged { .. } => {
+                ragged_plan_of(&plan_args, &lens, Some(&indptr), &workspace).unwrap()
+            }
+        };
         let expected = Expected {
             argument: "plan",
             unsupported: false,

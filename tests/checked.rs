@@ -4,8 +4,8 @@
 mod support;
 
 use ferromla::{
-    AppendArgs, DType, DecodeArgs, Error, GatherArgs, GatherSource, Plan, PlanArgs, Stream,
-    append_kv, decode, gather_kv,
+    AppendArgs, DType, DecodeArgs, Error, GatherArgs, GatherSource, Plan, PlanArgs, PrefillArgs,
+    Stream, append_kv, decode, gather_kv, prefill,
 };
 use support::{Array, Expected, assert_refused};
 
@@ -48,6 +48,46 @@ fn decode_with(table: [i32; 4], lens: [i32; 2]) -> Result<(), Error> {
     unsafe { decode(&args) }
 }
 
+/// Three requests of no cached token, and 7 query tokens.
+fn prefill_with(qo_indptr: [i32; 4]) -> Result<(), Error> {
+    let q = Array::zeros(DType::Bf16, &[7, 1, 576]);
+    let cache = Array::zeros(DType::Bf16, &[4, 16, 576]);
+    let (table, lens) = (
+        Array::zeros(DType::I32, &[3, 2]),
+        Array::zeros(DType::I32, &[3]),
+    );
+    let qo_indptr = of(DType::I32, &[4], &qo_indptr);
+    let (out, lse) = (
+        Array::zeros(DType::Bf16, &[7, 1, 512]),
+        Array::zeros(DType::F32, &[7, 1]),
+    );
+    let workspace = Array::zeros(DType::U8, &[1 << 24]);
+    let mut args = PrefillArgs::new(
+        q.view().into(),
+        cache.view().into(),
+        table.view(),
+        lens.view(),
+        qo_indptr.view(),
+        out.view(),
+        lse.view(),
+    );
+    args.workspace = Some(workspace.view());
+    // SAFETY: the arrays are live.
+    unsafe { prefill(&args) }
+}
+
+fn qo_indptr_is_checked() {
+    prefill_with([0, 3, 3, 7]).unwrap();
+    for (qo_indptr, rule) in [
+        ([1, 3, 3, 7], "1 at [0]: it begins at 0"),
+        ([0, 3, 2, 7], "2 at [2]: it never falls, and was 3"),
+        ([0, 3, 3, 6], "6 at [3]: it ends at 7"),
+        ([0, 3, 3, 8], "8 at [3]: it ends at 7"),
+    ] {
+        assert_refused(rule, prefill_with(qo_indptr), &says("qo_indptr", rule));
+    }
+}
+
 #[test]
 fn the_first_offender_is_named() {
     // SAFETY: this binary has one test, and no other thread of it reads the environment.
@@ -75,6 +115,8 @@ fn the_first_offender_is_named() {
         &says("seq_lens", "-1 at [0]"),
     );
 
+    qo_indptr_is_checked();
+
     let args = PlanArgs {
         max_seq_len: Some(32),
         ..PlanArgs::new(ferromla::Device::Cpu, 2, 1)
@@ -84,7 +126,15 @@ fn the_first_offender_is_named() {
         Array::zeros(DType::U8, &[1 << 24]),
     );
     // SAFETY: the arrays outlive the plan.
-    let plan = unsafe { Plan::new(&args, &lens.view(), workspace.view(), Stream::default()) };
+    let plan = unsafe {
+        Plan::new(
+            &args,
+            &lens.view(),
+            None,
+            workspace.view(),
+            Stream::default(),
+        )
+    };
     assert_refused("plan", plan.map(drop), &says("seq_lens", "40 at [1]"));
 
     let cache = Array::zeros(DType::Bf16, &[4, 16, 576]);

@@ -7,142 +7,12 @@
 mod reference;
 
 use ferromla::{
-    AppendArgs, DType, DecodeArgs, GatherArgs, GatherSource, MergeArgs, Plan, PlanArgs, Stream,
-    View, append_kv, decode, gather_kv, merge_states, workspace_bytes,
+    DType, DecodeArgs, GatherArgs, GatherSource, MergeArgs, Plan, PlanArgs, PrefillArgs, Stream,
+    decode, gather_kv, merge_states, prefill, workspace_bytes,
 };
 use reference::memory::{Host, Memory};
-use reference::{Workload, bf16, close, from_bf16};
-
-/// A workload in the memory of a device.
-struct Server<'m, M: Memory> {
-    memory: &'m M,
-    work: Workload,
-    q: u64,
-    cache: u64,
-    block_table: u64,
-    seq_lens: u64,
-    out: u64,
-    lse: u64,
-    stream: Stream,
-}
-
-impl<'m, M: Memory> Server<'m, M> {
-    fn new(memory: &'m M, work: Workload, stream: Stream) -> Self {
-        let rows = work.batch * work.q_len * work.heads;
-        let server = Self {
-            q: memory.upload(&work.q.iter().copied().map(bf16).collect::<Vec<u16>>()),
-            // Every byte 0xff is a NaN: what is not appended must not be seen.
-            cache: memory.upload(&vec![0xffff_u16; work.num_pages * work.page_size * 576]),
-            block_table: memory.upload(&work.block_table),
-            seq_lens: memory.upload(&work.seq_lens),
-            out: memory.upload(&vec![0x7fff_u16; rows * 512]),
-            lse: memory.upload(&vec![f32::NAN; rows]),
-            memory,
-            work,
-            stream,
-        };
-        server.append();
-        server
-    }
-
-    fn view(&self, ptr: u64, dtype: DType, shape: &[usize]) -> View {
-        let shape: Vec<i64> = shape.iter().map(|&dim| dim as i64).collect();
-        // SAFETY: the memory is live as long as `memory`, and of this shape.
-        unsafe { View::contiguous(ptr as *const _, dtype, self.memory.device(), &shape) }
-    }
-
-    fn cache_view(&self) -> View {
-        self.view(
-            self.cache,
-            DType::Bf16,
-            &[self.work.num_pages, self.work.page_size, 576],
-        )
-    }
-
-    /// Writes every token of every request, in one call, latents and rotary parts apart.
-    fn append(&self) {
-        let (mut kv_c, mut k_pe, mut slots) = (Vec::new(), Vec::new(), Vec::new());
-        for (request, tokens) in self.work.keys.iter().enumerate() {
-            for (token, row) in tokens.iter().enumerate() {
-                kv_c.extend(row[..512].iter().copied().map(bf16));
-                k_pe.extend(row[512..].iter().copied().map(bf16));
-                slots.push(self.work.slot(request, token));
-            }
-        }
-        slots.push(-1); // a token that is not to be kept
-        kv_c.extend([0u16; 512]);
-        k_pe.extend([0u16; 64]);
-        let tokens = slots.len();
-        let args = AppendArgs {
-            kv_c: self.view(self.memory.upload(&kv_c), DType::Bf16, &[tokens, 512]),
-            k_pe: Some(self.view(self.memory.upload(&k_pe), DType::Bf16, &[tokens, 64])),
-            kv_cache: self.cache_view().into(),
-            slots: self.view(self.memory.upload(&slots), DType::I64, &[tokens]),
-            kv_format: None,
-            stream: self.stream,
-        };
-        // SAFETY: all memory is live until `memory` is dropped.
-        unsafe { append_kv(&args).unwrap() };
-    }
-
-    fn args(&self) -> DecodeArgs<'static> {
-        let Workload {
-            batch,
-            q_len,
-            heads,
-            max_pages,
-            ..
-        } = self.work;
-        DecodeArgs {
-            stream: self.stream,
-            ..DecodeArgs::new(
-                self.view(self.q, DType::Bf16, &[batch, q_len, heads, 576])
-                    .into(),
-                self.cache_view().into(),
-                self.view(self.block_table, DType::I32, &[batch, max_pages]),
-                self.view(self.seq_lens, DType::I32, &[batch]),
-                self.view(self.out, DType::Bf16, &[batch, q_len, heads, 512]),
-                self.view(self.lse, DType::F32, &[batch, q_len, heads]),
-            )
-        }
-    }
-
-    fn workspace(&self, bytes: u64) -> View {
-        let ptr = self.memory.upload(&vec![0xa5u8; bytes as usize]);
-        self.view(ptr, DType::U8, &[bytes as usize])
-    }
-
-    fn plan_args(&self) -> PlanArgs {
-        let work = &self.work;
-        PlanArgs {
-            q_len: work.q_len as i64,
-            page_size: work.page_size as i64,
-            ..PlanArgs::new(self.memory.device(), work.batch as i64, work.heads as i64)
-        }
-    }
-
-    fn lens_view(&self) -> View {
-        self.view(self.seq_lens, DType::I32, &[self.work.batch])
-    }
-
-    /// The outputs are the reference's for these lengths.
-    fn assert_right(&self, seq_lens: &[i32], what: &str) {
-        let rows = self.work.batch * self.work.q_len * self.work.heads;
-        let out: Vec<u16> = self.memory.download(self.out, rows * 512, self.stream);
-        let lse: Vec<f32> = self.memory.download(self.lse, rows, self.stream);
-        let out: Vec<f64> = out.into_iter().map(from_bf16).collect();
-        close(&self.work.attend(seq_lens), &out, &lse, what);
-    }
-
-    /// Nothing left of an earlier call.
-    fn poison(&self) {
-        let rows = self.work.batch * self.work.q_len * self.work.heads;
-        self.memory
-            .write(self.out, &vec![0x7fff_u16; rows * 512], self.stream);
-        self.memory
-            .write(self.lse, &vec![f32::NAN; rows], self.stream);
-    }
-}
+use reference::server::Server;
+use reference::{Workload, bf16};
 
 fn decode_without_a_plan<M: Memory>(memory: &M, stream: Stream) {
     for causal in [true, false] {
@@ -154,6 +24,7 @@ fn decode_without_a_plan<M: Memory>(memory: &M, stream: Stream) {
             },
             stream,
         );
+        let expected = server.work.attend(&server.work.seq_lens);
         for (num_splits, batch_invariant) in [
             (None, false),
             (Some(1), false),
@@ -172,7 +43,7 @@ fn decode_without_a_plan<M: Memory>(memory: &M, stream: Stream) {
             unsafe { decode(&args).unwrap() };
             let what =
                 format!("causal {causal}, {num_splits:?} splits, invariant {batch_invariant}");
-            server.assert_right(&server.work.seq_lens, &what);
+            server.assert_outputs(&expected, &what);
         }
     }
 }
@@ -182,7 +53,8 @@ fn one_plan_for_many_calls<M: Memory>(memory: &M, stream: Stream) {
     let plan_args = server.plan_args();
     let workspace = server.workspace(workspace_bytes(&plan_args).unwrap());
     // SAFETY: all memory is live until `memory` is dropped.
-    let plan = unsafe { Plan::new(&plan_args, &server.lens_view(), workspace, stream).unwrap() };
+    let plan =
+        unsafe { Plan::new(&plan_args, &server.lens_view(), None, workspace, stream).unwrap() };
     let args = DecodeArgs {
         plan: Some(&plan),
         ..server.args()
@@ -198,10 +70,62 @@ fn one_plan_for_many_calls<M: Memory>(memory: &M, stream: Stream) {
     server.poison();
     // SAFETY: as above.
     unsafe {
-        plan.update(&server.lens_view(), stream).unwrap();
+        plan.update(&server.lens_view(), None, stream).unwrap();
         decode(&args).unwrap();
     }
     server.assert_right(&fewer, "an updated plan");
+}
+
+/// Requests of no, one and many query tokens, without a plan and with one that is updated for other tokens.
+fn prefill_of_mixed_lengths<M: Memory>(memory: &M, stream: Stream) {
+    for causal in [true, false] {
+        let work = Workload {
+            causal,
+            ..Workload::ragged(16)
+        };
+        let mut server = Server::new(memory, work, stream);
+        let expected = server.work.attend(&server.work.seq_lens);
+        for (num_splits, batch_invariant) in [(None, false), (Some(3), false), (None, true)] {
+            let mut args = PrefillArgs {
+                causal,
+                num_splits,
+                batch_invariant,
+                ..server.prefill_args()
+            };
+            args.workspace = Some(server.workspace(args.workspace_bytes().unwrap()));
+            server.poison();
+            // SAFETY: all memory is live until `memory` is dropped.
+            unsafe { prefill(&args).unwrap() };
+            let what = format!("prefill, causal {causal}, {num_splits:?} splits");
+            server.assert_outputs(&expected, &what);
+        }
+        let plan_args = PlanArgs {
+            causal,
+            max_seq_len: None,
+            ..server.prefill_args().plan_args().unwrap()
+        };
+        let workspace = server.workspace(workspace_bytes(&plan_args).unwrap());
+        let (lens, indptr) = (server.lens_view(), server.indptr_view());
+        // SAFETY: as above.
+        let plan =
+            unsafe { Plan::new(&plan_args, &lens, Some(&indptr), workspace, stream).unwrap() };
+        for turns in 0..2 {
+            server.work.q_lens.rotate_left(turns);
+            memory.write(server.qo_indptr, &server.work.qo_indptr(), stream);
+            server.poison();
+            let args = PrefillArgs {
+                causal,
+                plan: Some(&plan),
+                ..server.prefill_args()
+            };
+            // SAFETY: as above.
+            unsafe {
+                plan.update(&lens, Some(&indptr), stream).unwrap();
+                prefill(&args).unwrap();
+            }
+            server.assert_right(&server.work.seq_lens, "prefill with a plan");
+        }
+    }
 }
 
 /// Half of the keys twice, merged: attention over a multiset, whose output is that of the half.
@@ -286,6 +210,7 @@ fn gather_gives_back_what_was_appended<M: Memory>(memory: &M, stream: Stream) {
 fn scenario<M: Memory>(memory: &M, stream: Stream) {
     decode_without_a_plan(memory, stream);
     one_plan_for_many_calls(memory, stream);
+    prefill_of_mixed_lengths(memory, stream);
     merge_is_exact(memory, stream);
     gather_gives_back_what_was_appended(memory, stream);
 }
@@ -298,15 +223,32 @@ fn a_server_on_the_cpu() {
 #[cfg(feature = "cuda")]
 mod on_cuda {
     use super::*;
-    use ferromla::Device;
+    use ferromla::{Device, Queries, View};
+    use ferromla_schedule::{Merge, PlanHeader, WorkItem};
     use reference::cuda::{Gpu, Graph};
 
-    /// The server's lengths, in `host`'s memory.
-    fn host_lens(host: &Host, server: &Server<'_, Gpu>) -> View {
-        let lens = host.upload(&server.work.seq_lens);
-        let shape = [server.work.batch as i64];
-        // SAFETY: the memory lives as long as `host`, and has been made of as many lengths.
-        unsafe { View::contiguous(lens as *const _, DType::I32, Device::Cpu, &shape) }
+    /// The same integers in `host`'s memory.
+    fn on_host(host: &Host, values: &[i32]) -> View {
+        let (ptr, shape) = (host.upload(values), [values.len() as i64]);
+        // SAFETY: the memory lives as long as `host`, and has been made of as many values.
+        unsafe { View::contiguous(ptr as *const _, DType::I32, Device::Cpu, &shape) }
+    }
+
+    /// Everything in a plan that is read: header, worker starts, used merges and used items.
+    fn used_entries(gpu: &Gpu, workspace: &View, plan: &Plan) -> Vec<Vec<u8>> {
+        let bytes: Vec<u8> =
+            gpu.download(workspace.ptr(), plan.plan_bytes() as usize, gpu.stream());
+        let [workers, merges, items, _] = plan.plan_offsets().map(|offset| offset as usize);
+        let count =
+            |word: usize| i32::from_le_bytes(bytes[4 * word..][..4].try_into().unwrap()) as usize;
+        let (used_items, used_merges) = (count(1), count(2));
+        assert!(used_items > 0);
+        vec![
+            bytes[..size_of::<PlanHeader>()].to_vec(),
+            bytes[workers..merges].to_vec(),
+            bytes[merges..][..used_merges * size_of::<Merge>()].to_vec(),
+            bytes[items..][..used_items * size_of::<WorkItem>()].to_vec(),
+        ]
     }
 
     #[test]
@@ -320,32 +262,85 @@ mod on_cuda {
     #[test]
     #[ignore = "needs a Hopper GPU"]
     fn host_and_device_plan_the_same() {
-        let gpu = Gpu::new();
-        let server = Server::new(&gpu, Workload::new(2, 16), gpu.stream());
-        let plan_args = server.plan_args();
-        let bytes = workspace_bytes(&plan_args).unwrap();
-        let host = Host::default();
-        let lens = host_lens(&host, &server);
-        let workspace = server.workspace(bytes);
-        // SAFETY: all memory is live.
-        let plan = unsafe { Plan::new(&plan_args, &lens, workspace, gpu.stream()).unwrap() };
-        let args = DecodeArgs {
-            plan: Some(&plan),
-            ..server.args()
-        };
-        // SAFETY: as above.
-        unsafe { decode(&args).unwrap() };
-        server.assert_right(&server.work.seq_lens, "planned on the host");
-        let by_host: Vec<u8> =
-            gpu.download(workspace.ptr(), plan.plan_bytes() as usize, gpu.stream());
-        // SAFETY: as above.
-        unsafe { plan.update(&server.lens_view(), gpu.stream()).unwrap() };
-        let by_device: Vec<u8> =
-            gpu.download(workspace.ptr(), plan.plan_bytes() as usize, gpu.stream());
-        assert!(
-            by_host[..64] == by_device[..64],
-            "the plans' headers differ"
+        let (gpu, host) = (Gpu::new(), Host::default());
+        for ragged in [false, true] {
+            for num_splits in [None, Some(3)] {
+                let work = if ragged {
+                    Workload::ragged(16)
+                } else {
+                    Workload::new(2, 16)
+                };
+                let server = Server::new(&gpu, work, gpu.stream());
+                let plan_args = PlanArgs {
+                    num_splits,
+                    max_seq_len: Some(1024),
+                    ..if ragged {
+                        server.prefill_args().plan_args().unwrap()
+                    } else {
+                        server.plan_args()
+                    }
+                };
+                plans_are_equal(&gpu, &host, &server, &plan_args);
+            }
+        }
+    }
+
+    /// Plans from host and device lengths, each in memory of zeros, so that gaps between entries are equal too.
+    fn plans_are_equal(gpu: &Gpu, host: &Host, server: &Server<'_, Gpu>, plan_args: &PlanArgs) {
+        let ragged = matches!(plan_args.queries, Queries::Ragged { .. });
+        let bytes = workspace_bytes(plan_args).unwrap() as usize;
+        let host_views = (
+            on_host(host, &server.work.seq_lens),
+            on_host(host, &server.work.qo_indptr()),
         );
+        let device_views = (server.lens_view(), server.indptr_view());
+        let entries = [host_views, device_views].map(|(lens, indptr)| {
+            let workspace = server.view(gpu.upload(&vec![0u8; bytes]), DType::U8, &[bytes]);
+            let indptr = ragged.then_some(&indptr);
+            // SAFETY: all memory is live.
+            let plan =
+                unsafe { Plan::new(plan_args, &lens, indptr, workspace, gpu.stream()).unwrap() };
+            server.poison();
+            // SAFETY: as above.
+            unsafe {
+                if ragged {
+                    let plan = Some(&plan);
+                    prefill(&PrefillArgs {
+                        plan,
+                        ..server.prefill_args()
+                    })
+                    .unwrap();
+                } else {
+                    let plan = Some(&plan);
+                    decode(&DecodeArgs {
+                        plan,
+                        ..server.args()
+                    })
+                    .unwrap();
+                }
+            }
+            server.assert_right(&server.work.seq_lens, "planned on host or device");
+            used_entries(gpu, &workspace, &plan)
+        });
+        assert_eq!(entries[0], entries[1], "{plan_args:?}");
+    }
+
+    #[test]
+    #[ignore = "needs a Hopper GPU"]
+    fn a_captured_prefill_replays_for_other_tokens() {
+        let gpu = Gpu::new();
+        let mut server = Server::new(&gpu, Workload::ragged(64), gpu.stream());
+        let mut args = server.prefill_args();
+        args.workspace = Some(server.workspace(args.workspace_bytes().unwrap()));
+        // SAFETY: all memory is live until the graph has been replayed.
+        let graph = Graph::capture(&gpu, || unsafe { prefill(&args).unwrap() });
+        for turns in 0..3 {
+            server.work.q_lens.rotate_left(turns);
+            gpu.write(server.qo_indptr, &server.work.qo_indptr(), gpu.stream());
+            server.poison();
+            graph.replay();
+            server.assert_right(&server.work.seq_lens, "prefill replayed");
+        }
     }
 
     #[test]
@@ -374,12 +369,13 @@ mod on_cuda {
         let plan_args = server.plan_args();
         let workspace = server.workspace(workspace_bytes(&plan_args).unwrap());
         let host = Host::default();
-        let lens = host_lens(&host, &server);
+        let lens = on_host(&host, &server.work.seq_lens);
         // SAFETY: all memory is live.
         Graph::capture(&gpu, || unsafe {
-            let error = Plan::new(&plan_args, &lens, workspace, gpu.stream()).unwrap_err();
+            let error = Plan::new(&plan_args, &lens, None, workspace, gpu.stream()).unwrap_err();
             assert_eq!(error.argument(), Some("seq_lens"), "{error}");
-            let plan = Plan::new(&plan_args, &server.lens_view(), workspace, gpu.stream()).unwrap();
+            let lens = server.lens_view();
+            let plan = Plan::new(&plan_args, &lens, None, workspace, gpu.stream()).unwrap();
             decode(&DecodeArgs {
                 plan: Some(&plan),
                 ..server.args()

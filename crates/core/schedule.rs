@@ -4,14 +4,14 @@
 //! each part on a 256-byte boundary counted from the workspace's beginning.
 
 use ferromla_schedule::{
-    Choice, PlanError, PlanLayout, PlanShape, Problem as ScheduleProblem, Queries, Split, Target,
-    choose, layout,
+    Choice, PlanError, PlanLayout, PlanShape, Problem as ScheduleProblem,
+    Queries as ScheduleQueries, Split, Target, choose, layout,
 };
 
 use crate::check::{Access, Arg, Last, MAX_SEQ_LEN, supported_format};
 use crate::dtype::{DType, Device};
 use crate::error::{Error, Result};
-use crate::plan::PlanArgs;
+use crate::plan::{PlanArgs, Queries};
 use crate::problem::NOPE_DIM;
 use crate::view::View;
 
@@ -47,8 +47,13 @@ impl Schedule {
         let max_seq_len = args.max_seq_len.unwrap_or(MAX_SEQ_LEN).min(MAX_SEQ_LEN) as i32;
         let problem = ScheduleProblem {
             batch: args.batch as i32,
-            queries: Queries::Uniform {
-                q_len: args.q_len as i32,
+            queries: match args.queries {
+                Queries::Uniform { q_len } => ScheduleQueries::Uniform {
+                    q_len: q_len as i32,
+                },
+                Queries::Ragged { num_tokens } => ScheduleQueries::Ragged {
+                    tokens: num_tokens as i32,
+                },
             },
             group,
             kv_heads: args.num_kv_heads as i32,
@@ -149,7 +154,10 @@ fn check(args: &PlanArgs) -> Result<()> {
     range("batch", args.batch, 0)?;
     range("num_heads", args.num_heads, 1)?;
     range("num_kv_heads", args.num_kv_heads, 1)?;
-    range("q_len", args.q_len, 0)?;
+    match args.queries {
+        Queries::Uniform { q_len } => range("q_len", q_len, 0)?,
+        Queries::Ragged { num_tokens } => range("num_tokens", num_tokens, 0)?,
+    }
     range("page_size", args.page_size, 1)?;
     if args.num_heads % args.num_kv_heads != 0 {
         let rule = format!("it divides num_heads, {}", args.num_heads);

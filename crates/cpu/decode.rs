@@ -1,4 +1,4 @@
-//! Decode: attention of a few query tokens per request over a paged latent cache.
+//! Decode and prefill: attention of the query tokens of each request over a paged latent cache.
 //!
 //! The plan's workers run in parallel, each going through its items in order: the same items, split
 //! and partial results as on a GPU. Within an item the keys go by in tiles of 64 tokens: scores by one
@@ -23,7 +23,8 @@ use crate::{Format, NOPE_DIM, Parts, ROPE_DIM, Strided, TILE_TOKENS};
 pub struct DecodeCpu<'a> {
     /// Element type of q, cache and out.
     pub format: Format,
-    /// Rows of `[b, s_q, h]`.
+    /// Rows of `[b, s_q, h]`. Ragged queries: `[b, t, h]` with stride 0 along `b`, as `out` and `lse`; the plan's
+    /// items say which tokens are a request's.
     pub q: Parts<3>,
     /// Rows of `[pages, page_size, h_kv]`.
     pub kv_cache: Parts<3>,
@@ -64,10 +65,11 @@ impl DecodeCpu<'_> {
 /// # Safety
 /// - Every view describes live, aligned memory of its shape (rows of 512 and 64 elements for the nope
 ///   and rope parts, 512 for `out` and `partial_out`) for the whole call; `out`, `lse`, `partial_out` and
-///   `partial_lse` are writable, used by nobody else, and overlap neither each other nor themselves.
+///   `partial_lse` are writable, used by nobody else, and overlap neither each other nor themselves. (Along a
+///   batch of stride 0 they do: then no two requests of the plan have a query token in common.)
 /// - `q`, `out` and `lse` have one shape, with `group` dividing its heads; `rope` is present in both of
 ///   q and cache or in neither, with the shape of `nope`; pages hold at least one token.
-/// - The plan was made for this batch, `q_len`, `group`, KV heads and `causal`.
+/// - The plan was made for this batch, these query tokens, `group`, KV heads and `causal`.
 ///
 /// # Panics
 /// When the partial buffers are too small for the plan's slots.

@@ -1,7 +1,8 @@
-"""Decode problems: plain keys, and the same keys in a poisoned paged cache."""
+"""Decode and prefill problems: plain keys, and the same keys in a poisoned paged cache."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 import torch
@@ -21,7 +22,8 @@ QUERY_DEVIATION = 3.0
 
 @dataclass
 class Problem:
-    """A call and what it should see. ``keys [b, s, h_kv, d]`` holds the tokens before paging."""
+    """A call and what it should see. ``keys [b, s, h_kv, d]`` holds the tokens before paging; ``indptr`` is there
+    where the queries are ragged, and the call is a prefill."""
 
     q: torch.Tensor
     cache: torch.Tensor
@@ -30,24 +32,35 @@ class Problem:
     keys: torch.Tensor
     present: torch.Tensor
     options: dict = field(default_factory=dict)
+    indptr: torch.Tensor | None = None
+
+    def call(self, **options):
+        """The operation, into outputs of its own where none are given."""
+        inputs = self.q, self.cache, self.table, self.lens
+        if self.indptr is None:
+            return ferromla.decode(*inputs, **options)
+        return ferromla.prefill(*inputs, self.indptr, **options)
 
     def run(self, **options):
-        """Decode into NaN-poisoned outputs."""
-        out, lse = poisoned_outputs(self.q)
+        """The operation, into NaN-poisoned outputs."""
+        q = self.q if isinstance(self.q, torch.Tensor) else self.q[0]
+        out, lse = poisoned_outputs(q)
         options = self.options | {"out": out, "lse": lse} | options
-        got = ferromla.decode(self.q, self.cache, self.table, self.lens, **options)
+        got = self.call(**options)
         assert got[0] is options["out"]
         assert got[1] is options["lse"]
         return got
 
     def expected(self, *, causal=True, softmax_scale=None, attn_sink=None, **_):
-        """What decode should give with these options."""
-        return reference.attention(
-            self.q, self.keys, self.present, self.lens, causal=causal, scale=softmax_scale, sink=attn_sink
-        )
+        """What the operation should give with these options."""
+        inputs = self.keys, self.present, self.lens
+        options = {"causal": causal, "scale": softmax_scale, "sink": attn_sink}
+        if self.indptr is None:
+            return reference.attention(self.q, *inputs, **options)
+        return reference.ragged_attention(self.q, self.indptr, *inputs, **options)
 
     def check(self, **options):
-        """Decode and compare."""
+        """Run and compare."""
         got = self.run(**options)
         tolerance.check(*got, *self.expected(**self.options | options))
         return got
@@ -114,16 +127,29 @@ def make(
     d_qk=576,
     lens=None,
     varlen=True,
+    q_lens=None,
     seed=0,
     **options,
 ) -> Problem:
-    """A random problem; ``options`` go to decode."""
+    """A random problem, ragged where ``q_lens`` are given: query tokens of each request. ``options`` go to the
+    operation."""
     generator = torch.Generator().manual_seed(seed)
     lens = lengths(b, seq, varlen, generator) if lens is None else torch.tensor(lens, dtype=torch.int32)
     b, s = len(lens), max([0, *lens.tolist()])
-    keys = random_keys(b, s, h_kv, d_qk, generator=generator).to(device, dtype)
-    q = random_queries(b, s_q, h, d_qk, generator=generator).to(device, dtype)
+    # Large problems take long to draw on the host.
+    values = {"generator": generator}
+    if torch.device(device).type == "cuda":
+        values = {"generator": torch.Generator(device).manual_seed(seed), "device": device}
+    keys = random_keys(b, s, h_kv, d_qk, **values).to(device, dtype)
+    rows = (b, s_q) if q_lens is None else (sum(q_lens),)
+    q = random_queries(*rows, h, d_qk, **values).to(device, dtype)
     cache, table = page(keys, lens, page_size, generator)
     lens = lens.to(device)
     present = torch.arange(keys.shape[1], device=lens.device) < lens[:, None]
-    return Problem(q, cache, table, lens, keys, present, options)
+    indptr = None if q_lens is None else offsets(q_lens).to(device)
+    return Problem(q, cache, table, lens, keys, present, options, indptr)
+
+
+def offsets(q_lens) -> torch.Tensor:
+    """The qo_indptr of these query lengths, on the host."""
+    return torch.tensor([0, *itertools.accumulate(q_lens)], dtype=torch.int32)

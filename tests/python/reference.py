@@ -39,6 +39,23 @@ def attention(
     return out, lse
 
 
+def ragged_attention(q, indptr, keys, present, lens, **options) -> tuple[torch.Tensor, torch.Tensor]:
+    """Softmax attention where the query tokens of request ``r`` are ``indptr[r] .. indptr[r + 1]`` of ``q [t, h, d]``.
+    Gives ``out [t, h, 512]`` and ``lse [t, h]``, NaN for tokens of nobody before the first and after the last."""
+    q_lens = indptr.long().diff()
+    longest = int(q_lens.max()) if len(q_lens) else 0
+    # The tokens of a request along an axis of its own, the last one at the end as for the causal mask.
+    own = torch.arange(longest, device=q.device) >= longest - q_lens[:, None]
+    used = slice(int(indptr[0]), int(indptr[-1]))
+    padded = q.new_zeros(len(q_lens), longest, *q.shape[1:])
+    padded[own] = q[used]
+    out = torch.full((*q.shape[:-1], D_V), torch.nan, dtype=torch.float64, device=q.device)
+    lse = torch.full(q.shape[:-1], torch.nan, dtype=torch.float64, device=q.device)
+    padded_out, padded_lse = attention(padded, keys, present, lens, **options)
+    out[used], lse[used] = padded_out[own], padded_lse[own]
+    return out, lse
+
+
 def _attend(q, keys, present, lens, causal, scale):
     b, s_q, h, d = q.shape
     s, h_kv = keys.shape[1], keys.shape[2]

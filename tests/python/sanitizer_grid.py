@@ -28,6 +28,7 @@ def main() -> int:
             )
             problem.check(**options)
             count += 1
+    count += prefills()
     problem = problems.make(h=126, h_kv=3, s_q=2, lens=[0, 130, 64], device="cuda")
     first, second = problem.check(), problem.check(num_splits=3)
     ferromla.merge_states(*first, *second)
@@ -36,8 +37,28 @@ def main() -> int:
     problem.check(plan=plan)
     cache_operations()
     torch.cuda.synchronize()
-    print(f"{count + 3} calls of decode, and the cache operations")
+    print(f"{count + 3} calls of decode and prefill, and the cache operations")
     return 0
+
+
+def prefills() -> int:
+    """Ragged queries; gives the number of calls."""
+    count = 0
+    for h, page_size in itertools.product((1, 16, 65, 128), (64, 61)):
+        for options in ({}, {"num_splits": 2}, {"batch_invariant": True, "causal": False}):
+            problem = problems.make(
+                h=h,
+                lens=[300, 5, 0, 64, 130],
+                q_lens=[4, 9, 1, 0, 40],
+                page_size=page_size,
+                dtype=(torch.bfloat16, torch.float16)[count % 2],
+                d_qk=(576, 512)[count % 2],
+                device="cuda",
+                seed=count,
+            )
+            problem.check(**options)
+            count += 1
+    return count
 
 
 def cache_operations() -> None:

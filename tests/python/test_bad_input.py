@@ -30,6 +30,21 @@ def _call(device):
     }
 
 
+def _prefill_call(device):
+    """The same for a prefill of 7 query tokens."""
+    problem = problems.make(h=16, lens=[100, 0, 64], q_lens=[4, 1, 2], device=device)
+    out, lse = problems.poisoned_outputs(problem.q)
+    return {
+        "q": problem.q,
+        "kv_cache": problem.cache,
+        "block_table": problem.table,
+        "seq_lens": problem.lens,
+        "qo_indptr": problem.indptr,
+        "out": out,
+        "lse": lse,
+    }
+
+
 def _wide(tensor):
     """The same shape with a last stride of two."""
     return torch.stack([tensor, tensor], -1).flatten(-2)[..., ::2]
@@ -102,14 +117,45 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_is_refused_by_name_and_nothing_is_written(device, name):
-    argument, change, error = CASES[name]
-    call = _call(device)
+# What prefill has of its own; the rest is checked by the same code.
+PREFILL_CASES = {
+    "q rank": ("q", lambda c: {"q": c["q"][None]}, INVALID),
+    "q width": ("q", lambda c: {"q": c["q"][..., :500]}, INVALID),
+    "q dtype": ("q", lambda c: {"q": c["q"].float()}, INVALID),
+    "q no heads": ("q", lambda c: {"q": c["q"][:, :0]}, INVALID),
+    "q pair": ("q[1]", lambda c: {"q": (c["q"][..., :512], c["q"][:5, :, 512:])}, INVALID),
+    "cache heads": ("kv_cache", lambda c: {"kv_cache": torch.stack([c["kv_cache"]] * 3, 2)}, INVALID),
+    "indptr rank": ("qo_indptr", lambda c: {"qo_indptr": c["qo_indptr"][None]}, INVALID),
+    "indptr short": ("qo_indptr", lambda c: {"qo_indptr": c["qo_indptr"][:3]}, INVALID),
+    "indptr dtype": ("qo_indptr", lambda c: {"qo_indptr": c["qo_indptr"].long()}, INVALID),
+    "indptr list": ("qo_indptr", lambda c: {"qo_indptr": [0, 4, 5, 7]}, INVALID),
+    "indptr None": ("qo_indptr", lambda c: {"qo_indptr": None}, INVALID),
+    "lens batch": ("seq_lens", lambda c: {"seq_lens": c["seq_lens"][:2]}, INVALID),
+    "splits": ("num_splits", lambda c: {"num_splits": 0}, INVALID),
+    "q_scale": ("q_scale", lambda c: {"q_scale": 1.0}, UNSUPPORTED),
+    "out shape": ("out", lambda c: {"out": c["out"][:6]}, INVALID),
+    "out rank": ("out", lambda c: {"out": c["out"][None]}, INVALID),
+    "out overlapping": ("out", lambda c: {"out": c["out"][:1].expand(7, 16, 512)}, INVALID),
+    "lse shape": ("lse", lambda c: {"lse": c["lse"].T}, INVALID),
+    "lse overlapping": ("lse", lambda c: {"lse": c["lse"][:1].expand(7, 16)}, INVALID),
+}
+OPERATIONS = {
+    "decode": (ferromla.decode, _call, CASES),
+    "prefill": (ferromla.prefill, _prefill_call, PREFILL_CASES),
+}
+
+
+@pytest.mark.parametrize(
+    ("operation", "name"), [(operation, name) for operation, (*_, cases) in OPERATIONS.items() for name in cases]
+)
+def test_is_refused_by_name_and_nothing_is_written(device, operation, name):
+    function, valid, cases = OPERATIONS[operation]
+    argument, change, error = cases[name]
+    call = valid(device)
     out, lse = call["out"], call["lse"]
     call |= change(call)
     with pytest.raises(error) as caught:
-        ferromla.decode(**call)
+        function(**call)
     assert caught.value.argument == argument
     assert caught.value.value
     assert caught.value.rule
@@ -119,8 +165,10 @@ def test_is_refused_by_name_and_nothing_is_written(device, name):
     assert bool(torch.isnan(lse).all())
 
 
-def test_the_unchanged_call_is_valid(device):
-    out, _ = ferromla.decode(**_call(device))
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_the_unchanged_call_is_valid(device, operation):
+    function, valid, _ = OPERATIONS[operation]
+    out, _ = function(**valid(device))
     assert not torch.isnan(out).any()
 
 
@@ -147,6 +195,23 @@ def test_tensors_on_two_devices_are_refused(cuda, argument):
     with pytest.raises(INVALID, match=r"cpu") as caught:
         ferromla.decode(**call)
     assert caught.value.argument == argument
+
+
+@pytest.mark.gpu
+def test_a_qo_indptr_on_another_device_is_refused(cuda):
+    call = _prefill_call(cuda)
+    lens, indptr = call["seq_lens"], call["qo_indptr"]
+    with pytest.raises(INVALID, match="cpu") as caught:
+        ferromla.prefill(**call | {"qo_indptr": indptr.cpu()})
+    assert caught.value.argument == "qo_indptr"
+    shapes = {"num_heads": 16, "page_size": 64, "num_tokens": 7, "device": "cuda:0"}
+    for mixed in ({"seq_lens": lens, "qo_indptr": indptr.cpu()}, {"seq_lens": lens.cpu(), "qo_indptr": indptr}):
+        with pytest.raises(INVALID, match="as seq_lens is") as caught:
+            ferromla.Plan(**mixed, **shapes)
+        assert caught.value.argument == "qo_indptr"
+    with pytest.raises(INVALID, match="only the device reads") as caught:
+        ferromla.Plan(lens, qo_indptr=indptr, num_heads=16, page_size=64)
+    assert caught.value.argument == "num_tokens"
 
 
 @pytest.mark.gpu
@@ -199,17 +264,35 @@ PLAN_CASES = {
     "num_splits": {"num_splits": 0},
     "kv_format": {"kv_format": "fp8_v32"},
     "qo_indptr": {"qo_indptr": torch.zeros(4, dtype=torch.int32)},
+    "qo_indptr dtype": {"qo_indptr": torch.zeros(3)},
+    "qo_indptr scalar": {"qo_indptr": torch.tensor(3, dtype=torch.int32)},
+    "qo_indptr empty": {"qo_indptr": torch.zeros(0, dtype=torch.int32)},
+    "qo_indptr end": {"qo_indptr": torch.tensor([0, 4, -1], dtype=torch.int32)},
+    "qo_indptr missing": {"num_tokens": 7},
+    "num_tokens": {"num_tokens": -1, "qo_indptr": torch.zeros(3, dtype=torch.int32)},
+    "q_len beside qo_indptr": {"q_len": 2, "qo_indptr": torch.zeros(3, dtype=torch.int32)},
     "device": {"device": "tpu:0"},
     "seq_lens": {"seq_lens": torch.zeros(2, 3, dtype=torch.int32)},
 }
 
 
-@pytest.mark.parametrize("argument", PLAN_CASES)
-def test_a_plan_is_refused_by_name(argument):
+@pytest.mark.parametrize("name", PLAN_CASES)
+def test_a_plan_is_refused_by_name(name):
     valid = {"seq_lens": torch.tensor([5, 6]).int(), "num_heads": 16, "page_size": 64}
     with pytest.raises((INVALID, UNSUPPORTED)) as caught:
-        ferromla.Plan(**valid | PLAN_CASES[argument])
-    assert caught.value.argument == argument
+        ferromla.Plan(**valid | PLAN_CASES[name])
+    assert caught.value.argument == name.partition(" ")[0]
+
+
+def test_an_update_with_the_wrong_qo_indptr_is_refused():
+    lens, indptr = torch.tensor([5, 6]).int(), torch.tensor([0, 1, 3]).int()
+    uniform = ferromla.Plan(lens, num_heads=16, page_size=64)
+    ragged = ferromla.Plan(lens, qo_indptr=indptr, num_heads=16, page_size=64)
+    for plan, given in ((uniform, indptr), (ragged, indptr[:2]), (ragged, indptr.long())):
+        with pytest.raises(INVALID) as caught:
+            plan.update(lens, given)
+        assert caught.value.argument == "qo_indptr"
+    ragged.update(lens)  # the one that it was made with still counts
 
 
 def test_checked_mode_names_the_first_offender(device):
@@ -235,6 +318,19 @@ def test_checked_mode_names_the_first_offender(device):
             with pytest.raises(ferromla.InvalidArgument, match=rf"{bad} at \\[2\\]") as caught:
                 problem.run()
             assert caught.value.argument == "seq_lens"
+        problem = problems.make(h=16, lens=[300, 100, 64], q_lens=[2, 0, 5], device=device)
+        problem.check()
+        plan = ferromla.Plan(problem.lens, num_heads=16, page_size=64, qo_indptr=problem.indptr, num_tokens=7)
+        problem.check(plan=plan)
+        for place, bad in ((0, 1), (1, 3), (2, -1), (3, 6), (3, 8)):
+            kept = problem.indptr.clone()
+            problem.indptr[place] = bad
+            for call in (problem.run, lambda: plan.update(problem.lens)):
+                with pytest.raises(ferromla.InvalidArgument) as caught:
+                    call()
+                assert caught.value.argument == "qo_indptr"
+                assert f"at [{place if bad != 3 else 2}]" in caught.value.value
+            problem.indptr.copy_(kept)
         rows = torch.zeros(2, 576, dtype=torch.bfloat16, device=device)
         slots = torch.tensor([0, 64 * problem.cache.shape[0]], device=device)
         with pytest.raises(ferromla.InvalidArgument) as caught:

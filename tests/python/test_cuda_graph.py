@@ -109,6 +109,76 @@ def test_a_captured_planning_kernel_replays(cuda):
         _check_now(problem, out, lse)
 
 
+RAGGED_STEPS = (
+    ([1, 3000, 0, 64], [1, 40, 0, 7]),
+    ([3100, 3100, 3100, 3100], [0, 0, 47, 1]),
+    ([0, 0, 0, 0], [12, 12, 12, 12]),
+    ([2, 65, 129, 2000], [3, 1, 1, 1]),  # fewer tokens than q has rows
+)
+
+
+def _ragged_problem(cuda):
+    problem = problems.make(h=16, lens=[3000, 200, 64, 1000], q_lens=[40, 1, 0, 7], device=cuda)
+    problem.cache.nan_to_num_(0.5)
+    return problem
+
+
+def _check_ragged_now(problem, out, lse):
+    """Against whatever lengths, table and offsets the problem holds now; rows of nobody are NaN still."""
+    torch.cuda.synchronize()
+    keys, present = reference.gather(problem.cache, problem.table, problem.lens)
+    want = reference.ragged_attention(problem.q, problem.indptr, keys, present, problem.lens)
+    used = int(problem.indptr[-1])
+    tolerance.check(out[:used], lse[:used], want[0][:used], want[1][:used])
+    assert bool(torch.isnan(out[used:]).all())
+    assert bool(torch.isnan(lse[used:]).all())
+    out.fill_(problems.NAN)
+    lse.fill_(problems.NAN)
+
+
+@pytest.mark.parametrize("planned", [False, True])
+@pytest.mark.parametrize("options", [{}, {"num_splits": 5}, {"batch_invariant": True}])
+def test_a_captured_prefill_replays_for_other_lengths_and_offsets(cuda, planned, options):
+    """Plan and layers in one graph; lengths, table and qo_indptr are overwritten in place."""
+    problem = _ragged_problem(cuda)
+    out, lse = problems.poisoned_outputs(problem.q)
+    shapes = {"num_heads": 16, "page_size": 64, "qo_indptr": problem.indptr, "num_tokens": problem.q.shape[0]}
+    plan = ferromla.Plan(problem.lens, **shapes, **options) if planned else None
+
+    def run():
+        if planned:
+            plan.update(problem.lens)
+        for _ in range(2):
+            problem.run(out=out, lse=lse, **({"plan": plan} if planned else options))
+
+    graph = _captured(run)
+    out.fill_(problems.NAN)
+    lse.fill_(problems.NAN)
+    for lens, q_lens in RAGGED_STEPS:
+        _change(problem, lens)
+        problem.indptr.copy_(problems.offsets(q_lens))
+        graph.replay()
+        _check_ragged_now(problem, out, lse)
+
+
+def test_a_ragged_plan_is_updated_between_replays(cuda):
+    problem = _ragged_problem(cuda)
+    out, lse = problems.poisoned_outputs(problem.q)
+    shapes = {"num_heads": 16, "page_size": 64, "num_tokens": problem.q.shape[0]}
+    plan = ferromla.Plan(problem.lens, qo_indptr=problem.indptr, **shapes)
+    graph = _captured(lambda: problem.run(plan=plan, out=out, lse=lse))
+    out.fill_(problems.NAN)
+    lse.fill_(problems.NAN)
+    for lens, q_lens in RAGGED_STEPS:
+        _change(problem, lens)
+        problem.indptr.copy_(problems.offsets(q_lens))
+        for on_host in (False, True):
+            given = (problem.lens.cpu(), problem.indptr.cpu()) if on_host else (problem.lens, problem.indptr)
+            plan.update(*given)
+            graph.replay()
+            _check_ragged_now(problem, out, lse)
+
+
 def test_cache_operations_replay(cuda):
     cache = torch.zeros(8, 64, 576, dtype=torch.bfloat16, device=cuda)
     rows = torch.randn(3, 576, device=cuda).bfloat16()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import random
 
 import pytest
 import torch
 
+import covering
 import ferromla
 import problems
 import reference
@@ -32,46 +32,13 @@ def _cost(case: tuple) -> int:
     return b * s_q * seq * h
 
 
-def _pairs(case: tuple) -> set:
-    """Each value of the case with each value of another axis."""
-    return set(itertools.combinations(enumerate(case), 2))
-
-
-def covering_sample(seed: int = 0) -> list[tuple]:
-    """Cases within the cost limit that together hold every pair of values that such a case can hold."""
-    rng = random.Random(seed)
-    axes = list(AXES.values())
-    cheapest = tuple(axis[0] for axis in axes)
-    every_pair = (
-        ((i, x), (j, y)) for i, j in itertools.combinations(range(len(axes)), 2) for x in axes[i] for y in axes[j]
-    )
-    missing = [pair for pair in every_pair if _cost(_with(cheapest, pair)) <= CPU_COST_LIMIT]
-    sample = []
-    while missing:
-        candidates = [_with(cheapest, missing[0])]
-        candidates += [_with(tuple(map(rng.choice, axes)), missing[0]) for _ in range(60)]
-        candidates = [case for case in candidates if _cost(case) <= CPU_COST_LIMIT]
-        best = max(candidates, key=lambda case: len(_pairs(case).intersection(missing)))
-        missing = [pair for pair in missing if pair not in _pairs(best)]
-        sample.append(best)
-    return sample
-
-
-def _with(case: tuple, pair: tuple) -> tuple:
-    """The case with the pair's two values in their places."""
-    values = list(case)
-    for axis, value in pair:
-        values[axis] = value
-    return tuple(values)
-
-
 def _name(case: tuple) -> str:
     b, s_q, seq, (h, h_kv), varlen, causal, page_size, dtype = case
     kind = f"{'varlen' if varlen else 'even'}-{'causal' if causal else 'full'}-{str(dtype)[6:]}"
     return f"b{b}-sq{s_q}-seq{seq}-h{h}-hkv{h_kv}-{kind}-page{page_size}"
 
 
-SAMPLE = covering_sample()
+SAMPLE = covering.sample(AXES, lambda case: _cost(case) <= CPU_COST_LIMIT)
 
 
 def test_the_cpu_sample_holds_every_value_of_every_axis():

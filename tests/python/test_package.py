@@ -117,6 +117,7 @@ def test_support_is_plain_data():
     assert report["backend"] in ("cuda", "cpu")
     assert {row["operation"] for row in report["operations"]} == {
         "decode",
+        "prefill",
         "merge_states",
         "append_kv",
         "gather_kv",
@@ -148,6 +149,11 @@ def test_operators_pass_torchs_own_checks(device):
     out, lse = (torch.zeros_like(x) for x in problems.poisoned_outputs(problem.q))
     torch.library.opcheck(torch.ops.ferromla.decode.default, inputs)
     torch.library.opcheck(torch.ops.ferromla.decode_out.default, (*inputs, out, lse))
+    indptr = torch.tensor([0, 1, 1, 6], dtype=torch.int32, device=device)
+    ragged = (problem.q.flatten(0, 1), *inputs[1:], indptr)
+    ragged_out = out.flatten(0, 1), lse.flatten(0, 1)
+    torch.library.opcheck(torch.ops.ferromla.prefill.default, ragged)
+    torch.library.opcheck(torch.ops.ferromla.prefill_out.default, (*ragged, *ragged_out))
     torch.library.opcheck(torch.ops.ferromla.merge_states.default, (out, lse, out, lse))
     torch.library.opcheck(torch.ops.ferromla.merge_states_out.default, (out, lse, out, lse, out.clone(), lse.clone()))
     rows = (
@@ -179,6 +185,16 @@ def test_operators_give_what_the_functions_give(device):
         assert torch.equal(got[1], want[1])
     invariant = torch.ops.ferromla.decode(*inputs, batch_invariant=True)
     assert torch.equal(invariant[0], ferromla.decode(*inputs, batch_invariant=True)[0])
+
+
+def test_the_prefill_operators_give_what_the_function_gives(device):
+    problem = problems.make(h=16, lens=[100, 0, 70], q_lens=[3, 1, 2], device=device)
+    inputs = (problem.q, problem.cache, problem.table, problem.lens, problem.indptr)
+    options = {"softmax_scale": 0.05, "causal": False, "num_splits": 3}
+    out, lse = problems.poisoned_outputs(problem.q)
+    torch.ops.ferromla.prefill_out(*inputs, out, lse, **options)
+    for got in (torch.ops.ferromla.prefill(*inputs, **options), (out, lse)):
+        tolerance.check(*got, *problem.expected(**options))
 
 
 def test_operators_compile_without_a_graph_break():

@@ -186,14 +186,45 @@ def test_host_and_device_make_the_same_plan(cuda, max_len):
             assert _entries(host) == _entries(device), (options, batch, lens)
 
 
+RAGGED_GRID = [
+    {"num_heads": h, "num_kv_heads": h_kv, **mode}
+    for h, h_kv in [(1, 1), (16, 1), (128, 1), (9, 3)]
+    for mode in ({}, {"causal": False}, {"num_splits": 3}, {"batch_invariant": True})
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("most", [1, 8, 700])
+def test_host_and_device_make_the_same_ragged_plan(cuda, most):
+    """Requests of up to ``most`` query tokens, then offsets that are no such thing."""
+    generator = torch.Generator().manual_seed(most)
+    for options in RAGGED_GRID:
+        for batch in (0, 1, 2, 6, 64, 1500):
+            lens = torch.randint(-2, 5000, (batch,), generator=generator, dtype=torch.int32)
+            q_lens = torch.randint(0, most + 1, (batch,), generator=generator)
+            indptr = problems.offsets(q_lens.tolist())
+            tokens = int(indptr[-1])
+            if tokens * options["num_heads"] > (60_000 if "num_splits" in options else 1_000_000):
+                continue  # slots take memory, and items time to compare
+            garbage = torch.randint(-9, tokens + 9, indptr.shape, generator=generator, dtype=torch.int32)
+            shapes = options | {"page_size": 64, "max_seq_len": 4096, "device": "cuda:0", "num_tokens": tokens}
+            need = ferromla.workspace_bytes(batch=batch, **shapes)
+            for given in (indptr, garbage):
+                spaces = [torch.zeros(need, dtype=torch.uint8, device=cuda) for _ in range(2)]
+                host = ferromla.Plan(lens, qo_indptr=given, **shapes, workspace=spaces[0])
+                device = ferromla.Plan(lens.to(cuda), qo_indptr=given.to(cuda), **shapes, workspace=spaces[1])
+                assert _entries(host) == _entries(device), (options, batch, given)
+
+
 @pytest.mark.parametrize("options", [{}, {"num_splits": 3}, {"batch_invariant": True}])
 def test_the_items_of_a_plan_cover_every_tile_once(options):
     lens = torch.tensor([5000, 0, 6, 64, 65]).int()
     plan = ferromla.Plan(lens, num_heads=16, page_size=64, max_seq_len=8192, **options)
     entries = _entries(plan)
     items = torch.tensor(entries["items"]).view(-1, ITEM_WORDS)
-    assert entries["header"][0] == 1
-    assert not any(entries["header"][6:])
+    assert entries["header"][0] == 2
+    assert entries["header"][6] == len(lens), "units: every request has one row block"
+    assert not any(entries["header"][7:])
     for request, length in enumerate(lens.tolist()):
         tiles = []
         for item in items[items[:, 0] == request].tolist():

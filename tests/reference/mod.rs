@@ -3,6 +3,7 @@
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod memory;
+pub mod server;
 
 /// Round to nearest bfloat16.
 pub fn bf16(x: f32) -> u16 {
@@ -43,7 +44,8 @@ const QUERY_DEVIATION: f32 = 3.0;
 /// Requests over a paged cache of one KV head and rows of 576.
 pub struct Workload {
     pub batch: usize,
-    pub q_len: usize,
+    /// Query tokens of each request.
+    pub q_lens: Vec<usize>,
     pub heads: usize,
     pub page_size: usize,
     pub num_pages: usize,
@@ -51,7 +53,7 @@ pub struct Workload {
     pub causal: bool,
     pub seq_lens: Vec<i32>,
     pub block_table: Vec<i32>,
-    /// `[batch, q_len, heads, 576]`.
+    /// `[tokens, heads, 576]`: one request's query tokens after the other's.
     pub q: Vec<f32>,
     /// Per request its tokens' rows of 576.
     pub keys: Vec<Vec<Vec<f32>>>,
@@ -60,6 +62,15 @@ pub struct Workload {
 impl Workload {
     /// Six requests, one of them empty, in shuffled pages; what the tables do not use is out of range.
     pub fn new(q_len: usize, page_size: usize) -> Self {
+        Self::of(vec![q_len; 6], page_size)
+    }
+
+    /// The same requests with as many query tokens each: none, more than cached tokens, several units' worth.
+    pub fn ragged(page_size: usize) -> Self {
+        Self::of(vec![9, 2, 3, 0, 40, 1], page_size)
+    }
+
+    fn of(q_lens: Vec<usize>, page_size: usize) -> Self {
         let mut random = Random(0x9e37_79b9_7f4a_7c15);
         let seq_lens = vec![700i32, 0, 1, 129, 64, 333];
         let (batch, heads) = (seq_lens.len(), 16);
@@ -76,7 +87,7 @@ impl Workload {
                 block_table[request * max_pages + column] = free.pop().unwrap();
             }
         }
-        let q = (0..batch * q_len * heads * 576)
+        let q = (0..q_lens.iter().sum::<usize>() * heads * 576)
             .map(|_| random.normal(QUERY_DEVIATION))
             .collect();
         let mut row = || {
@@ -90,7 +101,7 @@ impl Workload {
             .collect();
         Self {
             batch,
-            q_len,
+            q_lens,
             heads,
             page_size,
             num_pages,
@@ -109,20 +120,39 @@ impl Workload {
         (page * self.page_size + token % self.page_size) as i64
     }
 
+    /// Query tokens of all requests.
+    pub fn tokens(&self) -> usize {
+        self.q_lens.iter().sum()
+    }
+
+    /// Where each request's query tokens begin, and where the last one's end.
+    pub fn qo_indptr(&self) -> Vec<i32> {
+        let mut end = 0;
+        let ends = self.q_lens.iter().map(|len| {
+            end += *len as i32;
+            end
+        });
+        std::iter::once(0).chain(ends).collect()
+    }
+
     /// `out [rows, 512]` and `lse [rows]` where the requests have these lengths, of those they were given.
     pub fn attend(&self, seq_lens: &[i32]) -> (Vec<f64>, Vec<f64>) {
         let (mut out, mut lse) = (Vec::new(), Vec::new());
-        for (row, q) in self.q.chunks_exact(576).enumerate() {
-            let (request, token) = (row / self.heads / self.q_len, row / self.heads % self.q_len);
+        let mut rows = self.q.chunks_exact(576);
+        for (request, &q_len) in self.q_lens.iter().enumerate() {
             let len = seq_lens[request] as usize;
-            let seen = if self.causal {
-                (len + token + 1).saturating_sub(self.q_len).min(len)
-            } else {
-                len
-            };
-            let (row_out, row_lse) = attend_row(q, &self.keys[request][..seen]);
-            out.extend(row_out);
-            lse.push(row_lse);
+            for token in 0..q_len {
+                let seen = if self.causal {
+                    (len + token + 1).saturating_sub(q_len).min(len)
+                } else {
+                    len
+                };
+                for q in rows.by_ref().take(self.heads) {
+                    let (row_out, row_lse) = attend_row(q, &self.keys[request][..seen]);
+                    out.extend(row_out);
+                    lse.push(row_lse);
+                }
+            }
         }
         (out, lse)
     }

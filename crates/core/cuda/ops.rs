@@ -3,13 +3,14 @@
 use std::ffi::c_void;
 
 use crate::error::Result;
+use crate::lengths::Lengths;
 use crate::params::{
     FM_COMBINE_THREADS, FM_OFFSETS_THREADS, FM_ROW_THREADS, FmAppendParams, FmCombineParams,
     FmDecodeParams, FmGatherParams, FmMergeParams, FmOffsetsParams, FmPlanParams,
 };
 use crate::plan::Plan;
 use crate::problem::{
-    AppendProblem, DecodeProblem, GatherProblem, GatherTokens, MergeProblem, PagedCache, Strided,
+    AppendProblem, AttentionProblem, GatherProblem, GatherTokens, MergeProblem, PagedCache, Strided,
 };
 use crate::view::Stream;
 
@@ -34,18 +35,19 @@ fn two(part: &Strided<3>) -> [i64; 2] {
 pub(crate) unsafe fn plan(
     ordinal: u32,
     plan: &Plan,
-    lens: &Strided<1>,
+    lengths: &Lengths,
     stream: Stream,
 ) -> Result<()> {
     let engine = Engine::get(ordinal)?;
     let _context = engine.enter()?;
+    let qo_indptr = lengths.qo_indptr.unwrap_or(Strided::NONE);
     let mut params = FmPlanParams {
         shape: plan.schedule.shape,
         layout: plan.schedule.layout,
-        seq_lens: lens.ptr as *const i32,
-        seq_lens_stride: lens.strides[0],
-        qo_indptr: std::ptr::null(),
-        qo_indptr_stride: 0,
+        seq_lens: lengths.seq_lens.ptr as *const i32,
+        seq_lens_stride: lengths.seq_lens.strides[0],
+        qo_indptr: qo_indptr.ptr as *const i32,
+        qo_indptr_stride: qo_indptr.strides[0],
         plan: plan.workspace.plan as *mut u8,
     };
     let launch = Launch {
@@ -60,7 +62,7 @@ pub(crate) unsafe fn plan(
 
 /// # Safety
 /// As for [`decode`](crate::decode); the plan has been filled for this problem.
-pub(crate) unsafe fn decode(ordinal: u32, problem: &DecodeProblem, plan: &Plan) -> Result<()> {
+pub(crate) unsafe fn decode(ordinal: u32, problem: &AttentionProblem, plan: &Plan) -> Result<()> {
     let engine = Engine::get(ordinal)?;
     let _context = engine.enter()?;
     // SAFETY: the caller's promise, for both.
@@ -76,7 +78,7 @@ pub(crate) unsafe fn decode(ordinal: u32, problem: &DecodeProblem, plan: &Plan) 
 
 /// # Safety
 /// As for [`decode`].
-unsafe fn attend(engine: &Engine, problem: &DecodeProblem, plan: &Plan) -> Result<()> {
+unsafe fn attend(engine: &Engine, problem: &AttentionProblem, plan: &Plan) -> Result<()> {
     let maps = tensor_map::geometries(&problem.cache);
     let choice = &plan.schedule.choice;
     // The CTAs of a team read the same tiles: the TMA loader loads once for two of them.
@@ -121,7 +123,7 @@ unsafe fn attend(engine: &Engine, problem: &DecodeProblem, plan: &Plan) -> Resul
     }
 }
 
-fn decode_params(problem: &DecodeProblem, plan: &Plan, multicast: i32) -> FmDecodeParams {
+fn decode_params(problem: &AttentionProblem, plan: &Plan, multicast: i32) -> FmDecodeParams {
     let (q, cache, table) = (&problem.q, &problem.cache, &problem.table);
     let q_rope = q.rope.unwrap_or(Strided::NONE);
     let kv_rope = cache.rows.rope.unwrap_or(Strided::NONE);
@@ -163,7 +165,7 @@ fn decode_params(problem: &DecodeProblem, plan: &Plan, multicast: i32) -> FmDeco
 
 /// # Safety
 /// As for [`decode`].
-unsafe fn combine(engine: &Engine, problem: &DecodeProblem, plan: &Plan) -> Result<()> {
+unsafe fn combine(engine: &Engine, problem: &AttentionProblem, plan: &Plan) -> Result<()> {
     let schedule = &plan.schedule;
     let mut params = FmCombineParams {
         plan: plan.section(0),
