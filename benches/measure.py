@@ -185,10 +185,11 @@ class _Loop:
 def times_us(*rivals: Sequence[Call], device: torch.device) -> list[float]:
     """Microseconds of one call of each rival, the median of measurements that take turns: what makes a GPU slower
     for a while meets all of them."""
-    runs = [(_Graph if device.type == "cuda" else _Loop)(calls) for calls in rivals]
-    # A replay ends by itself in milliseconds; what is captured from short calls needs several to be timed.
-    replays = [max(1, int(SAMPLE_MS / max(run.milliseconds(1), 1e-3))) for run in runs]
-    repeats = REPEATS if device.type == "cuda" else 1
+    if device.type == "cuda":
+        runs, sample_ms, repeats = [_Graph(calls) for calls in rivals], SAMPLE_MS, REPEATS
+    else:
+        runs, sample_ms, repeats = [_Loop(calls) for calls in rivals], 0.0, 1
+    replays = [max(1, int(sample_ms / max(run.milliseconds(1), 1e-3))) for run in runs]
     samples = [[run.milliseconds(n) for run, n in zip(runs, replays, strict=True)] for _ in range(repeats)]
     return [
         statistics.median(column) * 1e3 / len(calls)

@@ -27,7 +27,7 @@ def plan(bench: Bench) -> None:
         ("as on the host", "same", "{}"),
     )
     bench.report.table("plan", "Planning on the device, once per step", columns)
-    for batch in shapes.PLAN_BATCHES:
+    for batch in shapes.PLAN_BATCHES[: 3 if bench.small else None]:
         # 2 and 3 query tokens in turn.
         drafts = torch.arange(batch + 1).mul(5).div(2, rounding_mode="floor").int()
         for heads in shapes.HEADS:
