@@ -26,32 +26,29 @@ class Report:
     markdown: bool = False
     head: dict[str, Any] = field(default_factory=dict)
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    texts: dict[str, list[str]] = field(default_factory=dict)  # each table as lines of markdown
     _columns: Sequence[Column] = ()
 
     def table(self, name: str, title: str, columns: Sequence[Column]) -> None:
         """Begins a table; the rows that follow belong to it."""
-        self.tables[name] = []
+        self.tables[name], self.texts[name] = [], []
         self._columns = columns
         print(f"\n{'### ' if self.markdown else ''}{title}\n")
         self._line([column[0] for column in columns])
-        if self.markdown:
-            self._line(["---"] * len(columns))
+        self._line(["---"] * len(columns))
 
     def row(self, **values: Any) -> None:
         """A line; what is None or missing is shown as a dash."""
         self.tables[next(reversed(self.tables))].append(values)
         self._line(["-" if values.get(key) is None else form.format(values[key]) for _, key, form in self._columns])
 
-    def _line(self, texts: list[str]) -> None:
-        if self.markdown:
-            print("| " + " | ".join(texts) + " |", flush=True)
-        else:
-            widths = [46] + [max(12, len(title) + 2) for title, _, _ in self._columns[1:]]
-            print(
-                "".join(
-                    f"{t:<{w}}" if i == 0 else f"{t:>{w}}" for i, (t, w) in enumerate(zip(texts, widths, strict=True))
-                )
-            )
+    def _line(self, cells: list[str]) -> None:
+        text = f"| {' | '.join(cells)} |"
+        self.texts[next(reversed(self.texts))].append(text)
+        if not self.markdown:
+            widths = [max(12, len(title) + 2) for title, _, _ in self._columns[1:]]
+            text = f"{cells[0]:<46}" + "".join(f"{cell:>{w}}" for cell, w in zip(cells[1:], widths, strict=True))
+        print(text, flush=True)
 
     def summary(self) -> str:
         """How many lines of each table met what was asked for."""
@@ -65,7 +62,7 @@ class Report:
     def write_json(self, path: str) -> None:
         """Everything, in full precision."""
         with open(path, "w") as file:
-            json.dump(self.head | {"tables": self.tables}, file, indent=2)
+            json.dump(self.head | {"tables": self.tables, "markdown": self.texts}, file, indent=2)
 
     def plot(self, path: str) -> None:
         """A bar for each line that has a floor: the floor's share of the time."""

@@ -43,7 +43,7 @@ demo() { "$python" examples/demo.py; }
 soak() { "$python" tests/python/soak.py ${SOAK_ARGS:-}; }
 
 # shellcheck disable=SC2086 # several options
-bench() { "$python" benches/bench.py --markdown ${BENCH_ARGS:-}; }
+bench() { "$python" benches/bench.py --markdown --json bench.json ${BENCH_ARGS:-}; }
 
 rust-bench() {
   local program

@@ -18,10 +18,11 @@ def _run(*options: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True)
 
 
-def test_every_table_runs_and_every_result_is_right(tmp_path):
+def test_every_table_runs_is_right_and_fits_the_page(tmp_path, monkeypatch):
     done = _run("--markdown", "--json", str(tmp_path / "results.json"))
     assert done.returncode == 0, done.stdout + done.stderr
-    tables = json.loads((tmp_path / "results.json").read_text())["tables"]
+    results = json.loads((tmp_path / "results.json").read_text())
+    tables = results["tables"]
     counts = {name: len(rows) for name, rows in tables.items()}
     expected = {"decode": 24, "prefill": 10, "pages": 12, "uneven": 12, "invariance": 11, "plan": 18, "host": 7}
     assert counts == expected
@@ -29,6 +30,15 @@ def test_every_table_runs_and_every_result_is_right(tmp_path):
     assert all(row["same"] == "yes" for row in tables["plan"])
     # A shape is not the real one here, so nothing is met or missed.
     assert not any(row.get("verdict") for rows in tables.values() for row in rows)
+    monkeypatch.syspath_prepend(str(BENCHES))
+    import fill_docs
+
+    page = (BENCHES.parent / "docs" / "performance.md").read_text()
+    filled = fill_docs.fill(page, results, "0123abc")
+    for lines in results["markdown"].values():
+        assert "\n".join(lines) in filled
+    assert filled.count("0123abc") == 1
+    assert fill_docs.fill(filled, {**results, "markdown": {}}, "0123abc") == filled
 
 
 def test_tables_and_lines_are_chosen_by_name(tmp_path):
