@@ -3,14 +3,14 @@
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use ferromla_schedule::{PlanShape, Problem, Split, Target, layout, plan_into};
+use ferromla_schedule::{PlanShape, Problem, Queries, Split, Target, layout, plan_into};
 
 const MAX_SEQ_LEN: i32 = 1 << 17;
 
 fn shape(batch: i32, split: Split) -> PlanShape {
     Problem {
         batch,
-        q_len: 1,
+        queries: Queries::Uniform { q_len: 1 },
         group: 128,
         kv_heads: 1,
         causal: true,
@@ -46,7 +46,8 @@ fn plan(criterion: &mut Criterion) {
                 &lens,
                 |bencher, lens| {
                     bencher.iter(|| {
-                        plan_into(&shape, black_box(lens.as_slice()), &mut words).expect("valid")
+                        plan_into(&shape, black_box(lens.as_slice()), None, &mut words)
+                            .expect("valid")
                     });
                 },
             );

@@ -73,7 +73,7 @@ typedef struct FmCombineParams {
 } FmCombineParams;
 
 #define FM_LATENT_BOX_CHUNKS 2 /* 64-wide column blocks in one TMA box of the latent part */
-#define FM_PLAN_THREADS 1024    /* one block */
+#define FM_PLAN_THREADS 1024    /* one block, of this many threads at most */
 #define FM_OFFSETS_THREADS 1024 /* one block */
 #define FM_ROW_THREADS 256 /* merge, append, gather: warps stride over the rows, whatever the grid */
 
@@ -156,8 +156,8 @@ static_assert(sizeof(FmPlanShape) == 64, "FmPlanShape");
 static_assert(sizeof(FmPlanHeader) == 64, "FmPlanHeader");
 static_assert(sizeof(FmWorkItem) == 48, "FmWorkItem");
 static_assert(sizeof(FmMerge) == 32, "FmMerge");
-static_assert(sizeof(FmPlanLayout) == 72, "FmPlanLayout");
-static_assert(sizeof(FmPlanParams) == 176, "FmPlanParams");
+static_assert(sizeof(FmPlanLayout) == 80, "FmPlanLayout");
+static_assert(sizeof(FmPlanParams) == 184, "FmPlanParams");
 static_assert(sizeof(FmDecodeParams) == 304, "FmDecodeParams");
 static_assert(sizeof(FmCombineParams) == 112, "FmCombineParams");
 static_assert(sizeof(FmMergeParams) == 208, "FmMergeParams");

@@ -10,6 +10,7 @@
 //   FmWorkItem items[max_items]
 //   int64 unit_start[units + 1]        planner scratch: position of each unit on the work line
 //   int32 unit_item[units + 1]         planner scratch: first item of each unit
+//   int32 first_unit[batch + 1]        planner scratch, ragged only: first unit of each request
 //
 // Offsets are in bytes, 16-byte aligned, and follow from FmPlanShape alone (never from the lengths), so a
 // captured graph can plan again in place.
@@ -91,6 +92,7 @@ typedef struct FmPlanLayout {
   int64_t items;
   int64_t unit_start;
   int64_t unit_item;
+  int64_t first_unit; /* empty unless ragged */
   int64_t bytes; /* of the whole buffer */
   int32_t units;      /* ragged: the most there can be */
   int32_t blocks;     /* units per (request, KV head); 0 when ragged */

@@ -3,13 +3,13 @@
 mod support;
 
 use ferromla::{
-    DType, DecodeArgs, Device, Error, KvFormat, Plan, PlanArgs, Stream, decode, workspace_bytes,
+    DType, DecodeArgs, Device, Error, KvFormat, Plan, PlanArgs, Queries, Stream, decode, workspace_bytes,
 };
 use support::{Array, Expected, assert_refused};
 
 fn right() -> PlanArgs {
     PlanArgs {
-        q_len: 3,
+        queries: Queries::Uniform { q_len: 3 },
         page_size: 16,
         max_seq_len: Some(80),
         ..PlanArgs::new(Device::Cpu, 2, 8)
@@ -18,7 +18,7 @@ fn right() -> PlanArgs {
 
 fn plan_of(args: &PlanArgs, seq_lens: &Array, workspace: &Array) -> Result<Plan, Error> {
     // SAFETY: the arrays outlive the plan in every test.
-    unsafe { Plan::new(args, &seq_lens.view(), workspace.view(), Stream::default()) }
+    unsafe { Plan::new(args, &seq_lens.view(), None, workspace.view(), Stream::default()) }
 }
 
 fn memory() -> (Array, Array) {
@@ -38,12 +38,12 @@ fn plan_arguments() {
         (|a| a.num_heads = 0, "num_heads", "between 1"),
         (|a| a.num_kv_heads = 3, "num_kv_heads", "divides num_heads, 8"),
         (|a| a.num_kv_heads = 0, "num_kv_heads", "between 1"),
-        (|a| a.q_len = -1, "q_len", "between 0"),
+        (|a| a.queries = Queries::Uniform { q_len: -1 }, "q_len", "between 0"),
         (|a| a.page_size = 0, "page_size", "between 1"),
         (|a| a.num_splits = Some(0), "num_splits", "at least 1"),
         (|a| (a.num_splits, a.batch_invariant) = (Some(2), true), "num_splits", "batch_invariant"),
         (|a| a.max_seq_len = Some(-1), "max_seq_len", "at least 0"),
-        (|a| (a.q_len, a.num_heads) = (1 << 30, 1 << 30), "num_heads", "rows"),
+        (|a| (a.queries, a.num_heads) = (Queries::Uniform { q_len: 1 << 30 }, 1 << 30), "num_heads", "rows"),
         (|a| a.batch = i64::from(i32::MAX), "batch", "at most 2147483647"),
         (|a| (a.num_splits, a.max_seq_len, a.batch) = (Some(u32::MAX), None, 99), "num_splits", "items"),
     ];
@@ -52,7 +52,7 @@ fn plan_arguments() {
         bend(&mut args);
         // A whole int32 of requests is allowed where each is one unit.
         if args.batch == i64::from(i32::MAX) {
-            args.q_len = 100;
+            args.queries = Queries::Uniform { q_len: 100 };
         }
         let expected = Expected {
             argument,
@@ -100,7 +100,7 @@ fn plan_memory() {
     // SAFETY: the arrays are live.
     assert_refused(
         "update",
-        unsafe { plan.update(&other.view(), Stream::default()) },
+        unsafe { plan.update(&other.view(), None, Stream::default()) },
         &expected,
     );
     let mut on_cuda = Array::zeros(DType::I32, &[2]);
@@ -113,7 +113,7 @@ fn plan_memory() {
     // SAFETY: the description lies about its device and must be refused.
     assert_refused(
         "device",
-        unsafe { plan.update(&on_cuda.view(), Stream::default()) },
+        unsafe { plan.update(&on_cuda.view(), None, Stream::default()) },
         &expected,
     );
 }
@@ -123,7 +123,7 @@ fn a_plan_made_for_another_call_is_refused_by_name() {
     type Bend = fn(&mut PlanArgs);
     #[rustfmt::skip]
     let cases: &[(Bend, &str)] = &[
-        (|a| a.q_len = 2, "made for q_len 2: this call has q_len 3"),
+        (|a| a.queries = Queries::Uniform { q_len: 2 }, "made for q_len 2: this call has q_len 3"),
         (|a| a.num_heads = 16, "made for num_heads 16: this call has num_heads 8"),
         (|a| a.num_kv_heads = 2, "made for num_kv_heads 2: this call has num_kv_heads 1"),
         (|a| a.page_size = 64, "made for page_size 64: this call has page_size 16"),

@@ -84,7 +84,7 @@ fn the_first_offender_is_named() {
         Array::zeros(DType::U8, &[1 << 24]),
     );
     // SAFETY: the arrays outlive the plan.
-    let plan = unsafe { Plan::new(&args, &lens.view(), workspace.view(), Stream::default()) };
+    let plan = unsafe { Plan::new(&args, &lens.view(), None, workspace.view(), Stream::default()) };
     assert_refused("plan", plan.map(drop), &says("seq_lens", "40 at [1]"));
 
     let cache = Array::zeros(DType::Bf16, &[4, 16, 576]);

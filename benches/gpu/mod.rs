@@ -89,7 +89,7 @@ impl<'g> Problem<'g> {
         let workspace = self.workspace(bytes);
         let lens = self.view(self.lens, DType::I32, &[self.batch]);
         // SAFETY: all memory is the GPU's as long as `gpu` lives.
-        unsafe { Plan::new(&args, &lens, workspace, self.stream()).unwrap() }
+        unsafe { Plan::new(&args, &lens, None, workspace, self.stream()).unwrap() }
     }
 
     pub fn workspace(&self, bytes: u64) -> View {

@@ -160,3 +160,16 @@ pub(crate) fn seq_lens(lens: &Arg<'_>, device: (Device, &str), batch: (i64, &str
     lens.device(device.0, device.1)?;
     lens.memory(Last::Any, Access::Read)
 }
+
+/// `[batch + 1]` int32 on `device`.
+pub(crate) fn qo_indptr(
+    indptr: &Arg<'_>,
+    device: (Device, &str),
+    batch: (i64, &str),
+) -> Result<()> {
+    indptr.rank(&[1], "[batch + 1]")?;
+    indptr.dim(0, batch.0 + 1, batch.1)?;
+    indptr.dtype(&[DType::I32], "")?;
+    indptr.device(device.0, device.1)?;
+    indptr.memory(Last::Any, Access::Read)
+}

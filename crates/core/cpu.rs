@@ -12,7 +12,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::plan::Plan;
 use crate::problem::{
-    AppendProblem, DecodeProblem, GatherProblem, GatherTokens, MergeProblem, NOPE_DIM, PageTable,
+    AppendProblem, AttentionProblem, GatherProblem, GatherTokens, MergeProblem, NOPE_DIM, PageTable,
     PagedCache, Strided, TwoParts,
 };
 use crate::schedule::plan_error;
@@ -76,13 +76,17 @@ fn vector<T>(ptr: u64, len: usize, stride: i64) -> CpuStrided<T, 1> {
 
 /// # Safety
 /// As for [`decode`](crate::decode); the plan has been filled for this problem.
-pub(crate) unsafe fn decode(problem: &DecodeProblem, plan: &Plan) -> Result<()> {
+pub(crate) unsafe fn decode(problem: &AttentionProblem, plan: &Plan) -> Result<()> {
     let (schedule, workspace) = (&plan.schedule, &plan.workspace);
     let words = schedule.layout.words();
     // SAFETY: the plan's workspace is live host memory that its layout fits; `fill` has written it.
     let words = unsafe { std::slice::from_raw_parts(workspace.plan as *const i32, words) };
     let view_of_plan = PlanView::new(&schedule.shape, words).map_err(plan_error)?;
-    let rows = [problem.table.batch, problem.q_len, problem.heads];
+    let rows = [
+        problem.table.batch,
+        problem.queries.extent(),
+        problem.heads,
+    ];
     let cache = &problem.cache;
     let partial_rows = schedule.layout.max_slots as usize * schedule.shape.unit_rows as usize;
     let heads = problem.heads as usize;

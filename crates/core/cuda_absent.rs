@@ -1,8 +1,9 @@
 //! The last step on CUDA, in a build without the feature `cuda`: every call is refused.
 
 use crate::error::{Error, Result};
+use crate::lengths::Lengths;
 use crate::plan::Plan;
-use crate::problem::{AppendProblem, DecodeProblem, GatherProblem, MergeProblem, Strided};
+use crate::problem::{AppendProblem, AttentionProblem, GatherProblem, MergeProblem};
 use crate::support::CudaSupport;
 use crate::view::Stream;
 
@@ -28,7 +29,7 @@ pub(crate) fn sm_count(ordinal: u32) -> Result<i32> {
     absent(ordinal)
 }
 
-pub(crate) unsafe fn plan(ordinal: u32, _: &Plan, _: &Strided<1>, _: Stream) -> Result<()> {
+pub(crate) unsafe fn plan(ordinal: u32, _: &Plan, _: &Lengths, _: Stream) -> Result<()> {
     absent(ordinal)
 }
 
@@ -40,7 +41,7 @@ pub(crate) unsafe fn download<T>(ordinal: u32, _: u64, _: &mut [T], _: Stream) -
     absent(ordinal)
 }
 
-pub(crate) unsafe fn decode(ordinal: u32, _: &DecodeProblem, _: &Plan) -> Result<()> {
+pub(crate) unsafe fn decode(ordinal: u32, _: &AttentionProblem, _: &Plan) -> Result<()> {
     absent(ordinal)
 }
 

@@ -6,10 +6,11 @@
 //!
 //! With `FERROMLA_CHECK=1` in the environment the values of index arrays are checked too.
 
+mod attention;
 mod cache;
 mod check;
+mod check_attention;
 mod check_cache;
-mod check_decode;
 mod check_merge;
 mod check_parts;
 mod cpu;
@@ -23,26 +24,31 @@ pub mod cudarc_safe;
 mod decode;
 mod dtype;
 mod error;
+mod lengths;
 mod merge;
 #[cfg(feature = "cuda")]
 #[allow(missing_docs, dead_code, clippy::undocumented_unsafe_blocks)] // generated
 #[rustfmt::skip]
 mod params;
 mod plan;
+mod prefill;
 mod problem;
 mod schedule;
 mod support;
 mod values;
 mod view;
 
+pub use attention::{AttentionArgs, AttentionOutputs, Checked, QoIndptr};
 pub use cache::{
     AppendArgs, CacheShape, GatherArgs, GatherSource, append_kv, cache_shape, gather_kv,
 };
-pub use decode::{DecodeArgs, DecodeOutputs, decode, decode_outputs};
+pub use decode::{DecodeArgs, decode, decode_outputs};
 pub use dtype::{DType, Device, KvFormat};
 pub use error::{Error, Result};
+pub use lengths::num_tokens;
 pub use merge::{MergeArgs, merge_states};
-pub use plan::{Plan, PlanArgs, workspace_bytes};
+pub use plan::{Plan, PlanArgs, Queries, workspace_bytes};
+pub use prefill::{PrefillArgs, prefill, prefill_outputs};
 pub use support::{Support, SupportRow, support};
 pub use view::{Dims, MAX_RANK, Parts, Stream, View};
 

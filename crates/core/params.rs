@@ -15,20 +15,27 @@ pub struct FmPlanParams {
     pub layout: FmPlanLayout,
     pub seq_lens: *const i32,
     pub seq_lens_stride: i64,
+    #[doc = " [batch + 1], ragged only, else null"]
+    pub qo_indptr: *const i32,
+    pub qo_indptr_stride: i64,
     pub plan: *mut u8,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FmPlanParams"][::core::mem::size_of::<FmPlanParams>() - 160usize];
+    ["Size of FmPlanParams"][::core::mem::size_of::<FmPlanParams>() - 184usize];
     ["Alignment of FmPlanParams"][::core::mem::align_of::<FmPlanParams>() - 8usize];
     ["Offset of field: FmPlanParams::shape"][::core::mem::offset_of!(FmPlanParams, shape) - 0usize];
     ["Offset of field: FmPlanParams::layout"]
         [::core::mem::offset_of!(FmPlanParams, layout) - 64usize];
     ["Offset of field: FmPlanParams::seq_lens"]
-        [::core::mem::offset_of!(FmPlanParams, seq_lens) - 136usize];
+        [::core::mem::offset_of!(FmPlanParams, seq_lens) - 144usize];
     ["Offset of field: FmPlanParams::seq_lens_stride"]
-        [::core::mem::offset_of!(FmPlanParams, seq_lens_stride) - 144usize];
-    ["Offset of field: FmPlanParams::plan"][::core::mem::offset_of!(FmPlanParams, plan) - 152usize];
+        [::core::mem::offset_of!(FmPlanParams, seq_lens_stride) - 152usize];
+    ["Offset of field: FmPlanParams::qo_indptr"]
+        [::core::mem::offset_of!(FmPlanParams, qo_indptr) - 160usize];
+    ["Offset of field: FmPlanParams::qo_indptr_stride"]
+        [::core::mem::offset_of!(FmPlanParams, qo_indptr_stride) - 168usize];
+    ["Offset of field: FmPlanParams::plan"][::core::mem::offset_of!(FmPlanParams, plan) - 176usize];
 };
 impl Default for FmPlanParams {
     fn default() -> Self {
@@ -63,8 +70,12 @@ pub struct FmDecodeParams {
     pub max_tokens: i32,
     #[doc = " query heads per KV head"]
     pub group: i32,
-    #[doc = " CTAs that share one unit, one row block each"]
+    #[doc = " row blocks of a unit: CTAs that read the same tiles for different rows"]
     pub team: i32,
+    #[doc = " CTAs of a cluster that share an item's tiles for the same rows"]
+    pub splits: i32,
+    #[doc = " CTAs of a cluster with the same tiles, which take turns in loading: 1 or 2"]
+    pub multicast: i32,
     pub causal: i32,
     #[doc = " log2 of the tokens of one TMA box, gcd(page_size, 64)"]
     pub box_shift: i32,
@@ -89,7 +100,7 @@ pub struct FmDecodeParams {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FmDecodeParams"][::core::mem::size_of::<FmDecodeParams>() - 296usize];
+    ["Size of FmDecodeParams"][::core::mem::size_of::<FmDecodeParams>() - 304usize];
     ["Alignment of FmDecodeParams"][::core::mem::align_of::<FmDecodeParams>() - 8usize];
     ["Offset of field: FmDecodeParams::q_nope"]
         [::core::mem::offset_of!(FmDecodeParams, q_nope) - 0usize];
@@ -123,34 +134,38 @@ const _: () = {
         [::core::mem::offset_of!(FmDecodeParams, group) - 160usize];
     ["Offset of field: FmDecodeParams::team"]
         [::core::mem::offset_of!(FmDecodeParams, team) - 164usize];
+    ["Offset of field: FmDecodeParams::splits"]
+        [::core::mem::offset_of!(FmDecodeParams, splits) - 168usize];
+    ["Offset of field: FmDecodeParams::multicast"]
+        [::core::mem::offset_of!(FmDecodeParams, multicast) - 172usize];
     ["Offset of field: FmDecodeParams::causal"]
-        [::core::mem::offset_of!(FmDecodeParams, causal) - 168usize];
+        [::core::mem::offset_of!(FmDecodeParams, causal) - 176usize];
     ["Offset of field: FmDecodeParams::box_shift"]
-        [::core::mem::offset_of!(FmDecodeParams, box_shift) - 172usize];
+        [::core::mem::offset_of!(FmDecodeParams, box_shift) - 180usize];
     ["Offset of field: FmDecodeParams::head_chunks_nope"]
-        [::core::mem::offset_of!(FmDecodeParams, head_chunks_nope) - 176usize];
+        [::core::mem::offset_of!(FmDecodeParams, head_chunks_nope) - 184usize];
     ["Offset of field: FmDecodeParams::head_chunks_rope"]
-        [::core::mem::offset_of!(FmDecodeParams, head_chunks_rope) - 180usize];
+        [::core::mem::offset_of!(FmDecodeParams, head_chunks_rope) - 188usize];
     ["Offset of field: FmDecodeParams::scale_log2"]
-        [::core::mem::offset_of!(FmDecodeParams, scale_log2) - 184usize];
+        [::core::mem::offset_of!(FmDecodeParams, scale_log2) - 192usize];
     ["Offset of field: FmDecodeParams::attn_sink"]
-        [::core::mem::offset_of!(FmDecodeParams, attn_sink) - 192usize];
+        [::core::mem::offset_of!(FmDecodeParams, attn_sink) - 200usize];
     ["Offset of field: FmDecodeParams::worker_begin"]
-        [::core::mem::offset_of!(FmDecodeParams, worker_begin) - 200usize];
+        [::core::mem::offset_of!(FmDecodeParams, worker_begin) - 208usize];
     ["Offset of field: FmDecodeParams::items"]
-        [::core::mem::offset_of!(FmDecodeParams, items) - 208usize];
+        [::core::mem::offset_of!(FmDecodeParams, items) - 216usize];
     ["Offset of field: FmDecodeParams::out"]
-        [::core::mem::offset_of!(FmDecodeParams, out) - 216usize];
+        [::core::mem::offset_of!(FmDecodeParams, out) - 224usize];
     ["Offset of field: FmDecodeParams::out_stride"]
-        [::core::mem::offset_of!(FmDecodeParams, out_stride) - 224usize];
+        [::core::mem::offset_of!(FmDecodeParams, out_stride) - 232usize];
     ["Offset of field: FmDecodeParams::lse"]
-        [::core::mem::offset_of!(FmDecodeParams, lse) - 248usize];
+        [::core::mem::offset_of!(FmDecodeParams, lse) - 256usize];
     ["Offset of field: FmDecodeParams::lse_stride"]
-        [::core::mem::offset_of!(FmDecodeParams, lse_stride) - 256usize];
+        [::core::mem::offset_of!(FmDecodeParams, lse_stride) - 264usize];
     ["Offset of field: FmDecodeParams::partial_out"]
-        [::core::mem::offset_of!(FmDecodeParams, partial_out) - 280usize];
+        [::core::mem::offset_of!(FmDecodeParams, partial_out) - 288usize];
     ["Offset of field: FmDecodeParams::partial_lse"]
-        [::core::mem::offset_of!(FmDecodeParams, partial_lse) - 288usize];
+        [::core::mem::offset_of!(FmDecodeParams, partial_lse) - 296usize];
 };
 impl Default for FmDecodeParams {
     fn default() -> Self {

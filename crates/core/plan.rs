@@ -1,21 +1,38 @@
-//! `Plan`: the schedule of a decode, computed once per step and used by every layer.
+//! `Plan`: the schedule of a decode or prefill, computed once per step and used by every layer.
 
 use std::sync::{Mutex, PoisonError};
 
 use crate::check::Arg;
-use crate::check_parts::seq_lens as check_seq_lens;
+use crate::check_parts::{qo_indptr as check_qo_indptr, seq_lens as check_seq_lens};
 use crate::dtype::{Device, KvFormat};
 use crate::error::{Error, Result};
-use crate::problem::{DecodeProblem, Strided};
+use crate::lengths::{Lengths, host_values, never_falling};
+use crate::problem::{AttentionProblem, QueryTokens};
 use crate::schedule::{Schedule, Workspace, plan_error};
 use crate::view::{Stream, View};
 use crate::{cuda, values};
 
+/// The query tokens that a plan is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Queries {
+    /// As many of every request: [`decode`](crate::decode).
+    Uniform {
+        /// Query tokens per request.
+        q_len: i64,
+    },
+    /// Divided among the requests by `qo_indptr`: [`prefill`](crate::prefill).
+    Ragged {
+        /// Query tokens of all requests, those that `qo_indptr` gives to nobody included.
+        num_tokens: i64,
+    },
+}
+
 /// What decides a plan, apart from the lengths.
 ///
 /// ```
-/// use ferromla::{Device, PlanArgs};
-/// let args = PlanArgs { page_size: 16, q_len: 2, ..PlanArgs::new(Device::Cpu, 4, 128) };
+/// use ferromla::{Device, PlanArgs, Queries};
+/// let queries = Queries::Uniform { q_len: 2 };
+/// let args = PlanArgs { page_size: 16, queries, ..PlanArgs::new(Device::Cpu, 4, 128) };
 /// assert_eq!((args.batch, args.num_heads, args.num_kv_heads, args.causal), (4, 128, 1, true));
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,8 +43,8 @@ pub struct PlanArgs {
     pub num_heads: i64,
     /// Cached heads; divides `num_heads`.
     pub num_kv_heads: i64,
-    /// Query tokens per request.
-    pub q_len: i64,
+    /// How many query tokens, and whether every request has as many.
+    pub queries: Queries,
     /// Of the cache; `None`: any unquantised one.
     pub kv_format: Option<KvFormat>,
     /// Tokens of a page.
@@ -40,7 +57,7 @@ pub struct PlanArgs {
     pub batch_invariant: bool,
     /// Longer lengths are clamped to this; `None`: no bound but int32's.
     pub max_seq_len: Option<i64>,
-    /// Where decode will run.
+    /// Where the attention will run.
     pub device: Device,
 }
 
@@ -51,7 +68,7 @@ impl PlanArgs {
             batch,
             num_heads,
             num_kv_heads: 1,
-            q_len: 1,
+            queries: Queries::Uniform { q_len: 1 },
             kv_format: None,
             page_size: 64,
             causal: true,
@@ -75,8 +92,8 @@ impl PlanArgs {
 ///     let bytes = (memory.len() * 8) as i64;
 ///     let workspace = View::contiguous(memory.as_mut_ptr().cast(), DType::U8, Device::Cpu, &[bytes]);
 ///     let view = |lens: &[i32]| View::contiguous(lens.as_ptr().cast(), DType::I32, Device::Cpu, &[2]);
-///     let plan = Plan::new(&args, &view(&lens), workspace, Stream::default())?;
-///     plan.update(&view(&next), Stream::default())?; // the next step's
+///     let plan = Plan::new(&args, &view(&lens), None, workspace, Stream::default())?;
+///     plan.update(&view(&next), None, Stream::default())?; // the next step's
 ///     plan
 /// };
 /// assert_eq!(plan.args().batch, 2);
@@ -93,47 +110,72 @@ pub struct Plan {
 
 impl Plan {
     /// Plans for these lengths (`[batch]` int32) into `workspace` (`[bytes]` uint8 on `args.device`, at least
-    /// [`workspace_bytes`]). Lengths on the CUDA device are planned there, without a synchronisation; host
-    /// lengths are planned on the host and, for a CUDA device, copied over.
+    /// [`workspace_bytes`]). For [`Queries::Ragged`], `qo_indptr` (`[batch + 1]` int32, on the device of the
+    /// lengths) says which query tokens belong to which request; else it is `None`. Lengths on the CUDA device
+    /// are planned there, without a synchronisation; host lengths are planned on the host and, for a CUDA
+    /// device, copied over.
     ///
     /// # Errors
     /// As [`decode`](crate::decode). Host lengths for a CUDA device are refused while `stream` is captured.
     ///
     /// # Safety
     /// The workspace is live, and written by nobody else, as long as the plan is used; on CUDA until `stream`
-    /// and every stream a decode used it on have passed. The lengths are live until `stream` has passed.
+    /// and every stream a call used it on have passed. The lengths are live until `stream` has passed.
     pub unsafe fn new(
         args: &PlanArgs,
         seq_lens: &View,
+        qo_indptr: Option<&View>,
         workspace: View,
         stream: Stream,
     ) -> Result<Self> {
-        let plan = Self::unfilled(args, &workspace)?;
+        let plan = Self::unfilled(args, &Schedule::new(args)?, &workspace)?;
         // SAFETY: the caller's promise.
-        unsafe { plan.update(seq_lens, stream)? };
+        unsafe { plan.update(seq_lens, qo_indptr, stream)? };
         Ok(plan)
     }
 
-    /// A plan whose bytes are still to be written.
-    pub(crate) fn unfilled(args: &PlanArgs, workspace: &View) -> Result<Self> {
-        let schedule = Schedule::new(args)?;
-        let workspace = schedule.divide(workspace, args.device)?;
+    /// A plan whose bytes are still to be written. `schedule` is that of `args`.
+    pub(crate) fn unfilled(
+        args: &PlanArgs,
+        schedule: &Schedule,
+        workspace: &View,
+    ) -> Result<Self> {
         Ok(Self {
             args: *args,
-            schedule,
-            workspace,
+            schedule: *schedule,
+            workspace: schedule.divide(workspace, args.device)?,
             staging: Mutex::default(),
         })
     }
 
-    /// Plans again in place, for other lengths of the same shapes.
+    /// Plans again in place, for other lengths (and another `qo_indptr`) of the same shapes.
     ///
     /// # Errors
     /// As [`Plan::new`].
     ///
     /// # Safety
     /// As for [`Plan::new`]; work that still reads the plan runs before `stream` reaches this call.
-    pub unsafe fn update(&self, seq_lens: &View, stream: Stream) -> Result<()> {
+    pub unsafe fn update(
+        &self,
+        seq_lens: &View,
+        qo_indptr: Option<&View>,
+        stream: Stream,
+    ) -> Result<()> {
+        let (lengths, device) = self.check_lengths(seq_lens, qo_indptr)?;
+        if values::checked() {
+            // SAFETY: the lengths are live (the caller's promise) and their views have been checked.
+            unsafe { values::plan_lengths(self, &lengths, device, stream)? };
+        }
+        // SAFETY: as above; the workspace is the plan's.
+        unsafe { self.fill(&lengths, device, stream) }
+    }
+
+    /// The lengths and the device they are on: the plan's own, or the host.
+    fn check_lengths(
+        &self,
+        seq_lens: &View,
+        qo_indptr: Option<&View>,
+    ) -> Result<(Lengths, Device)> {
         let lens = Arg::new("seq_lens", seq_lens);
         let on_host_for_cuda = self.args.device.is_cuda() && seq_lens.device() == Device::Cpu;
         let device = if on_host_for_cuda {
@@ -141,17 +183,34 @@ impl Plan {
         } else {
             self.args.device
         };
-        check_seq_lens(
-            &lens,
-            (device, "the plan"),
-            (self.args.batch, "the batch of the plan"),
-        )?;
-        if values::checked() {
-            // SAFETY: the lengths are live (the caller's promise) and their view has been checked.
-            unsafe { values::plan_lens(self, &lens.strided(), device, stream)? };
-        }
-        // SAFETY: as above; the workspace is the plan's.
-        unsafe { self.fill(&lens.strided(), device, stream) }
+        let batch = self.args.batch;
+        check_seq_lens(&lens, (device, "the plan"), (batch, "the batch of the plan"))?;
+        let qo_indptr = match (self.args.queries, qo_indptr) {
+            (Queries::Uniform { .. }, None) => None,
+            (Queries::Ragged { .. }, Some(view)) => {
+                let indptr = Arg::new("qo_indptr", view);
+                let batch = (batch, "the batch of the plan + 1");
+                check_qo_indptr(&indptr, (device, "seq_lens"), batch)?;
+                Some(indptr.strided())
+            }
+            (Queries::Uniform { .. }, Some(view)) => {
+                let value = format!("of shape {}", view.shape());
+                let rule = "None, for a plan of one q_len for all requests";
+                return Err(Error::invalid("qo_indptr", value, rule));
+            }
+            (Queries::Ragged { .. }, None) => {
+                let rule = "[batch + 1], for a plan of ragged queries";
+                return Err(Error::invalid("qo_indptr", "None", rule));
+            }
+        };
+        let seq_lens = lens.strided();
+        Ok((
+            Lengths {
+                seq_lens,
+                qo_indptr,
+            },
+            device,
+        ))
     }
 
     /// Writes the plan for lengths that have been checked.
@@ -160,7 +219,7 @@ impl Plan {
     /// As for [`Plan::update`].
     pub(crate) unsafe fn fill(
         &self,
-        lens: &Strided<1>,
+        lengths: &Lengths,
         device: Device,
         stream: Stream,
     ) -> Result<()> {
@@ -172,40 +231,38 @@ impl Plan {
                     std::slice::from_raw_parts_mut(self.workspace.plan as *mut i32, words)
                 };
                 // SAFETY: the lengths are live host memory.
-                unsafe { self.fill_host(lens, words) }
+                unsafe { self.fill_host(lengths, words) }
             }
             (Device::Cuda(ordinal), Device::Cpu) => {
                 let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
                 staging.resize(words, 0);
                 // SAFETY: the lengths are live host memory.
-                unsafe { self.fill_host(lens, &mut staging)? };
+                unsafe { self.fill_host(lengths, &mut staging)? };
                 // SAFETY: the workspace has the plan's size; the copy has left `staging` when this returns.
                 unsafe { cuda::upload_plan(ordinal, &staging, self.workspace.plan, stream) }
             }
             // SAFETY: lengths and workspace are live memory of the device.
-            (Device::Cuda(ordinal), _) => unsafe { cuda::plan(ordinal, self, lens, stream) },
+            (Device::Cuda(ordinal), _) => unsafe { cuda::plan(ordinal, self, lengths, stream) },
         }
     }
 
     /// # Safety
     /// The lengths are live host memory.
-    unsafe fn fill_host(&self, lens: &Strided<1>, words: &mut [i32]) -> Result<()> {
-        let batch = self.schedule.shape.batch as usize;
-        let copied: Vec<i32>;
-        let lens = if batch == 0 {
-            &[]
-        } else if lens.strides[0] == 1 || batch == 1 {
-            // SAFETY: `batch` consecutive elements, live by the caller's promise.
-            unsafe { std::slice::from_raw_parts(lens.ptr as *const i32, batch) }
-        } else {
-            let at = |r: usize| {
-                (lens.ptr as *const i32).wrapping_offset(r as isize * lens.strides[0] as isize)
-            };
-            // SAFETY: the view's elements, live by the caller's promise.
-            copied = (0..batch).map(|r| unsafe { at(r).read() }).collect();
-            &copied[..]
+    unsafe fn fill_host(&self, lengths: &Lengths, words: &mut [i32]) -> Result<()> {
+        let shape = &self.schedule.shape;
+        let batch = shape.batch as usize;
+        // SAFETY: the caller's promise.
+        let seq_lens = unsafe { host_values(&lengths.seq_lens, batch) };
+        // SAFETY: as above.
+        let indptr = lengths
+            .qo_indptr
+            .map(|indptr| unsafe { host_values(&indptr, batch + 1) });
+        let indptr = match self.args.device {
+            Device::Cpu => indptr.map(never_falling),
+            Device::Cuda(_) => indptr,
         };
-        ferromla_schedule::plan_into(&self.schedule.shape, lens, words).map_err(plan_error)?;
+        let indptr = indptr.as_deref().map(Into::into);
+        ferromla_schedule::plan_into(shape, &*seq_lens, indptr, words).map_err(plan_error)?;
         Ok(())
     }
 
@@ -245,42 +302,46 @@ impl Plan {
     }
 
     /// Refuses a problem other than the one the plan was made for, by the field that differs.
-    pub(crate) fn made_for(&self, problem: &DecodeProblem) -> Result<()> {
-        let differs = |field: &str, made_for: &dyn ToString, call: &dyn ToString| {
-            let value = format!("made for {field} {}", made_for.to_string());
-            Err(Error::invalid(
-                "plan",
-                value,
-                format!("this call has {field} {}", call.to_string()),
-            ))
-        };
-        if self.args.device != problem.device {
-            return differs("device", &self.args.device, &problem.device);
+    pub(crate) fn made_for(&self, problem: &AttentionProblem) -> Result<()> {
+        let made_for = &self.args;
+        if made_for.device != problem.device {
+            return differs("device", &made_for.device, &problem.device);
         }
+        let queries = match (made_for.queries, &problem.queries) {
+            (Queries::Uniform { q_len }, &QueryTokens::Uniform { q_len: call }) => {
+                ("q_len", q_len, i64::from(call))
+            }
+            (Queries::Ragged { num_tokens }, &QueryTokens::Ragged { tokens, .. }) => {
+                ("num_tokens", num_tokens, i64::from(tokens))
+            }
+            (Queries::Uniform { .. }, _) => {
+                return differs("queries", &"of one q_len (decode)", &"with a qo_indptr");
+            }
+            (Queries::Ragged { .. }, _) => {
+                return differs("queries", &"with a qo_indptr (prefill)", &"of one q_len");
+            }
+        };
+        let cache = &problem.cache;
         let fields = [
-            ("batch", self.args.batch, i64::from(problem.table.batch)),
-            ("q_len", self.args.q_len, problem.q_len.into()),
-            ("num_heads", self.args.num_heads, problem.heads.into()),
+            ("batch", made_for.batch, i64::from(problem.table.batch)),
+            queries,
+            ("num_heads", made_for.num_heads, problem.heads.into()),
             (
                 "num_kv_heads",
-                self.args.num_kv_heads,
-                problem.cache.kv_heads.into(),
+                made_for.num_kv_heads,
+                cache.kv_heads.into(),
             ),
-            (
-                "page_size",
-                self.args.page_size,
-                problem.cache.page_size.into(),
-            ),
+            ("page_size", made_for.page_size, cache.page_size.into()),
         ];
         for (field, made_for, call) in fields {
             if made_for != call {
                 return differs(field, &made_for, &call);
             }
         }
-        if self.args.causal != problem.causal {
-            return differs("causal", &self.args.causal, &problem.causal);
+        if made_for.causal != problem.causal {
+            return differs("causal", &made_for.causal, &problem.causal);
         }
-        match self.args.kv_format {
+        match made_for.kv_format {
             Some(format) if format.dtype() != Some(problem.dtype) => {
                 differs("kv_format", &format, &problem.dtype)
             }
@@ -289,7 +350,14 @@ impl Plan {
     }
 }
 
-/// The exact size in bytes of the workspace of a [`Plan`], or of a [`decode`](crate::decode) without one.
+fn differs(field: &str, made_for: &dyn ToString, call: &dyn ToString) -> Result<()> {
+    let value = format!("made for {field} {}", made_for.to_string());
+    let rule = format!("this call has {field} {}", call.to_string());
+    Err(Error::invalid("plan", value, rule))
+}
+
+/// The exact size in bytes of the workspace of a [`Plan`], or of a [`decode`](crate::decode) or
+/// [`prefill`](crate::prefill) without one.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] naming the field of `args`; [`Error::Cuda`] when `args.device` is a CUDA device

@@ -2,6 +2,7 @@
 //! came from, and nothing can be refused any more except by the driver.
 
 use crate::dtype::{DType, Device};
+use crate::lengths::Lengths;
 use crate::view::Stream;
 
 /// Width of the latent part of a cached row, and of an output row.
@@ -24,6 +25,16 @@ impl<const N: usize> Strided<N> {
     };
 }
 
+impl Strided<2> {
+    /// Strides of token and head, as those of an array whose requests share one token axis.
+    pub fn without_requests(&self) -> Strided<3> {
+        Strided {
+            ptr: self.ptr,
+            strides: [0, self.strides[0], self.strides[1]],
+        }
+    }
+}
+
 /// Rows in two parts. One tensor of 576 is two parts with the same strides; 512 has no rotary part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TwoParts<const N: usize> {
@@ -35,6 +46,15 @@ impl<const N: usize> TwoParts<N> {
     /// Row width.
     pub fn dim(&self) -> i64 {
         NOPE_DIM + if self.rope.is_some() { ROPE_DIM } else { 0 }
+    }
+}
+
+impl TwoParts<2> {
+    pub fn without_requests(&self) -> TwoParts<3> {
+        TwoParts {
+            nope: self.nope.without_requests(),
+            rope: self.rope.as_ref().map(Strided::without_requests),
+        }
     }
 }
 
@@ -65,12 +85,39 @@ impl PageTable {
     }
 }
 
-/// `decode`.
+/// Which query tokens belong to which request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum QueryTokens {
+    /// As many of every request, along an axis of their own.
+    Uniform { q_len: i32 },
+    /// One axis for the tokens of all requests: those of request `r` are `indptr[r] .. indptr[r + 1]`.
+    Ragged { tokens: i32, indptr: Strided<1> },
+}
+
+impl QueryTokens {
+    /// Extent of the token axis.
+    pub fn extent(&self) -> i32 {
+        match *self {
+            Self::Uniform { q_len } => q_len,
+            Self::Ragged { tokens, .. } => tokens,
+        }
+    }
+
+    pub fn indptr(&self) -> Option<&Strided<1>> {
+        match self {
+            Self::Uniform { .. } => None,
+            Self::Ragged { indptr, .. } => Some(indptr),
+        }
+    }
+}
+
+/// `decode` and `prefill`: they differ in [`QueryTokens`] only. Without an axis of requests (ragged) their
+/// stride is 0, and tokens count from the beginning of the axis of all.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct DecodeProblem {
+pub(crate) struct AttentionProblem {
     pub device: Device,
     pub dtype: DType,
-    pub q_len: i32,
+    pub queries: QueryTokens,
     pub heads: i32,
     /// Strides of request, token, head.
     pub q: TwoParts<3>,
@@ -85,15 +132,23 @@ pub(crate) struct DecodeProblem {
     pub stream: Stream,
 }
 
-impl DecodeProblem {
+impl AttentionProblem {
     /// Query heads per KV head.
     pub fn group(&self) -> i32 {
         self.heads / self.cache.kv_heads
     }
 
+    /// What a plan of this problem is made from.
+    pub fn lengths(&self) -> Lengths {
+        Lengths {
+            seq_lens: self.table.seq_lens,
+            qo_indptr: self.queries.indptr().copied(),
+        }
+    }
+
     /// No query row at all: nothing to launch.
     pub fn is_empty(&self) -> bool {
-        self.table.batch == 0 || self.q_len == 0
+        self.table.batch == 0 || self.queries.extent() == 0
     }
 }
 

@@ -4,14 +4,15 @@
 //! each part on a 256-byte boundary counted from the workspace's beginning.
 
 use ferromla_schedule::{
-    Choice, PlanError, PlanLayout, PlanShape, Problem as ScheduleProblem, Split, Target, choose,
-    layout,
+    Choice, PlanError, PlanLayout, PlanShape, Problem as ScheduleProblem,
+    Queries as ScheduleQueries, Split, Target,
+    choose, layout,
 };
 
 use crate::check::{Access, Arg, Last, MAX_SEQ_LEN, supported_format};
 use crate::dtype::{DType, Device};
 use crate::error::{Error, Result};
-use crate::plan::PlanArgs;
+use crate::plan::{PlanArgs, Queries};
 use crate::problem::NOPE_DIM;
 use crate::view::View;
 
@@ -24,8 +25,8 @@ const WORKSPACE_ALIGNMENT: u64 = 16;
 pub(crate) struct Schedule {
     pub shape: PlanShape,
     pub layout: PlanLayout,
-    /// CTAs per worker.
-    pub team: i32,
+    /// How CTAs share the work.
+    pub choice: Choice,
     partial_out: u64,
     partial_lse: u64,
     pub bytes: u64,
@@ -47,7 +48,14 @@ impl Schedule {
         let max_seq_len = args.max_seq_len.unwrap_or(MAX_SEQ_LEN).min(MAX_SEQ_LEN) as i32;
         let problem = ScheduleProblem {
             batch: args.batch as i32,
-            q_len: args.q_len as i32,
+            queries: match args.queries {
+                Queries::Uniform { q_len } => ScheduleQueries::Uniform {
+                    q_len: q_len as i32,
+                },
+                Queries::Ragged { num_tokens } => ScheduleQueries::Ragged {
+                    tokens: num_tokens as i32,
+                },
+            },
             group,
             kv_heads: args.num_kv_heads as i32,
             causal: args.causal,
@@ -61,11 +69,10 @@ impl Schedule {
         };
         let shape = problem.shape().map_err(plan_error)?;
         let layout = layout(&shape).map_err(plan_error)?;
-        let Choice { team, .. } = choose(i64::from(shape.q_len) * i64::from(group), target);
-        Self::place(shape, layout, team)
+        Self::place(shape, layout, choose(&problem))
     }
 
-    fn place(shape: PlanShape, layout: PlanLayout, team: i32) -> Result<Self> {
+    fn place(shape: PlanShape, layout: PlanLayout, choice: Choice) -> Result<Self> {
         let align =
             |bytes: i128| (bytes + SECTION_ALIGNMENT - 1) / SECTION_ALIGNMENT * SECTION_ALIGNMENT;
         let rows = i128::from(layout.max_slots) * i128::from(shape.unit_rows);
@@ -82,7 +89,7 @@ impl Schedule {
         Ok(Self {
             shape,
             layout,
-            team,
+            choice,
             partial_out: partial_out as u64,
             partial_lse: partial_lse as u64,
             bytes: bytes as u64,
@@ -148,7 +155,10 @@ fn check(args: &PlanArgs) -> Result<()> {
     range("batch", args.batch, 0)?;
     range("num_heads", args.num_heads, 1)?;
     range("num_kv_heads", args.num_kv_heads, 1)?;
-    range("q_len", args.q_len, 0)?;
+    match args.queries {
+        Queries::Uniform { q_len } => range("q_len", q_len, 0)?,
+        Queries::Ragged { num_tokens } => range("num_tokens", num_tokens, 0)?,
+    }
     range("page_size", args.page_size, 1)?;
     if args.num_heads % args.num_kv_heads != 0 {
         let rule = format!("it divides num_heads, {}", args.num_heads);

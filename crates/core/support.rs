@@ -104,7 +104,9 @@ fn rows(formats: &[KvFormat]) -> Vec<SupportRow> {
             kv_heads,
             page_sizes: "any",
         };
-        rows.push(row("decode", "any that divide the heads"));
+        for attention in ["decode", "prefill"] {
+            rows.push(row(attention, "any that divide the heads"));
+        }
         rows.push(row("append_kv", "1"));
         rows.push(SupportRow {
             dtype: DType::Bf16,

@@ -10,8 +10,12 @@ use crate::check::MAX_SEQ_LEN;
 use crate::cuda;
 use crate::dtype::Device;
 use crate::error::{Error, Result};
-use crate::plan::Plan;
-use crate::problem::{AppendProblem, GatherProblem, GatherTokens, PageTable, PagedCache, Strided};
+use crate::lengths::Lengths;
+use crate::plan::{Plan, Queries};
+use crate::problem::{
+    AppendProblem, AttentionProblem, GatherProblem, GatherTokens, PageTable, PagedCache,
+    QueryTokens, Strided,
+};
 use crate::view::Stream;
 
 /// Whether `FERROMLA_CHECK` asks for these checks.
@@ -78,25 +82,77 @@ impl Source {
             )),
         }
     }
+
+    /// `batch + 1` offsets that begin at 0, never fall and end at `tokens`.
+    ///
+    /// # Safety
+    /// As [`Source::read`].
+    unsafe fn indptr(self, indptr: &Strided<1>, batch: i32, tokens: i64) -> Result<()> {
+        let count = batch as usize + 1;
+        // SAFETY: the caller's promise.
+        let indptr: Vec<i32> = unsafe { self.read(indptr.ptr, count, indptr.strides[0])? };
+        let bad = |r: usize, rule| Err(offender("qo_indptr", &[r], indptr[r].into(), rule));
+        if indptr[0] != 0 {
+            return bad(0, "it begins at 0".to_owned());
+        }
+        if let Some(r) = (1..count).find(|&r| indptr[r] < indptr[r - 1]) {
+            return bad(r, format!("it never falls, and was {}", indptr[r - 1]));
+        }
+        if i64::from(indptr[count - 1]) != tokens {
+            return bad(count - 1, format!("it ends at {tokens}, the tokens of q"));
+        }
+        Ok(())
+    }
 }
 
 fn offender(argument: &'static str, index: &[usize], value: i64, rule: String) -> Error {
     Error::invalid(argument, format!("{value} at {index:?}"), rule)
 }
 
-/// The lengths of a plan are not negative and within its bound.
+/// The lengths of a plan are not negative and within its bound, and its query tokens divided in order.
 ///
 /// # Safety
 /// The lengths are live memory of `device`.
-pub(crate) unsafe fn plan_lens(
+pub(crate) unsafe fn plan_lengths(
     plan: &Plan,
-    lens: &Strided<1>,
+    lengths: &Lengths,
     device: Device,
     stream: Stream,
 ) -> Result<()> {
-    let capacity = plan.args().max_seq_len.unwrap_or(MAX_SEQ_LEN);
+    let source = Source { device, stream };
+    let args = plan.args();
+    let (batch, capacity) = (args.batch as i32, args.max_seq_len.unwrap_or(MAX_SEQ_LEN));
     // SAFETY: the caller's promise.
-    unsafe { Source { device, stream }.lens(lens, plan.args().batch as i32, capacity)? };
+    unsafe {
+        source.lens(&lengths.seq_lens, batch, capacity)?;
+        if let (Queries::Ragged { num_tokens }, Some(indptr)) = (args.queries, &lengths.qo_indptr) {
+            source.indptr(indptr, batch, num_tokens)?;
+        }
+    }
+    Ok(())
+}
+
+/// The values of table, lengths and `qo_indptr`.
+///
+/// # Safety
+/// The index arrays are live memory of the problem's device.
+pub(crate) unsafe fn attention(problem: &AttentionProblem) -> Result<()> {
+    let source = Source {
+        device: problem.device,
+        stream: problem.stream,
+    };
+    // SAFETY: the caller's promise.
+    unsafe {
+        table(
+            &problem.table,
+            &problem.cache,
+            problem.device,
+            problem.stream,
+        )?;
+        if let QueryTokens::Ragged { tokens, indptr } = &problem.queries {
+            source.indptr(indptr, problem.table.batch, (*tokens).into())?;
+        }
+    }
     Ok(())
 }
 

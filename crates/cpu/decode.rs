@@ -74,11 +74,11 @@ impl DecodeCpu<'_> {
 ///
 /// ```
 /// use ferromla_cpu::{DecodeCpu, Format, Parts, Strided, decode};
-/// use ferromla_schedule::{PlanView, Problem, Split, Target, layout, plan_into};
+/// use ferromla_schedule::{PlanView, Problem, Queries, Split, Target, layout, plan_into};
 /// // One request, one head, one cached token: attention gives back its value.
 /// let problem = Problem {
 ///     batch: 1,
-///     q_len: 1,
+///     queries: Queries::Uniform { q_len: 1 },
 ///     group: 1,
 ///     kv_heads: 1,
 ///     causal: true,
@@ -88,7 +88,7 @@ impl DecodeCpu<'_> {
 /// };
 /// let shape = problem.shape()?;
 /// let mut words = vec![0; layout(&shape)?.words()];
-/// plan_into(&shape, [1].as_slice(), &mut words)?;
+/// plan_into(&shape, [1].as_slice(), None, &mut words)?;
 ///
 /// let one = 0x3f80u16; // 1.0 in bfloat16
 /// let (q, kv, table) = (vec![0u16; 512], vec![one; 512], [0i32]);

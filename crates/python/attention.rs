@@ -1,6 +1,9 @@
-//! `decode` and `merge_states`.
+//! `decode`, `prefill` and `merge_states`.
 
-use ferromla::{DType, DecodeArgs, MergeArgs};
+use ferromla::{
+    AttentionArgs, AttentionOutputs, Checked, DType, DecodeArgs, MergeArgs, Parts, PrefillArgs,
+    QoIndptr, View, decode_outputs, prefill_outputs,
+};
 use pyo3::prelude::*;
 
 use crate::arguments::{self, Pair};
@@ -9,7 +12,7 @@ use crate::framework;
 use crate::plan::Plan;
 use crate::tensor::{self, Tensor};
 
-/// What `decode` and `merge_states` return: `(out, lse)`.
+/// What they return: `(out, lse)`.
 type Outputs<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>);
 
 /// Attention of a few new query tokens per request over a paged latent KV cache.
@@ -90,31 +93,162 @@ pub fn decode<'py>(
     lse: Option<&Bound<'py, PyAny>>,
     workspace: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Outputs<'py>> {
-    arguments::absent(
+    let given = Given {
+        q,
+        kv_cache,
+        block_table,
+        seq_lens,
+        softmax_scale,
+        causal,
+        kv_format,
         kv_scale,
-        "kv_scale",
-        "must be None: there are no quantised formats yet",
-    )?;
-    arguments::absent(
         q_scale,
-        "q_scale",
-        "must be None: there are no quantised formats yet",
-    )?;
-    let q = Pair::read(q, "q", false)?;
-    let kv_cache = Pair::read(kv_cache, "kv_cache", false)?;
-    let block_table = tensor::read(block_table, "block_table")?;
-    let seq_lens = tensor::read(seq_lens, "seq_lens")?;
-    let attn_sink = attn_sink
+        attn_sink,
+        plan,
+        num_splits,
+        batch_invariant,
+        out,
+        lse,
+        workspace,
+    };
+    attend(py, &given, decode_outputs, DecodeArgs::new)
+}
+
+/// Attention of different numbers of query tokens per request over a paged latent KV cache: chunked and
+/// incremental prefill, speculative verification with mixed lengths, and decode in one call.
+///
+/// As `decode`, with the `t` query tokens of all `b` requests along one axis. Those of request `r` are
+/// `qo_indptr[r] .. qo_indptr[r + 1]`; they are the last ones of its `seq_lens[r]` tokens in the cache.
+///
+/// Args:
+///     q: `[t, h, d_qk]` bfloat16 or float16, or the pair `([t, h, 512], [t, h, 64])`.
+///     kv_cache, block_table: as in `decode`.
+///     seq_lens: `[b]` int32, tokens in the cache per request, those of its queries included.
+///     qo_indptr: `[b + 1]` int32, on q's device. A request may have no query token, and more of them than
+///         cached tokens: a query that sees no key has `out = 0` and `lse = -inf`. Values are clamped to
+///         `[0, t]`; rows of `out` and `lse` that belong to no request are not written.
+///     causal: query `i` of the `n` of its request sees keys `0 .. seq_len - n + i`, both included.
+///     plan: a `Plan` made with `qo_indptr` and `num_tokens=t`; what it was made or last updated with
+///         counts, not the values of `seq_lens` and `qo_indptr` at this call.
+///     out, lse: `[t, h, 512]` in q's dtype and `[t, h]` float32 to write to.
+///     softmax_scale, kv_format, kv_scale, q_scale, attn_sink, num_splits, batch_invariant, workspace: as in
+///         `decode`.
+///
+/// Returns:
+///     `(out, lse)`: `out [t, h, 512]` in q's dtype and the natural logarithm `lse [t, h]` float32 of the
+///     softmax denominators, tensors of q's framework.
+///
+/// Raises:
+///     As `decode`.
+///
+/// Example:
+///     >>> import numpy as np, ferromla
+///     >>> kv_cache = ferromla.empty_kv_cache(4, 64, "fp16", "cpu", framework="numpy")
+///     >>> kv_cache[:] = 1
+///     >>> block_table = np.array([[3, 1], [2, 0]], np.int32)
+///     >>> q = np.zeros((4, 16, 576), np.float16)  # three tokens of the first request, one of the second
+///     >>> out, lse = ferromla.prefill(q, kv_cache, block_table, np.array([70, 5], np.int32),
+///     ...                             np.array([0, 3, 4], np.int32))
+///     >>> np.exp(lse[:, 0]).round(2).tolist()
+///     [68.0, 69.0, 70.0, 5.0]
+#[pyfunction]
+#[pyo3(signature = (q, kv_cache, block_table, seq_lens,
+    qo_indptr, *, softmax_scale=None, causal=true, kv_format=None,
+    kv_scale=None, q_scale=None, attn_sink=None, plan=None, num_splits=None, batch_invariant=false, out=None,
+    lse=None, workspace=None))]
+// The public signature; the arguments become one struct at once.
+#[allow(clippy::too_many_arguments)]
+pub fn prefill<'py>(
+    py: Python<'py>,
+    q: &Bound<'py, PyAny>,
+    kv_cache: &Bound<'py, PyAny>,
+    block_table: &Bound<'py, PyAny>,
+    seq_lens: &Bound<'py, PyAny>,
+    qo_indptr: &Bound<'py, PyAny>,
+    softmax_scale: Option<f64>,
+    causal: bool,
+    kv_format: Option<&str>,
+    kv_scale: Option<&Bound<'py, PyAny>>,
+    q_scale: Option<&Bound<'py, PyAny>>,
+    attn_sink: Option<&Bound<'py, PyAny>>,
+    plan: Option<&Bound<'py, Plan>>,
+    num_splits: Option<i64>,
+    batch_invariant: bool,
+    out: Option<&Bound<'py, PyAny>>,
+    lse: Option<&Bound<'py, PyAny>>,
+    workspace: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Outputs<'py>> {
+    let given = Given {
+        q,
+        kv_cache,
+        block_table,
+        seq_lens,
+        softmax_scale,
+        causal,
+        kv_format,
+        kv_scale,
+        q_scale,
+        attn_sink,
+        plan,
+        num_splits,
+        batch_invariant,
+        out,
+        lse,
+        workspace,
+    };
+    let qo_indptr = tensor::read(qo_indptr, "qo_indptr")?;
+    attend(py, &given, prefill_outputs, |q, cache, table, lens, out, lse| {
+        PrefillArgs::new(q, cache, table, lens, qo_indptr.view, out, lse)
+    })
+}
+
+/// The arguments that `decode` and `prefill` share, as they were given.
+struct Given<'a, 'py> {
+    q: &'a Bound<'py, PyAny>,
+    kv_cache: &'a Bound<'py, PyAny>,
+    block_table: &'a Bound<'py, PyAny>,
+    seq_lens: &'a Bound<'py, PyAny>,
+    softmax_scale: Option<f64>,
+    causal: bool,
+    kv_format: Option<&'a str>,
+    kv_scale: Option<&'a Bound<'py, PyAny>>,
+    q_scale: Option<&'a Bound<'py, PyAny>>,
+    attn_sink: Option<&'a Bound<'py, PyAny>>,
+    plan: Option<&'a Bound<'py, Plan>>,
+    num_splits: Option<i64>,
+    batch_invariant: bool,
+    out: Option<&'a Bound<'py, PyAny>>,
+    lse: Option<&'a Bound<'py, PyAny>>,
+    workspace: Option<&'a Bound<'py, PyAny>>,
+}
+
+/// Runs the attention whose outputs have these shapes and whose tensors make these arguments.
+fn attend<'a, 'py, I: QoIndptr>(
+    py: Python<'py>,
+    given: &Given<'a, 'py>,
+    outputs: fn(&Parts) -> ferromla::Result<AttentionOutputs>,
+    args: impl FnOnce(Parts, Parts, View, View, View, View) -> AttentionArgs<'a, I>,
+) -> PyResult<Outputs<'py>> {
+    let no_scale = "must be None: there are no quantised formats yet";
+    arguments::absent(given.kv_scale, "kv_scale", no_scale)?;
+    arguments::absent(given.q_scale, "q_scale", no_scale)?;
+    let q = Pair::read(given.q, "q", false)?;
+    let kv_cache = Pair::read(given.kv_cache, "kv_cache", false)?;
+    let block_table = tensor::read(given.block_table, "block_table")?;
+    let seq_lens = tensor::read(given.seq_lens, "seq_lens")?;
+    let attn_sink = given
+        .attn_sink
         .map(|sink| tensor::read(sink, "attn_sink"))
         .transpose()?;
-    let shapes = ferromla::decode_outputs(&q.parts()).map_err(errors::to_python)?;
-    let out = arguments::output(out, "out", || {
+    let shapes = || outputs(&q.parts()).map_err(errors::to_python);
+    let out = arguments::output(given.out, "out", || {
+        let shapes = shapes()?;
         framework::empty(&q.first, "out", &shapes.out, shapes.dtype)
     })?;
-    let lse = arguments::output(lse, "lse", || {
-        framework::empty(&q.first, "lse", &shapes.lse, DType::F32)
+    let lse = arguments::output(given.lse, "lse", || {
+        framework::empty(&q.first, "lse", &shapes()?.lse, DType::F32)
     })?;
-    let mut args = DecodeArgs::new(
+    let mut args = args(
         q.parts(),
         kv_cache.parts(),
         block_table.view,
@@ -122,36 +256,34 @@ pub fn decode<'py>(
         out.view,
         lse.view,
     );
-    args.softmax_scale = softmax_scale;
-    args.causal = causal;
-    args.kv_format = arguments::kv_format(kv_format)?;
+    args.softmax_scale = given.softmax_scale;
+    args.causal = given.causal;
+    args.kv_format = arguments::kv_format(given.kv_format)?;
     args.attn_sink = attn_sink.as_ref().map(|sink| sink.view);
-    args.plan = plan.map(|plan| plan.get().inner());
-    args.num_splits = arguments::num_splits(num_splits)?;
-    args.batch_invariant = batch_invariant;
+    args.plan = given.plan.map(|plan| plan.get().inner());
+    args.num_splits = arguments::num_splits(given.num_splits)?;
+    args.batch_invariant = given.batch_invariant;
     args.stream = framework::current_stream(&q.first)?;
-    let workspace = decode_workspace(&args, &q.first, workspace)?;
-    args.workspace = workspace.as_ref().map(|workspace| workspace.view);
-    // SAFETY: every view borrows a tensor that lives to the end of this function; on CUDA the framework's
-    // allocator orders reuse after the work queued on its stream.
-    arguments::run(py, q.device(), || unsafe { ferromla::decode(&args) })?;
+    let checked = args.check().map_err(errors::to_python)?;
+    let workspace = workspace(&checked, &q.first, given.workspace)?;
+    let workspace = workspace.as_ref().map(|workspace| &workspace.view);
+    // SAFETY: every view borrows a tensor that lives to the end of this function (`qo_indptr` to the end of the
+    // caller's); on CUDA the framework's allocator orders reuse after the work queued on its stream.
+    arguments::run(py, q.device(), || unsafe { checked.run(workspace) })?;
     Ok((out.object, lse.object))
 }
 
 /// The caller's workspace, or a new one where the call needs one.
-fn decode_workspace<'py>(
-    args: &DecodeArgs<'_>,
+fn workspace<'py>(
+    checked: &Checked<'_>,
     like: &Tensor<'py>,
     given: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Option<Tensor<'py>>> {
-    if let Some(given) = given {
-        return tensor::read_output(given, "workspace").map(Some);
+    match (given, checked.workspace_bytes()) {
+        (Some(given), _) => tensor::read_output(given, "workspace").map(Some),
+        (None, 0) => Ok(None),
+        (None, bytes) => framework::bytes(like, like.view.device(), bytes).map(Some),
     }
-    if args.plan.is_some() {
-        return Ok(None);
-    }
-    let count = args.workspace_bytes().map_err(errors::to_python)?;
-    framework::bytes(like, like.view.device(), count).map(Some)
 }
 
 /// The exact combination of two partial attentions over disjoint sets of keys.

@@ -23,6 +23,7 @@ fn _ferromla(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("CudaError", py.get_type::<errors::CudaError>())?;
     module.add_class::<plan::Plan>()?;
     module.add_function(wrap_pyfunction!(attention::decode, module)?)?;
+    module.add_function(wrap_pyfunction!(attention::prefill, module)?)?;
     module.add_function(wrap_pyfunction!(attention::merge_states, module)?)?;
     module.add_function(wrap_pyfunction!(plan::workspace_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(cache::append_kv, module)?)?;

@@ -1,6 +1,8 @@
 //! `Plan` and `workspace_bytes`.
 
-use ferromla::{Device, PlanArgs};
+use std::sync::{Mutex, PoisonError};
+
+use ferromla::{Device, PlanArgs, Queries};
 use pyo3::prelude::*;
 
 use crate::arguments;
@@ -8,7 +10,7 @@ use crate::errors;
 use crate::framework;
 use crate::tensor::{self, Tensor};
 
-/// The schedule of a decode, computed once per step and used by every layer.
+/// The schedule of a decode or prefill, computed once per step and used by every layer.
 ///
 /// For CUDA lengths the plan is computed on the device, without a synchronisation; for host lengths the same
 /// algorithm runs in Rust and, where `device` is a CUDA device, the plan is copied over. Its buffers' sizes
@@ -19,15 +21,18 @@ use crate::tensor::{self, Tensor};
 ///     seq_lens: `[b]` int32, tokens in the cache per request, new ones included.
 ///     num_heads: query heads.
 ///     num_kv_heads: cached heads; divides `num_heads`.
-///     q_len: query tokens per request.
-///     qo_indptr: for queries of different lengths, which this version does not have.
+///     q_len: query tokens per request, for `decode`.
+///     qo_indptr: `[b + 1]` int32 on the device of `seq_lens`, for `prefill`: the query tokens of request `r` are
+///         `qo_indptr[r] .. qo_indptr[r + 1]`.
+///     num_tokens: query tokens of all requests, `q.shape[0]` of the prefill; with `qo_indptr` only. None for
+///         the last value of a `qo_indptr` in host memory; needed for one on a CUDA device, which is not read.
 ///     kv_format: `"bf16"`, `"fp16"`, or None for either.
 ///     page_size: tokens of a page.
 ///     causal: as in `decode`.
 ///     num_splits: parts that each request's keys are cut into; None lets the scheduler choose.
 ///     batch_invariant: a request's result is bit for bit the same whatever else is in the batch.
 ///     max_seq_len: longer lengths are clamped to this; None for no bound.
-///     device: where decode will run; None for the device of `seq_lens`.
+///     device: where the attention will run; None for the device of `seq_lens`.
 ///     workspace: uint8 on that device, at least `workspace_bytes(...)` bytes; None allocates one through
 ///         the framework of `seq_lens`.
 ///
@@ -43,24 +48,67 @@ use crate::tensor::{self, Tensor};
 ///     >>> plan.update(np.array([71, 6], np.int32))
 ///     >>> plan.batch, plan.num_heads, plan.page_size
 ///     (2, 16, 64)
+///     >>> ragged = ferromla.Plan(np.array([70, 5], np.int32), num_heads=16, page_size=64,
+///     ...                        qo_indptr=np.array([0, 3, 4], np.int32))
+///     >>> ragged.num_tokens
+///     4
 #[pyclass(frozen, module = "ferromla")]
 pub struct Plan {
     inner: ferromla::Plan,
     workspace: Py<PyAny>,
+    /// The last one given.
+    qo_indptr: Mutex<Option<Py<PyAny>>>,
 }
 
 impl Plan {
     pub fn inner(&self) -> &ferromla::Plan {
         &self.inner
     }
+
+    /// Looks at or changes the last `qo_indptr`; runs no Python code, which could ask for it again.
+    fn last_indptr<T>(&self, look: impl FnOnce(&mut Option<Py<PyAny>>) -> T) -> T {
+        look(&mut self.qo_indptr.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+fn read_indptr<'py>(object: Option<&Bound<'py, PyAny>>) -> PyResult<Option<Tensor<'py>>> {
+    object
+        .map(|object| tensor::read(object, "qo_indptr"))
+        .transpose()
+}
+
+/// The query tokens of all requests: as given, or as the `qo_indptr` ends where the host can read it.
+fn tokens_of(indptr: &Tensor<'_>, given: Option<i64>) -> PyResult<i64> {
+    if let Some(given) = given {
+        return Ok(given);
+    }
+    let device = indptr.view.device();
+    if device.is_cuda() {
+        let rule = format!("must be given with a qo_indptr on {device}, which only the device reads");
+        return Err(errors::invalid("num_tokens", "None", rule));
+    }
+    // SAFETY: the tensor is alive.
+    unsafe { ferromla::num_tokens(&indptr.view) }.map_err(errors::to_python)
+}
+
+/// One of the two ways to say how many query tokens there are.
+fn queries(q_len: i64, num_tokens: Option<i64>) -> PyResult<Queries> {
+    match num_tokens {
+        None => Ok(Queries::Uniform { q_len }),
+        Some(_) if q_len != 1 => {
+            let rule = "must be left out where requests have different query lengths";
+            Err(errors::invalid("q_len", q_len, rule))
+        }
+        Some(num_tokens) => Ok(Queries::Ragged { num_tokens }),
+    }
 }
 
 #[pymethods]
 impl Plan {
     #[new]
-    #[pyo3(signature = (seq_lens, *, num_heads, num_kv_heads=1, q_len=1, qo_indptr=None, kv_format=None,
-        page_size, causal=true, num_splits=None, batch_invariant=false, max_seq_len=None, device=None,
-        workspace=None))]
+    #[pyo3(signature = (seq_lens, *, num_heads, num_kv_heads=1, q_len=1, qo_indptr=None, num_tokens=None,
+        kv_format=None, page_size, causal=true, num_splits=None, batch_invariant=false, max_seq_len=None,
+        device=None, workspace=None))]
     #[allow(clippy::too_many_arguments)] // the public signature
     fn new<'py>(
         seq_lens: &Bound<'py, PyAny>,
@@ -68,6 +116,7 @@ impl Plan {
         num_kv_heads: i64,
         q_len: i64,
         qo_indptr: Option<&Bound<'py, PyAny>>,
+        num_tokens: Option<i64>,
         kv_format: Option<&str>,
         page_size: i64,
         causal: bool,
@@ -77,11 +126,6 @@ impl Plan {
         device: Option<&Bound<'py, PyAny>>,
         workspace: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Plan> {
-        arguments::absent(
-            qo_indptr,
-            "qo_indptr",
-            "must be None: give one q_len for all requests",
-        )?;
         let lens = tensor::read(seq_lens, "seq_lens")?;
         let Some(&batch) = lens.view.shape().first() else {
             return Err(errors::invalid(
@@ -90,11 +134,16 @@ impl Plan {
                 "must have shape [b]",
             ));
         };
+        let indptr = read_indptr(qo_indptr)?;
+        let num_tokens = match &indptr {
+            Some(indptr) => Some(tokens_of(indptr, num_tokens)?),
+            None => num_tokens,
+        };
         let args = PlanArgs {
             batch,
             num_heads,
             num_kv_heads,
-            q_len,
+            queries: queries(q_len, num_tokens)?,
             kv_format: arguments::kv_format(kv_format)?,
             page_size,
             causal,
@@ -111,13 +160,16 @@ impl Plan {
             }
         };
         let stream = framework::stream_on(&lens, &workspace, args.device)?;
+        let indptr_view = indptr.as_ref().map(|indptr| &indptr.view);
         // SAFETY: the plan keeps the workspace object; the lengths outlive the call, and on CUDA the
         // framework orders reuse of their memory after it.
-        let inner = unsafe { ferromla::Plan::new(&args, &lens.view, workspace.view, stream) };
+        let inner =
+            unsafe { ferromla::Plan::new(&args, &lens.view, indptr_view, workspace.view, stream) };
         let inner = inner.map_err(errors::to_python)?;
         Ok(Plan {
             inner,
             workspace: workspace.object.unbind(),
+            qo_indptr: Mutex::new(indptr.map(|indptr| indptr.object.unbind())),
         })
     }
 
@@ -125,15 +177,31 @@ impl Plan {
     ///
     /// Args:
     ///     seq_lens: `[b]` int32, on the device the plan was made from.
+    ///     qo_indptr: `[b + 1]` int32 beside them, for a plan that was made with one; None reads the tensor that
+    ///         was given last again, with the values it holds now.
     ///
     /// Raises:
-    ///     InvalidArgument: another batch size, dtype or device.
-    fn update(&self, py: Python<'_>, seq_lens: &Bound<'_, PyAny>) -> PyResult<()> {
+    ///     InvalidArgument: another batch size, dtype or device; a `qo_indptr` for a plan made without one.
+    #[pyo3(signature = (seq_lens, qo_indptr=None))]
+    fn update(
+        &self,
+        py: Python<'_>,
+        seq_lens: &Bound<'_, PyAny>,
+        qo_indptr: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
         let lens = tensor::read(seq_lens, "seq_lens")?;
         let workspace: Tensor<'_> = tensor::read(self.workspace.bind(py), "workspace")?;
         let stream = framework::stream_on(&lens, &workspace, self.inner.args().device)?;
+        let last = self.last_indptr(|last| last.as_ref().map(|last| last.clone_ref(py)));
+        let indptr = read_indptr(qo_indptr.or(last.as_ref().map(|last| last.bind(py))))?;
+        let indptr_view = indptr.as_ref().map(|indptr| &indptr.view);
         // SAFETY: as in `new`.
-        unsafe { self.inner.update(&lens.view, stream) }.map_err(errors::to_python)
+        unsafe { self.inner.update(&lens.view, indptr_view, stream) }.map_err(errors::to_python)?;
+        if let Some(given) = qo_indptr {
+            let given = Some(given.clone().unbind());
+            drop(self.last_indptr(|last| std::mem::replace(last, given)));
+        }
+        Ok(())
     }
 
     /// Requests.
@@ -154,10 +222,22 @@ impl Plan {
         self.inner.args().num_kv_heads
     }
 
-    /// Query tokens per request.
+    /// Query tokens per request; None for a plan made with a `qo_indptr`.
     #[getter]
-    fn q_len(&self) -> i64 {
-        self.inner.args().q_len
+    fn q_len(&self) -> Option<i64> {
+        match self.inner.args().queries {
+            Queries::Uniform { q_len } => Some(q_len),
+            Queries::Ragged { .. } => None,
+        }
+    }
+
+    /// Query tokens of all requests; None for a plan made without a `qo_indptr`.
+    #[getter]
+    fn num_tokens(&self) -> Option<i64> {
+        match self.inner.args().queries {
+            Queries::Uniform { .. } => None,
+            Queries::Ragged { num_tokens } => Some(num_tokens),
+        }
     }
 
     /// Tokens of a page.
@@ -166,7 +246,7 @@ impl Plan {
         self.inner.args().page_size
     }
 
-    /// Where decode runs, as `"cpu"` or `"cuda:0"`.
+    /// Where the attention runs, as `"cpu"` or `"cuda:0"`.
     #[getter]
     fn device(&self) -> String {
         self.inner.args().device.to_string()
@@ -193,24 +273,27 @@ impl Plan {
 
     fn __repr__(&self) -> String {
         let args = self.inner.args();
+        let queries = match args.queries {
+            Queries::Uniform { q_len } => format!("q_len={q_len}"),
+            Queries::Ragged { num_tokens } => format!("num_tokens={num_tokens}"),
+        };
         format!(
-            "Plan(batch={}, num_heads={}, num_kv_heads={}, q_len={}, page_size={}, device={:?})",
+            "Plan(batch={}, num_heads={}, num_kv_heads={}, {queries}, page_size={}, device={:?})",
             args.batch,
             args.num_heads,
             args.num_kv_heads,
-            args.q_len,
             args.page_size,
             args.device.to_string()
         )
     }
 }
 
-/// The exact size in bytes of the workspace of a `Plan`, or of a `decode` without one.
+/// The exact size in bytes of the workspace of a `Plan`, or of a `decode` or `prefill` without one.
 ///
-/// For a `decode` without a plan, `max_seq_len` is `block_table.shape[1] * page_size`.
+/// For a call without a plan, `max_seq_len` is `block_table.shape[1] * page_size`.
 ///
-/// Args: as for `Plan`, with `batch` for the number of requests and `device` for where decode will run, the
-/// CPU when None.
+/// Args: as for `Plan`, with `batch` for the number of requests, `num_tokens` for a prefill (without a
+/// `qo_indptr`, which does not matter here) and `device` for where the attention will run, the CPU when None.
 ///
 /// Raises:
 ///     InvalidArgument, Unsupported: names the argument, its value and what is allowed.
@@ -221,14 +304,15 @@ impl Plan {
 ///     >>> ferromla.workspace_bytes(batch=2, num_heads=16, page_size=64, max_seq_len=4096) > 0
 ///     True
 #[pyfunction]
-#[pyo3(signature = (*, batch, num_heads, num_kv_heads=1, q_len=1, kv_format=None, page_size, causal=true,
-    num_splits=None, batch_invariant=false, max_seq_len=None, device=None))]
+#[pyo3(signature = (*, batch, num_heads, num_kv_heads=1, q_len=1, num_tokens=None, kv_format=None, page_size,
+    causal=true, num_splits=None, batch_invariant=false, max_seq_len=None, device=None))]
 #[allow(clippy::too_many_arguments)] // the public signature
 pub fn workspace_bytes(
     batch: i64,
     num_heads: i64,
     num_kv_heads: i64,
     q_len: i64,
+    num_tokens: Option<i64>,
     kv_format: Option<&str>,
     page_size: i64,
     causal: bool,
@@ -241,7 +325,7 @@ pub fn workspace_bytes(
         batch,
         num_heads,
         num_kv_heads,
-        q_len,
+        queries: queries(q_len, num_tokens)?,
         kv_format: arguments::kv_format(kv_format)?,
         page_size,
         causal,

@@ -17,30 +17,39 @@ pub(crate) struct Unit {
     pub(crate) request: i32,
     pub(crate) kv_head: i32,
     pub(crate) row_begin: i32,
-}
-
-pub(crate) fn unit_at(shape: &FmPlanShape, blocks: i32, unit: i32) -> Unit {
-    let head = unit / blocks; // of all requests
-    Unit {
-        request: head / shape.kv_heads,
-        kv_head: head % shape.kv_heads,
-        row_begin: (unit % blocks) * shape.unit_rows,
-    }
+    /// First query token of the request along q's token axis; 0 unless ragged.
+    pub(crate) q_begin: i32,
+    pub(crate) q_len: i32,
+    /// Clamped.
+    pub(crate) seq_len: i32,
 }
 
 pub(crate) fn clamp_seq_len(shape: &FmPlanShape, seq_len: i32) -> i32 {
     seq_len.clamp(0, shape.max_seq_len)
 }
 
-/// KV tiles that any row of the unit sees. `seq_len` is clamped already.
-pub(crate) fn unit_tiles(shape: &FmPlanShape, row_begin: i32, seq_len: i32) -> i32 {
-    let seq_len = i64::from(seq_len);
+/// First query token and number of query tokens of a request of a ragged batch, from its two entries of
+/// `qo_indptr`, whatever they hold.
+pub(crate) fn query_range(shape: &FmPlanShape, begin: i32, end: i32) -> (i32, i32) {
+    let begin = begin.clamp(0, shape.q_tokens);
+    (begin, end.clamp(begin, shape.q_tokens) - begin)
+}
+
+/// Row blocks, and so units per KV head, of a request.
+pub(crate) fn blocks_of(shape: &FmPlanShape, q_len: i32) -> i32 {
+    let rows = i64::from(q_len) * i64::from(shape.group);
+    rows.div_ceil_positive(shape.unit_rows) as i32
+}
+
+/// KV tiles that any row of the unit sees.
+pub(crate) fn unit_tiles(shape: &FmPlanShape, unit: Unit) -> i32 {
+    let (q_len, seq_len) = (i64::from(unit.q_len), i64::from(unit.seq_len));
     let mut visible = seq_len;
     if shape.causal != 0 {
-        let rows = i64::from(shape.q_len) * i64::from(shape.group);
-        let row_end = rows.min(i64::from(row_begin) + i64::from(shape.unit_rows));
+        let rows = q_len * i64::from(shape.group);
+        let row_end = rows.min(i64::from(unit.row_begin) + i64::from(shape.unit_rows));
         let last_token = (row_end - 1) / i64::from(shape.group);
-        visible = (seq_len - i64::from(shape.q_len) + last_token + 1).clamp(0, seq_len);
+        visible = (seq_len - q_len + last_token + 1).clamp(0, seq_len);
     }
     visible.div_ceil_positive(FM_TILE_TOKENS) as i32
 }
@@ -271,11 +280,21 @@ pub(crate) fn cut_of(shape: &FmPlanShape, line: &Line, cut: i32) -> Cut {
     }
 }
 
-/// Whether a worker's stretch of whole units is about as good as an even share. `line.whole` is set.
+/// The longest stretch of whole units that is about as good for a worker as an even share and what cutting
+/// costs: it goes `whole_speed` / 256 times faster than the machine divided by the workers.
+fn fair_stretch(shape: &FmPlanShape, share: i64) -> i64 {
+    let (speed, even) = (
+        i64::from(shape.whole_speed),
+        share + i64::from(shape.split_cost),
+    );
+    (even / 256).min(1 << 46) * speed + even % 256 * speed / 256
+}
+
+/// Whether a worker's stretch of whole units is fair. `line.whole` is set.
 pub(crate) fn whole_stretch_is_fair(shape: &FmPlanShape, line: &Line, worker: i32) -> bool {
     let begin = line.start.at(cut_of(shape, line, worker).unit);
     let end = line.start.at(cut_of(shape, line, worker + 1).unit);
-    end - begin <= line.share + i64::from(shape.split_cost)
+    end - begin <= fair_stretch(shape, line.share)
 }
 
 /// The share to cut at once units are to be cut: parts must not get shorter than `min_part`.
@@ -283,42 +302,32 @@ pub(crate) fn cutting_share(shape: &FmPlanShape, share: i64) -> i64 {
     share.max(shape.min_part.into())
 }
 
-/// Part `j` of a unit. `first_slot` is that of part 0.
-pub(crate) fn make_item(
-    shape: &FmPlanShape,
-    unit: Unit,
-    seq_len: i32,
-    parts: &Parts,
-    j: i32,
-    first_slot: i32,
-) -> FmWorkItem {
+/// Part `j` of a unit. `before` counts what comes before the unit.
+pub(crate) fn make_item(unit: Unit, parts: &Parts, j: i32, before: Tally) -> FmWorkItem {
+    let whole = parts.count == 1;
     FmWorkItem {
         request: unit.request,
         kv_head: unit.kv_head,
         row_begin: unit.row_begin,
-        q_begin: 0,
-        q_len: shape.q_len,
-        seq_len,
+        q_begin: unit.q_begin,
+        q_len: unit.q_len,
+        seq_len: unit.seq_len,
         tile_begin: parts.tile(j),
         tile_end: parts.tile(j + 1),
-        slot: if parts.count > 1 { first_slot + j } else { -1 },
-        reserved: [0; 3],
+        slot: if whole { -1 } else { before.slots + j },
+        merge: if whole { -1 } else { before.merges },
+        reserved: [0; 2],
     }
 }
 
-pub(crate) fn make_merge(
-    shape: &FmPlanShape,
-    unit: Unit,
-    parts: &Parts,
-    first_slot: i32,
-) -> FmMerge {
+pub(crate) fn make_merge(unit: Unit, parts: &Parts, before: Tally) -> FmMerge {
     FmMerge {
         request: unit.request,
         kv_head: unit.kv_head,
         row_begin: unit.row_begin,
-        q_begin: 0,
-        q_len: shape.q_len,
-        first_slot,
+        q_begin: unit.q_begin,
+        q_len: unit.q_len,
+        first_slot: before.slots,
         parts: parts.count,
         reserved: 0,
     }
@@ -350,6 +359,7 @@ pub(crate) fn make_header(line: &Line, all: Tally) -> FmPlanHeader {
         slots: all.slots,
         whole: line.whole.into(),
         share: line.share.min(i32::MAX.into()) as i32,
-        reserved: [0; 10],
+        units: line.units,
+        reserved: [0; 9],
     }
 }

@@ -1,21 +1,49 @@
 //! How a problem is laid out on a machine: rows per unit, workers, and the costs the planner weighs.
 
+use crate::layout::{DivCeil, most_units};
 use crate::plan_layout::{
     FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_TILE_ROWS, FmPlanShape,
 };
 use crate::{PlanError, layout};
 
-/// What a unit costs before its first tile (loading Q, filling the pipeline, writing out), in tiles.
-pub const FIXED_COST: i32 = 5;
-/// What splitting a unit costs (partial results out and in again), in tiles.
-pub const SPLIT_COST: i32 = 10;
-/// The shortest part of a split unit, in tiles.
-pub const MIN_PART: i32 = 2;
+#[cfg(test)]
+mod tests;
 
-/// Most CTAs that share one unit: the portable cluster size.
-const MAX_TEAM: i32 = 8;
-/// CTAs of a team where a unit of all rows would need more than [`MAX_TEAM`].
+/// Whether the GPU has kernels for CTAs of 16 and 32 rows and for clusters that share an item's tiles.
+const FEW_ROWS: bool = false;
+
+/// What a worker's time goes into, in tiles. Of one CTA: a cluster that shares the tiles of an item goes
+/// through as many at once, so that to it everything else costs that many times more tiles.
+struct Costs {
+    /// What a unit costs before its first tile: loading Q, filling the pipeline, writing out.
+    fixed: i32,
+    /// What splitting a unit costs: partial results out and in again.
+    split: i32,
+    /// The shortest part of a split unit.
+    min_part: i32,
+    /// How much faster than its share of the GPU a worker can go, in 256ths.
+    whole_speed: i32,
+}
+
+/// With 64 rows per CTA the tensor cores are the limit, and every SM has its own.
+const COSTS: Costs = Costs {
+    fixed: 5,
+    split: 10,
+    min_part: 2,
+    whole_speed: 256,
+};
+/// With fewer rows memory is the limit: an SM whose neighbours are done can load faster than its share.
+const COSTS_OF_FEW_ROWS: Costs = Costs {
+    whole_speed: 640,
+    ..COSTS
+};
+
+/// Most CTAs that share one unit or one item: the portable cluster size.
+const MAX_CLUSTER: i32 = 8;
+/// CTAs of a team where a unit of all rows would need more than [`MAX_CLUSTER`].
 const TEAM_OF_MANY_ROWS: i32 = 4;
+/// CTAs of a team where requests have different numbers of rows, more than a tile on average.
+const TEAM_OF_RAGGED_ROWS: i32 = 2;
 /// Worker slots per CPU thread: threads take the next slot when done, which evens out their speeds.
 const SLOTS_PER_THREAD: i32 = 4;
 
@@ -45,49 +73,19 @@ pub enum Split {
     Invariant,
 }
 
-/// Rows per unit and workers, as [`choose`] picks them.
+/// How many query tokens the requests have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Choice {
-    /// CTAs that share one unit, one block of 64 rows each.
-    pub team: i32,
-    /// Query rows of one unit.
-    pub unit_rows: i32,
-    /// Teams on the work line.
-    pub workers: i32,
-}
-
-/// Picks team, rows per unit and workers for `rows = q_len * group` query rows per request and KV head.
-///
-/// All CTAs of a team read the same KV tiles at the same time, so a unit takes all rows where they fit one
-/// team of at most 8: each tile then leaves memory once.
-///
-/// ```
-/// use ferromla_schedule::{Choice, Target, choose};
-/// let choice = choose(128, Target::Gpu { sm_count: 132 });
-/// assert_eq!(choice, Choice { team: 2, unit_rows: 128, workers: 66 });
-/// ```
-pub fn choose(rows: i64, target: Target) -> Choice {
-    match target {
-        Target::Cpu { threads } => Choice {
-            team: 1,
-            unit_rows: FM_TILE_ROWS,
-            workers: threads.saturating_mul(SLOTS_PER_THREAD).max(1),
-        },
-        Target::Gpu { sm_count } => {
-            let blocks = rows.max(1).div_euclid(FM_TILE_ROWS.into())
-                + i64::from(rows.max(1) % i64::from(FM_TILE_ROWS) != 0);
-            let team = if blocks <= MAX_TEAM.into() {
-                blocks as i32
-            } else {
-                TEAM_OF_MANY_ROWS
-            };
-            Choice {
-                team,
-                unit_rows: FM_TILE_ROWS * team,
-                workers: (sm_count / team).max(1),
-            }
-        }
-    }
+pub enum Queries {
+    /// Every request as many.
+    Uniform {
+        /// Query tokens of every request.
+        q_len: i32,
+    },
+    /// Each request its own number, by `qo_indptr`, which the choice of a layout does not look at.
+    Ragged {
+        /// Query tokens of all requests.
+        tokens: i32,
+    },
 }
 
 /// A batch to plan for, in the caller's terms. Everything but the lengths.
@@ -95,13 +93,13 @@ pub fn choose(rows: i64, target: Target) -> Choice {
 pub struct Problem {
     /// Requests.
     pub batch: i32,
-    /// Query tokens per request.
-    pub q_len: i32,
+    /// Query tokens of the requests.
+    pub queries: Queries,
     /// Query heads per KV head.
     pub group: i32,
     /// KV heads.
     pub kv_heads: i32,
-    /// Query token `i` sees keys `0 ..= seq_len - q_len + i` only.
+    /// Query token `i` of a request's `q_len` sees keys `0 ..= seq_len - q_len + i` only.
     pub causal: bool,
     /// Longer lengths are clamped to this.
     pub max_seq_len: i32,
@@ -111,22 +109,126 @@ pub struct Problem {
     pub target: Target,
 }
 
+/// How a problem is laid out on its target, as [`choose`] picks it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Choice {
+    /// Query rows of one CTA: 16, 32 or 64.
+    pub rows: i32,
+    /// Row blocks of a unit: CTAs that read the same tiles for different rows.
+    pub team: i32,
+    /// CTAs of a cluster that share an item's tiles for the same rows: 1, 2, 4 or 8.
+    pub splits: i32,
+    /// Query rows of one unit, `rows * team`.
+    pub unit_rows: i32,
+    /// Workers on the work line, of `team * splits` CTAs each.
+    pub workers: i32,
+    /// What a unit costs before its first tile, in tiles.
+    pub fixed_cost: i32,
+    /// What being split costs, in tiles.
+    pub split_cost: i32,
+    /// The shortest part of a split unit, in tiles.
+    pub min_part: i32,
+    /// How much faster than its share of the machine a worker can go, in 256ths, at least 256.
+    pub whole_speed: i32,
+}
+
+impl Choice {
+    fn new(
+        (rows, team, splits): (i32, i32, i32),
+        machine: i32,
+        Costs {
+            fixed,
+            split,
+            min_part,
+            whole_speed,
+        }: Costs,
+    ) -> Self {
+        Self {
+            rows,
+            team,
+            splits,
+            unit_rows: rows * team,
+            workers: (machine / (team * splits)).max(1),
+            fixed_cost: fixed * splits,
+            split_cost: split * splits,
+            min_part: min_part * splits,
+            whole_speed,
+        }
+    }
+}
+
+/// Picks rows per CTA, CTAs per unit, workers and costs for a problem: a pure function of what is known
+/// before the lengths are.
+///
+/// All CTAs of a team read the same KV tiles at the same time, so a unit takes all rows where they fit one
+/// team of at most 8: each tile then leaves memory once. With [`Split::Invariant`] nothing depends on the
+/// batch.
+///
+/// ```
+/// use ferromla_schedule::{Problem, Queries, Split, Target, choose};
+/// let choice = choose(&Problem {
+///     batch: 128,
+///     queries: Queries::Uniform { q_len: 1 },
+///     group: 128,
+///     kv_heads: 1,
+///     causal: true,
+///     max_seq_len: 1 << 20,
+///     split: Split::Auto,
+///     target: Target::Gpu { sm_count: 132 },
+/// });
+/// assert_eq!((choice.rows, choice.team, choice.unit_rows, choice.workers), (64, 2, 128, 66));
+/// ```
+pub fn choose(problem: &Problem) -> Choice {
+    choose_with(problem, FEW_ROWS)
+}
+
+/// [`choose`], with or without the kernels for few rows.
+fn choose_with(problem: &Problem, few_rows: bool) -> Choice {
+    let sm_count = match problem.target {
+        Target::Gpu { sm_count } => sm_count,
+        Target::Cpu { threads } => {
+            let slots = threads.saturating_mul(SLOTS_PER_THREAD);
+            return Choice::new((FM_TILE_ROWS, 1, 1), slots, COSTS);
+        }
+    };
+    let rows = match problem.mean_rows() {
+        _ if !few_rows || problem.is_ragged_invariant() => FM_TILE_ROWS,
+        ..=16 => 16,
+        17..=32 => 32,
+        33.. => FM_TILE_ROWS,
+    };
+    if rows == FM_TILE_ROWS {
+        return Choice::new((rows, problem.team(), 1), sm_count, COSTS);
+    }
+    let with = |splits| Choice::new((rows, 1, splits), sm_count, COSTS_OF_FEW_ROWS);
+    with(problem.splits(&with(1), sm_count))
+}
+
 impl Problem {
-    /// The shape to plan with: [`choose`]'s layout and the costs of this module.
+    /// The shape to plan with: [`choose`]'s layout and costs.
     ///
     /// # Errors
     ///
     /// As [`layout`]: a field outside its range, or counts beyond 32 bits.
     pub fn shape(&self) -> Result<FmPlanShape, PlanError> {
-        let choice = choose(i64::from(self.q_len) * i64::from(self.group), self.target);
+        let shape = self.shape_of(&choose(self));
+        layout(&shape)?;
+        Ok(shape)
+    }
+
+    fn shape_of(&self, choice: &Choice) -> FmPlanShape {
         let (split_mode, num_splits) = match self.split {
             Split::Auto => (FM_SPLIT_AUTO, 0),
             Split::Fixed(parts) => (FM_SPLIT_FIXED, parts),
             Split::Invariant => (FM_SPLIT_INVARIANT, 0),
         };
-        let shape = FmPlanShape {
+        let (ragged, q_len, q_tokens) = match self.queries {
+            Queries::Uniform { q_len } => (0, q_len, 0),
+            Queries::Ragged { tokens } => (1, 0, tokens),
+        };
+        FmPlanShape {
             batch: self.batch,
-            q_len: self.q_len,
+            q_len,
             group: self.group,
             kv_heads: self.kv_heads,
             causal: self.causal.into(),
@@ -135,12 +237,50 @@ impl Problem {
             split_mode,
             num_splits,
             max_seq_len: self.max_seq_len,
-            fixed_cost: FIXED_COST,
-            split_cost: SPLIT_COST,
-            min_part: MIN_PART,
-            reserved: [0; 3],
-        };
-        layout(&shape)?;
-        Ok(shape)
+            fixed_cost: choice.fixed_cost,
+            split_cost: choice.split_cost,
+            min_part: choice.min_part,
+            ragged,
+            q_tokens,
+            whole_speed: choice.whole_speed,
+        }
+    }
+
+    /// Query rows of a request and KV head: of each, or on average, rounded up.
+    fn mean_rows(&self) -> i64 {
+        match self.queries {
+            Queries::Uniform { q_len } => i64::from(q_len) * i64::from(self.group),
+            Queries::Ragged { tokens } => {
+                (i64::from(tokens) * i64::from(self.group)).div_ceil_positive(self.batch.max(1))
+            }
+        }
+    }
+
+    fn is_ragged_invariant(&self) -> bool {
+        matches!(self.queries, Queries::Ragged { .. }) && self.split == Split::Invariant
+    }
+
+    /// CTAs of 64 rows that share a unit.
+    fn team(&self) -> i32 {
+        let blocks = self.mean_rows().div_ceil_positive(FM_TILE_ROWS).max(1);
+        match self.queries {
+            Queries::Uniform { .. } if blocks <= MAX_CLUSTER.into() => blocks as i32,
+            Queries::Uniform { .. } => TEAM_OF_MANY_ROWS,
+            Queries::Ragged { .. } if blocks == 1 || self.is_ragged_invariant() => 1,
+            Queries::Ragged { .. } => TEAM_OF_RAGGED_ROWS,
+        }
+    }
+
+    /// CTAs that share an item: as many as leave every unit, laid out as `choice` says, a worker of its own.
+    fn splits(&self, choice: &Choice, sm_count: i32) -> i32 {
+        if self.split == Split::Invariant {
+            return 1;
+        }
+        let units = most_units(&self.shape_of(choice));
+        let fits = |splits: &i32| i128::from(*splits) * units <= i128::from(sm_count);
+        std::iter::successors(Some(MAX_CLUSTER), |splits| Some(splits / 2))
+            .take_while(|&splits| splits > 1)
+            .find(fits)
+            .unwrap_or(1)
     }
 }

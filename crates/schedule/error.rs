@@ -23,7 +23,7 @@ pub enum PlanError {
     /// A slice has the wrong number of elements.
     #[error("{argument} has {len} elements, {rule} {needed} needed")]
     Length {
-        /// `seq_lens` or `words`.
+        /// `seq_lens`, `qo_indptr` or `words`.
         argument: &'static str,
         /// Elements it has.
         len: usize,

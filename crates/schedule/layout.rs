@@ -8,6 +8,8 @@ use crate::plan_layout::{
 use crate::{PlanError, WorkItem};
 
 const ALIGN: i64 = 16;
+/// A worker that is 256 times as fast as its share; more could overflow.
+const MAX_WHOLE_SPEED: i32 = 1 << 16;
 
 /// Offsets (bytes, 16-byte aligned) and capacities of the plan of `shape`.
 ///
@@ -20,7 +22,8 @@ const ALIGN: i64 = 16;
 /// # use ferromla_schedule::{PlanShape, layout};
 /// let shape = PlanShape {
 ///     batch: 3, q_len: 1, group: 16, kv_heads: 1, unit_rows: 64, workers: 8,
-///     max_seq_len: 4096, fixed_cost: 2, split_cost: 6, min_part: 1, ..PlanShape::default()
+///     max_seq_len: 4096, fixed_cost: 2, split_cost: 6, min_part: 1, whole_speed: 256,
+///     ..PlanShape::default()
 /// };
 /// let layout = layout(&shape)?;
 /// assert_eq!((layout.units, layout.max_items, layout.max_merges, layout.max_slots), (3, 10, 3, 10));
@@ -28,12 +31,9 @@ const ALIGN: i64 = 16;
 /// ```
 pub fn layout(shape: &FmPlanShape) -> Result<FmPlanLayout, PlanError> {
     check(shape)?;
-    let rows = fits("rows", i128::from(shape.q_len) * i128::from(shape.group))?;
-    let blocks = i64::from(rows).div_ceil_positive(shape.unit_rows);
-    let units = fits(
-        "units",
-        i128::from(shape.batch) * i128::from(shape.kv_heads) * i128::from(blocks),
-    )?;
+    let tokens = shape.q_len.max(shape.q_tokens); // one of them is 0
+    let rows = fits("rows", i128::from(tokens) * i128::from(shape.group))?;
+    let units = fits("units", most_units(shape))?;
     let capacity = Capacity::of(shape, units)?;
 
     let mut end = size_of::<FmPlanHeader>() as i64;
@@ -47,15 +47,26 @@ pub fn layout(shape: &FmPlanShape) -> Result<FmPlanLayout, PlanError> {
     let items = section(capacity.items.into(), size_of::<FmWorkItem>());
     let unit_start = section(i64::from(units) + 1, size_of::<i64>());
     let unit_item = section(i64::from(units) + 1, size_of::<i32>());
+    let requests = if shape.ragged != 0 {
+        i64::from(shape.batch) + 1
+    } else {
+        0
+    };
+    let first_unit = section(requests, size_of::<i32>());
     Ok(FmPlanLayout {
         worker_begin,
         merges,
         items,
         unit_start,
         unit_item,
+        first_unit,
         bytes: end,
         units,
-        blocks: blocks as i32, // <= rows, which fits
+        blocks: if shape.ragged != 0 {
+            0
+        } else {
+            i64::from(rows).div_ceil_positive(shape.unit_rows) as i32 // <= rows, which fits
+        },
         max_items: capacity.items,
         max_merges: capacity.merges,
         max_slots: capacity.slots,
@@ -68,6 +79,31 @@ impl FmPlanLayout {
     pub fn words(&self) -> usize {
         self.bytes as usize / size_of::<i32>()
     }
+}
+
+/// The units of a uniform batch; the most that any `qo_indptr` can give a ragged one.
+///
+/// A request of `n` query tokens has `ceil(n * group / unit_rows)` units per KV head. As `n * group` is a
+/// multiple of `group`, rounding up adds at most `unit_rows - gcd(group, unit_rows)` rows, and no more requests
+/// than there are tokens have any.
+pub(crate) fn most_units(shape: &FmPlanShape) -> i128 {
+    let (group, unit_rows) = (i128::from(shape.group), i128::from(shape.unit_rows));
+    let ceil = |rows: i128| (rows + unit_rows - 1) / unit_rows;
+    let blocks = if shape.ragged == 0 {
+        i128::from(shape.batch) * ceil(i128::from(shape.q_len) * group)
+    } else {
+        let requests = i128::from(shape.batch.min(shape.q_tokens));
+        let padding = unit_rows - gcd(shape.group, shape.unit_rows);
+        (i128::from(shape.q_tokens) * group + requests * padding) / unit_rows
+    };
+    i128::from(shape.kv_heads) * blocks
+}
+
+fn gcd(mut a: i32, mut b: i32) -> i128 {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a.into()
 }
 
 /// The most entries any lengths can need.
@@ -134,7 +170,31 @@ fn check(shape: &FmPlanShape) -> Result<(), PlanError> {
     };
     let at_least = |field, value: i32, least: i32, rule| one_of(field, value, value >= least, rule);
     at_least("batch", shape.batch, 0, "0 or more")?;
-    at_least("q_len", shape.q_len, 0, "0 or more")?;
+    one_of(
+        "ragged",
+        shape.ragged,
+        matches!(shape.ragged, 0 | 1),
+        "0 or 1",
+    )?;
+    let only = |field, value: i32, applies, rule| {
+        if applies {
+            at_least(field, value, 0, "0 or more")
+        } else {
+            one_of(field, value, value == 0, rule)
+        }
+    };
+    only(
+        "q_len",
+        shape.q_len,
+        shape.ragged == 0,
+        "0 where ragged is 1",
+    )?;
+    only(
+        "q_tokens",
+        shape.q_tokens,
+        shape.ragged == 1,
+        "0 where ragged is 0",
+    )?;
     at_least("group", shape.group, 1, "1 or more")?;
     at_least("kv_heads", shape.kv_heads, 1, "1 or more")?;
     at_least("unit_rows", shape.unit_rows, 1, "1 or more")?;
@@ -143,6 +203,12 @@ fn check(shape: &FmPlanShape) -> Result<(), PlanError> {
     at_least("fixed_cost", shape.fixed_cost, 0, "0 or more")?;
     at_least("split_cost", shape.split_cost, 0, "0 or more")?;
     at_least("min_part", shape.min_part, 1, "1 or more")?;
+    one_of(
+        "whole_speed",
+        shape.whole_speed,
+        (256..=MAX_WHOLE_SPEED).contains(&shape.whole_speed),
+        "from 256 to 65536",
+    )?;
     one_of(
         "causal",
         shape.causal,

@@ -9,11 +9,11 @@
 //! Pure functions over integers: no CUDA, no threads, no allocation, no `unsafe`.
 //!
 //! ```
-//! use ferromla_schedule::{PlanView, Problem, Split, Target, layout, plan_into};
+//! use ferromla_schedule::{PlanView, Problem, Queries, Split, Target, layout, plan_into};
 //!
 //! let shape = Problem {
 //!     batch: 2,
-//!     q_len: 1,
+//!     queries: Queries::Uniform { q_len: 1 },
 //!     group: 128,
 //!     kv_heads: 1,
 //!     causal: true,
@@ -23,7 +23,7 @@
 //! }
 //! .shape()?;
 //! let mut words = vec![0; layout(&shape)?.words()];
-//! plan_into(&shape, [4096, 100].as_slice(), &mut words)?;
+//! plan_into(&shape, [4096, 100].as_slice(), None, &mut words)?;
 //!
 //! let plan = PlanView::new(&shape, &words)?;
 //! for worker in 0..plan.workers() {
@@ -45,10 +45,10 @@ mod plan;
 pub mod plan_layout;
 mod view;
 
-pub use choose::{Choice, FIXED_COST, MIN_PART, Problem, SPLIT_COST, Split, Target, choose};
+pub use choose::{Choice, Problem, Queries, Split, Target, choose};
 pub use error::PlanError;
 pub use layout::layout;
-pub use plan::{SeqLens, plan_into};
+pub use plan::{Strided, plan_into};
 pub use plan_layout::{
     FmMerge as Merge, FmPlanHeader as PlanHeader, FmPlanLayout as PlanLayout,
     FmPlanShape as PlanShape, FmWorkItem as WorkItem,

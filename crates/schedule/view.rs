@@ -9,10 +9,11 @@ use crate::{PlanError, layout};
 /// # use ferromla_schedule::{PlanShape, PlanView, layout, plan_into};
 /// # let shape = PlanShape {
 /// #     batch: 1, q_len: 1, group: 16, kv_heads: 1, unit_rows: 64, workers: 2,
-/// #     max_seq_len: 4096, fixed_cost: 2, split_cost: 6, min_part: 1, ..PlanShape::default()
+/// #     max_seq_len: 4096, fixed_cost: 2, split_cost: 6, min_part: 1, whole_speed: 256,
+/// #     ..PlanShape::default()
 /// # };
 /// let mut words = vec![0; layout(&shape)?.words()];
-/// plan_into(&shape, [4096].as_slice(), &mut words)?;
+/// plan_into(&shape, [4096].as_slice(), None, &mut words)?;
 /// let plan = PlanView::new(&shape, &words)?;
 /// assert_eq!((plan.items().len(), plan.merges().len()), (2, 1));
 /// assert_eq!((plan.worker(0)[0].tile_end, plan.worker(1)[0].tile_begin), (31, 31));
@@ -72,6 +73,12 @@ impl<'a> PlanView<'a> {
             "slots",
             header.slots,
             layout.max_slots,
+            "within the shape's capacity",
+        )?;
+        expect(
+            "units",
+            header.units,
+            layout.units,
             "within the shape's capacity",
         )?;
 

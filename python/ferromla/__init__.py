@@ -15,6 +15,7 @@ from ferromla._ferromla import (
     decode,
     gather_kv,
     merge_states,
+    prefill,
     support,
     workspace_bytes,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "empty_kv_cache",
     "gather_kv",
     "merge_states",
+    "prefill",
     "support",
     "workspace_bytes",
 ]

@@ -47,7 +47,8 @@ class Plan:
         num_heads: int,
         num_kv_heads: int = 1,
         q_len: int = 1,
-        qo_indptr: None = None,
+        qo_indptr: Tensor | None = None,
+        num_tokens: int | None = None,
         kv_format: str | None = None,
         page_size: int,
         causal: bool = True,
@@ -57,7 +58,7 @@ class Plan:
         device: Any = None,
         workspace: Tensor | None = None,
     ) -> Plan: ...
-    def update(self, seq_lens: Tensor) -> None: ...
+    def update(self, seq_lens: Tensor, qo_indptr: Tensor | None = None) -> None: ...
     @property
     def batch(self) -> int: ...
     @property
@@ -65,7 +66,9 @@ class Plan:
     @property
     def num_kv_heads(self) -> int: ...
     @property
-    def q_len(self) -> int: ...
+    def q_len(self) -> int | None: ...
+    @property
+    def num_tokens(self) -> int | None: ...
     @property
     def page_size(self) -> int: ...
     @property
@@ -96,6 +99,26 @@ def decode(
     lse: Tensor | None = None,
     workspace: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
+def prefill(
+    q: Parts,
+    kv_cache: Parts,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    qo_indptr: Tensor,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = True,
+    kv_format: str | None = None,
+    kv_scale: None = None,
+    q_scale: None = None,
+    attn_sink: Tensor | None = None,
+    plan: Plan | None = None,
+    num_splits: int | None = None,
+    batch_invariant: bool = False,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+    workspace: Tensor | None = None,
+) -> tuple[Tensor, Tensor]: ...
 def merge_states(
     out_a: Tensor,
     lse_a: Tensor,
@@ -111,6 +134,7 @@ def workspace_bytes(
     num_heads: int,
     num_kv_heads: int = 1,
     q_len: int = 1,
+    num_tokens: int | None = None,
     kv_format: str | None = None,
     page_size: int,
     causal: bool = True,

@@ -1,7 +1,7 @@
 """``torch.ops.ferromla``: the operations as torch operators, for ``torch.compile`` and export.
 
 Importing this module registers them (it imports torch; ``import ferromla`` alone does not). The out-variants
-write to the caller's tensors; ``decode`` and ``merge_states`` allocate their results. A ``ferromla.Plan`` is
+write to the caller's tensors; ``decode``, ``prefill`` and ``merge_states`` allocate their results. A ``ferromla.Plan`` is
 no tensor and does not pass through an operator: call ``ferromla.decode`` directly to use one.
 
 Example:
@@ -21,6 +21,8 @@ import ferromla
 
 __all__: list[str] = []
 
+_INPUTS = "Tensor q, Tensor kv_cache, Tensor block_table, Tensor seq_lens"
+_OUTPUTS = "Tensor(a!) out, Tensor(b!) lse"
 _OPTIONS = (
     "float? softmax_scale=None, bool causal=True, Tensor? attn_sink=None, int? num_splits=None, "
     "bool batch_invariant=False"
@@ -28,9 +30,10 @@ _OPTIONS = (
 # Their names: torch passes an operator's arguments by position, without the last ones where they are defaults.
 _OPTION_NAMES = ("softmax_scale", "causal", "attn_sink", "num_splits", "batch_invariant")
 _SCHEMAS = (
-    f"decode(Tensor q, Tensor kv_cache, Tensor block_table, Tensor seq_lens, {_OPTIONS}) -> (Tensor, Tensor)",
-    "decode_out(Tensor q, Tensor kv_cache, Tensor block_table, Tensor seq_lens, Tensor(a!) out, "
-    f"Tensor(b!) lse, {_OPTIONS}) -> ()",
+    f"decode({_INPUTS}, {_OPTIONS}) -> (Tensor, Tensor)",
+    f"decode_out({_INPUTS}, {_OUTPUTS}, {_OPTIONS}) -> ()",
+    f"prefill({_INPUTS}, Tensor qo_indptr, {_OPTIONS}) -> (Tensor, Tensor)",
+    f"prefill_out({_INPUTS}, Tensor qo_indptr, {_OUTPUTS}, {_OPTIONS}) -> ()",
     "merge_states(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b) -> (Tensor, Tensor)",
     "merge_states_out(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor(a!) out, Tensor(b!) lse) -> ()",
     "append_kv(Tensor kv_c, Tensor? k_pe, Tensor(a!) kv_cache, Tensor slots) -> ()",
@@ -45,6 +48,14 @@ def _decode(q, kv_cache, block_table, seq_lens, *options):
 
 def _decode_out(q, kv_cache, block_table, seq_lens, out, lse, *options):
     ferromla.decode(q, kv_cache, block_table, seq_lens, out=out, lse=lse, **_named(options))
+
+
+def _prefill(q, kv_cache, block_table, seq_lens, qo_indptr, *options):
+    return ferromla.prefill(q, kv_cache, block_table, seq_lens, qo_indptr, **_named(options))
+
+
+def _prefill_out(q, kv_cache, block_table, seq_lens, qo_indptr, out, lse, *options):
+    ferromla.prefill(q, kv_cache, block_table, seq_lens, qo_indptr, out=out, lse=lse, **_named(options))
 
 
 def _named(options):
@@ -63,7 +74,7 @@ def _append_kv(kv_c, k_pe, kv_cache, slots):
     ferromla.append_kv(kv_c, k_pe, kv_cache, slots)
 
 
-def _fake_decode(q, *_args, **_options):
+def _fake_attention(q, *_args, **_options):
     shape = q.shape[:-1]
     return q.new_empty((*shape, 512)), q.new_empty(shape, dtype=torch.float32)
 
@@ -77,9 +88,16 @@ def _fake_nothing(*_args, **_options):
 
 
 def _register() -> None:
-    implementations = (_decode, _decode_out, _merge_states, _merge_states_out, _append_kv)
-    fakes = (_fake_decode, _fake_nothing, _fake_merge_states, _fake_nothing, _fake_nothing)
-    for schema, implementation, fake in zip(_SCHEMAS, implementations, fakes, strict=True):
+    implementations = (
+        (_decode, _fake_attention),
+        (_decode_out, _fake_nothing),
+        (_prefill, _fake_attention),
+        (_prefill_out, _fake_nothing),
+        (_merge_states, _fake_merge_states),
+        (_merge_states_out, _fake_nothing),
+        (_append_kv, _fake_nothing),
+    )
+    for schema, (implementation, fake) in zip(_SCHEMAS, implementations, strict=True):
         name = schema.partition("(")[0]
         _library.define(schema)
         for key in ("CPU", "CUDA"):

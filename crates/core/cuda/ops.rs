@@ -7,9 +7,10 @@ use crate::params::{
     FM_COMBINE_THREADS, FM_OFFSETS_THREADS, FM_PLAN_THREADS, FM_ROW_THREADS, FmAppendParams,
     FmCombineParams, FmDecodeParams, FmGatherParams, FmMergeParams, FmOffsetsParams, FmPlanParams,
 };
+use crate::lengths::Lengths;
 use crate::plan::Plan;
 use crate::problem::{
-    AppendProblem, DecodeProblem, GatherProblem, GatherTokens, MergeProblem, PagedCache, Strided,
+    AppendProblem, AttentionProblem, GatherProblem, GatherTokens, MergeProblem, PagedCache, Strided,
 };
 use crate::view::Stream;
 
@@ -34,16 +35,19 @@ fn two(part: &Strided<3>) -> [i64; 2] {
 pub(crate) unsafe fn plan(
     ordinal: u32,
     plan: &Plan,
-    lens: &Strided<1>,
+    lengths: &Lengths,
     stream: Stream,
 ) -> Result<()> {
     let engine = Engine::get(ordinal)?;
     let _context = engine.enter()?;
+    let qo_indptr = lengths.qo_indptr.unwrap_or(Strided::NONE);
     let mut params = FmPlanParams {
         shape: plan.schedule.shape,
         layout: plan.schedule.layout,
-        seq_lens: lens.ptr as *const i32,
-        seq_lens_stride: lens.strides[0],
+        seq_lens: lengths.seq_lens.ptr as *const i32,
+        seq_lens_stride: lengths.seq_lens.strides[0],
+        qo_indptr: qo_indptr.ptr as *const i32,
+        qo_indptr_stride: qo_indptr.strides[0],
         plan: plan.workspace.plan as *mut u8,
     };
     let launch = Launch {
@@ -58,7 +62,7 @@ pub(crate) unsafe fn plan(
 
 /// # Safety
 /// As for [`decode`](crate::decode); the plan has been filled for this problem.
-pub(crate) unsafe fn decode(ordinal: u32, problem: &DecodeProblem, plan: &Plan) -> Result<()> {
+pub(crate) unsafe fn decode(ordinal: u32, problem: &AttentionProblem, plan: &Plan) -> Result<()> {
     let engine = Engine::get(ordinal)?;
     let _context = engine.enter()?;
     // SAFETY: the caller's promise, for both.
@@ -74,9 +78,16 @@ pub(crate) unsafe fn decode(ordinal: u32, problem: &DecodeProblem, plan: &Plan) 
 
 /// # Safety
 /// As for [`decode`].
-unsafe fn attend(engine: &Engine, problem: &DecodeProblem, plan: &Plan) -> Result<()> {
+unsafe fn attend(engine: &Engine, problem: &AttentionProblem, plan: &Plan) -> Result<()> {
     let maps = tensor_map::geometries(&problem.cache);
-    let mut params = decode_params(problem, plan);
+    let choice = &plan.schedule.choice;
+    // The CTAs of a team read the same tiles: the TMA loader loads once for two of them.
+    let multicast = if maps.is_some() && choice.team % 2 == 0 {
+        2
+    } else {
+        1
+    };
+    let mut params = decode_params(problem, plan, multicast);
     let (mut nope, mut rope) = (tensor_map::empty(), tensor_map::empty());
     if let Some((nope_geometry, rope_geometry)) = &maps {
         nope = tensor_map::encode(nope_geometry, problem.dtype)?;
@@ -95,16 +106,10 @@ unsafe fn attend(engine: &Engine, problem: &DecodeProblem, plan: &Plan) -> Resul
             Loader::Gather
         },
     };
-    let team = plan.schedule.team;
     let launch = Launch {
-        blocks: (plan.schedule.shape.workers * team) as u32,
+        blocks: (choice.workers * choice.team * choice.splits) as u32,
         threads: DECODE_THREADS,
-        // The CTAs of a team read the same tiles: the TMA loader loads once for two of them.
-        cluster: if maps.is_some() && team % 2 == 0 {
-            2
-        } else {
-            1
-        },
+        cluster: multicast as u32,
         stream: problem.stream,
         ..Launch::default()
     };
@@ -118,7 +123,7 @@ unsafe fn attend(engine: &Engine, problem: &DecodeProblem, plan: &Plan) -> Resul
     }
 }
 
-fn decode_params(problem: &DecodeProblem, plan: &Plan) -> FmDecodeParams {
+fn decode_params(problem: &AttentionProblem, plan: &Plan, multicast: i32) -> FmDecodeParams {
     let (q, cache, table) = (&problem.q, &problem.cache, &problem.table);
     let q_rope = q.rope.unwrap_or(Strided::NONE);
     let kv_rope = cache.rows.rope.unwrap_or(Strided::NONE);
@@ -138,7 +143,9 @@ fn decode_params(problem: &DecodeProblem, plan: &Plan) -> FmDecodeParams {
         page_size: cache.page_size,
         max_tokens: table.capacity(cache.page_size) as i32,
         group: problem.group(),
-        team: plan.schedule.team,
+        team: plan.schedule.choice.team,
+        splits: plan.schedule.choice.splits,
+        multicast,
         causal: problem.causal.into(),
         box_shift: tensor_map::box_rows(cache.page_size).trailing_zeros() as i32,
         head_chunks_nope: 0,
@@ -158,7 +165,7 @@ fn decode_params(problem: &DecodeProblem, plan: &Plan) -> FmDecodeParams {
 
 /// # Safety
 /// As for [`decode`].
-unsafe fn combine(engine: &Engine, problem: &DecodeProblem, plan: &Plan) -> Result<()> {
+unsafe fn combine(engine: &Engine, problem: &AttentionProblem, plan: &Plan) -> Result<()> {
     let schedule = &plan.schedule;
     let mut params = FmCombineParams {
         plan: plan.section(0),

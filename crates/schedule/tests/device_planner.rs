@@ -106,7 +106,9 @@ fn longest(split_mode: i32) -> Case {
         fixed_cost: i32::MAX,
         split_cost: 0,
         min_part: 1 << 20,
-        reserved: [0; 3],
+        ragged: 0,
+        q_tokens: 0,
+        whole_speed: 256,
     };
     Case {
         shape,

@@ -3,7 +3,7 @@
 mod support;
 
 use ferromla_schedule::plan_layout::{FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT};
-use ferromla_schedule::{PlanError, PlanLayout, PlanShape, PlanView, SeqLens, layout, plan_into};
+use ferromla_schedule::{PlanError, PlanLayout, PlanShape, PlanView, Strided, layout, plan_into};
 use proptest::prelude::*;
 use support::cases;
 
@@ -21,7 +21,9 @@ const SHAPE: PlanShape = PlanShape {
     fixed_cost: 2,
     split_cost: 6,
     min_part: 1,
-    reserved: [0; 3],
+    ragged: 0,
+    q_tokens: 0,
+    whole_speed: 256,
 };
 
 fn capacities(shape: PlanShape) -> (i32, i32, i32) {
@@ -97,7 +99,7 @@ fn capacities_of_each_mode() {
 proptest! {
     #[test]
     fn sections_are_aligned_and_do_not_overlap(case in cases()) {
-        let PlanLayout { worker_begin, merges, items, unit_start, unit_item, bytes, .. } =
+        let PlanLayout { worker_begin, merges, items, unit_start, unit_item, first_unit, bytes, .. } =
             layout(&case.shape).unwrap();
         let at = layout(&case.shape).unwrap();
         let units = i64::from(at.units);
@@ -107,7 +109,8 @@ proptest! {
             (merges, i64::from(at.max_merges) * 32, items),
             (items, i64::from(at.max_items) * 48, unit_start),
             (unit_start, (units + 1) * 8, unit_item),
-            (unit_item, (units + 1) * 4, bytes),
+            (unit_item, (units + 1) * 4, first_unit),
+            (first_unit, 0, bytes),
         ] {
             prop_assert_eq!(begin % 16, 0);
             prop_assert!((begin + size..begin + size + 16).contains(&next));
@@ -266,21 +269,21 @@ fn counts_beyond_32_bits_are_refused_and_the_largest_are_not() {
 fn slices_of_the_wrong_length_are_refused() {
     let needed = layout(&SHAPE).unwrap().words();
     let mut words = vec![0; needed];
-    let error = plan_into(&SHAPE, [0; 9].as_slice(), &mut words).unwrap_err();
+    let error = plan_into(&SHAPE, [0; 9].as_slice(), None, &mut words).unwrap_err();
     assert_eq!(
         error.to_string(),
         "seq_lens has 9 elements, exactly 10 needed"
     );
-    let strided = SeqLens {
+    let strided = Strided {
         data: &[0; 18],
         stride: 2,
     };
-    let error = plan_into(&SHAPE, strided, &mut words).unwrap_err();
+    let error = plan_into(&SHAPE, strided, None, &mut words).unwrap_err();
     assert_eq!(
         error.to_string(),
         "seq_lens has 18 elements, at least 19 needed"
     );
-    let error = plan_into(&SHAPE, [0; 10].as_slice(), &mut words[1..]).unwrap_err();
+    let error = plan_into(&SHAPE, [0; 10].as_slice(), None, &mut words[1..]).unwrap_err();
     assert_eq!(
         error,
         PlanError::Length {
@@ -304,7 +307,7 @@ fn a_plan_of_another_shape_is_refused() {
             ..
         }
     ));
-    plan_into(&SHAPE, [9000; 10].as_slice(), &mut words).unwrap();
+    plan_into(&SHAPE, [9000; 10].as_slice(), None, &mut words).unwrap();
     assert!(PlanView::new(&SHAPE, &words).is_ok());
     let other = PlanShape {
         workers: 3,

@@ -3,7 +3,7 @@
 mod support;
 
 use ferromla_schedule::plan_layout::{FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT};
-use ferromla_schedule::{Merge, PlanView, SeqLens, WorkItem, layout, plan_into};
+use ferromla_schedule::{Merge, PlanView, Strided, WorkItem, layout, plan_into};
 use proptest::prelude::*;
 use support::{Case, ExpectedUnit, Planned, cases, cases_of, expected_units, plan, plan_over};
 
@@ -104,7 +104,7 @@ proptest! {
             for item in *items {
                 prop_assert!(item.tile_begin < item.tile_end || unit.tiles == 0 && items.len() == 1);
                 prop_assert_eq!((item.seq_len, item.q_len, item.q_begin), (len, case.shape.q_len, 0));
-                prop_assert_eq!(item.reserved, [0; 3]);
+                prop_assert_eq!(item.reserved, [0; 2]);
             }
         }
     }
@@ -117,7 +117,7 @@ proptest! {
         let mut merges = Vec::new();
         for items in items_by_unit(plan.items()) {
             if items.len() == 1 {
-                prop_assert_eq!(items[0].slot, -1);
+                prop_assert_eq!((items[0].slot, items[0].merge), (-1, -1));
                 continue;
             }
             let item = &items[0];
@@ -133,6 +133,7 @@ proptest! {
             });
             for item in items {
                 prop_assert_eq!(item.slot, next_slot);
+                prop_assert_eq!(item.merge, merges.len() as i32 - 1);
                 next_slot += 1;
             }
         }
@@ -141,7 +142,7 @@ proptest! {
         prop_assert!(next_slot <= planned.layout.max_slots);
         prop_assert!(planned.header.items <= planned.layout.max_items);
         prop_assert!(planned.header.merges <= planned.layout.max_merges);
-        prop_assert_eq!(planned.header.reserved, [0; 10]);
+        prop_assert_eq!(planned.header.reserved, [0; 9]);
         prop_assert_eq!(*plan.header(), planned.header);
     }
 
@@ -161,7 +162,7 @@ proptest! {
         let units = expected_units(&case);
         let (_, share) = even_share(&case, &units);
         let longest = longest_whole_stretch(&case, &units);
-        let fair = longest <= share + i64::from(case.shape.split_cost);
+        let fair = 256 * longest <= (share + i64::from(case.shape.split_cost)) * i64::from(case.shape.whole_speed);
         prop_assert_eq!(planned.header.whole != 0, fair);
         if fair {
             prop_assert_eq!((planned.header.merges, planned.header.slots), (0, 0));
@@ -295,7 +296,7 @@ proptest! {
             data[i * stride] = len;
         }
         let mut words = vec![0x5a5a_5a5a; layout.words()];
-        plan_into(&case.shape, SeqLens { data: &data, stride }, &mut words).unwrap();
+        plan_into(&case.shape, Strided { data: &data, stride }, None, &mut words).unwrap();
         prop_assert_eq!(words, plan(&case).words);
     }
 
@@ -335,7 +336,9 @@ fn the_longest_lengths_do_not_overflow() {
                     fixed_cost: i32::MAX,
                     split_cost: i32::MAX,
                     min_part: i32::MAX,
-                    reserved: [0; 3],
+                    ragged: 0,
+                    q_tokens: 0,
+                    whole_speed: 256,
                 };
                 let case = Case {
                     shape,

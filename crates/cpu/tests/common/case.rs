@@ -1,7 +1,7 @@
 //! One decode problem: its inputs, how to run it, and what came out.
 
 use ferromla_cpu::{DecodeCpu, Format, decode};
-use ferromla_schedule::{PlanView, Problem, Split, Target, layout, plan_into};
+use ferromla_schedule::{PlanView, Problem, Queries, Split, Target, layout, plan_into};
 
 use super::arrays::{Held, Rows, indices};
 use super::{NAN_BITS, Rng, from_bits, to_bits};
@@ -159,7 +159,9 @@ impl Inputs {
         let case = self.case.clone();
         let shape = Problem {
             batch: seq_lens.len() as i32,
-            q_len: case.s_q as i32,
+            queries: Queries::Uniform {
+                q_len: case.s_q as i32,
+            },
             group: (case.h / case.h_kv) as i32,
             kv_heads: case.h_kv as i32,
             causal: case.causal,
@@ -173,7 +175,7 @@ impl Inputs {
         .unwrap();
         let plan_layout = layout(&shape).unwrap();
         let mut words = vec![-1; plan_layout.words()];
-        plan_into(&shape, seq_lens, &mut words).unwrap();
+        plan_into(&shape, seq_lens, None, &mut words).unwrap();
 
         let rows = [seq_lens.len(), case.s_q, case.h];
         let mut layout_rng = case.strided.then_some(Rng(case.seed ^ 0x1234));

@@ -34,8 +34,8 @@ pub fn plan(case: &Case) -> Planned {
 pub fn plan_over(case: &Case, garbage: i32) -> Planned {
     let layout = layout(&case.shape).expect("cases are valid");
     let mut words = vec![garbage; layout.words()];
-    let header =
-        plan_into(&case.shape, case.seq_lens.as_slice(), &mut words).expect("cases are valid");
+    let header = plan_into(&case.shape, case.seq_lens.as_slice(), None, &mut words)
+        .expect("cases are valid");
     Planned {
         shape: case.shape,
         layout,
@@ -79,10 +79,11 @@ prop_compose! {
         fixed_cost in 0..5i32,
         split_cost in 0..20i32,
         min_part in 1..8i32,
+        whole_speed in prop_oneof![1 => Just(256), 1 => 256..1000i32],
     ) -> PlanShape {
         PlanShape {
             batch, q_len, group, kv_heads, causal, unit_rows, workers, split_mode, num_splits,
-            max_seq_len, fixed_cost, split_cost, min_part, reserved: [0; 3],
+            max_seq_len, fixed_cost, split_cost, min_part, ragged: 0, q_tokens: 0, whole_speed,
         }
     }
 }
