@@ -96,12 +96,13 @@ class Errors:
 
 
 def errors(inputs: Inputs, requests: int | None = None, tokens: int = 64) -> Errors:
-    """Of the outputs as they stand: over ``requests`` evenly chosen requests (all when None), and of each over at
-    most ``tokens`` query tokens, the first and the last among them."""
+    """Of the outputs as they stand: over ``requests`` evenly chosen requests and the longest one (all when None), and
+    of each over at most ``tokens`` query tokens, the first and the last among them."""
     worst = worst_lse = torch.zeros((), dtype=torch.float64, device=inputs.q.device)
     product = squares = worst
     with_queries = [r for r, q_len in enumerate(inputs.case.q_lens) if q_len]
-    for request in _evenly(with_queries, requests):
+    longest = sorted(with_queries, key=inputs.case.seq_lens.__getitem__)[-1:]
+    for request in {*_evenly(with_queries, requests), *longest}:
         chosen = _evenly(list(range(inputs.case.q_lens[request])), tokens)
         rows = torch.tensor(chosen, device=inputs.q.device)
         for part in rows.split(_reference_tokens(inputs.case, request)):

@@ -78,6 +78,16 @@ def test_errors_see_one_wrong_row(benches, ragged):
     assert measure.errors(inputs).wrong
 
 
+def test_the_longest_request_is_always_compared(benches):
+    measure, shapes = benches
+    case = shapes.Case("", (9, 9, 9, 70, 9, 9), (1,) * 6, 4)
+    inputs = measure.Inputs(case, torch.float16, torch.device("cpu"))
+    inputs.call(inputs.plan())()
+    assert not measure.errors(inputs, requests=2).wrong
+    inputs.out[3] += 1
+    assert measure.errors(inputs, requests=2).wrong
+
+
 def test_operations_and_bytes_are_counted_as_documented(benches):
     _, shapes = benches
     case = shapes.Case("", (100, 3), (2, 4), 16, ragged=True)
