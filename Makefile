@@ -62,10 +62,15 @@ format: $(VENV)/.test ## Format Rust and Python
 	$(BIN)/ruff format --quiet .
 
 .PHONY: bench
-bench: $(VENV)/.bench ## Planning and launch benches; on a Hopper GPU the decode table too
+bench: $(VENV)/.bench ## Planning and launch benches; on a Hopper GPU the tables of docs/performance.md too
 	$(BIN)/maturin develop --release --quiet
 	cargo bench --package ferromla
-	$(if $(GPU),$(BIN)/python benches/bench_decode.py,@echo "no GPU: the decode table was not run")
+	$(if $(GPU),$(BIN)/python benches/bench.py,@echo "no GPU: benches/bench.py was not run")
+
+.PHONY: soak
+soak: $(VENV)/.test ## Random small problems against float64: 100,000 on a GPU, 2,000 without (SOAK_ARGS for options)
+	$(BIN)/maturin develop --release --quiet
+	$(BIN)/python tests/python/soak.py $(SOAK_ARGS)
 
 .PHONY: wheel
 wheel: $(VENV)/.build ## Build the wheel into dist/

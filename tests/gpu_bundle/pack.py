@@ -58,7 +58,7 @@ def main(folder: pathlib.Path, archive: pathlib.Path) -> None:
         for name, path in rust_programs(command):
             shutil.copy2(path, programs / name)
             subprocess.run(["strip", programs / name], check=True)
-    for source in ("tests/python", "benches", "examples", "pyproject.toml", "README.md"):
+    for source in ("tests/python", "benches", "docs", "examples", "pyproject.toml", "README.md"):
         target = folder / source
         target.parent.mkdir(parents=True, exist_ok=True)
         if (ROOT / source).is_dir():

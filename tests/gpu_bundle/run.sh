@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Runs the bundle on a GPU machine that has Python with torch, and neither Rust nor a network.
 #
-#   ./run.sh [support|rust|python|sanitize|demo|bench|rust-bench|all]...   (all but sanitize when none is named)
+#   ./run.sh [support|rust|python|soak|sanitize|demo|bench|rust-bench|all]...
+#                                            (all but soak and sanitize when none is named)
 #
-# WORKERS sets the processes of pytest (4), PYTEST_ARGS adds options to it.
+# WORKERS sets the processes of pytest (4); PYTEST_ARGS, SOAK_ARGS and BENCH_ARGS add options to theirs.
 set -euo pipefail
 cd "$(dirname "$0")"
 python=${PYTHON:-python3}
@@ -38,7 +39,11 @@ sanitize() {
 
 demo() { "$python" examples/demo.py; }
 
-bench() { "$python" benches/bench_decode.py; }
+# shellcheck disable=SC2086 # several options
+soak() { "$python" tests/python/soak.py ${SOAK_ARGS:-}; }
+
+# shellcheck disable=SC2086 # several options
+bench() { "$python" benches/bench.py --markdown --json bench.json ${BENCH_ARGS:-}; }
 
 rust-bench() {
   local program

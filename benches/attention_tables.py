@@ -1,0 +1,213 @@
+"""The tables of attention calls: decode, prefill, and the ratios of page sizes, uneven batches and invariance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+import flashinfer_rival
+import shapes
+from measure import Errors, Inputs, errors, rotated, times_us
+from report import ERRORS, SHAPE, US, Column, Report
+from shapes import Case
+
+# Of a batch whose time is compared: its errors are those of some requests.
+SAMPLED_REQUESTS = 16
+RATES: tuple[Column, ...] = (("GB/s", "gb_s", "{:.0f}"), ("TFLOP/s", "tflop_s", "{:.0f}"))
+FLOOR: Column = ("of floor", "floor", "{:.2f}")
+
+
+@dataclass
+class Bench:
+    """What every table needs, and the names of the lines whose results are wrong."""
+
+    report: Report
+    device: torch.device
+    dtype: torch.dtype
+    small: bool = False
+    only: str = ""
+    flashinfer: bool = True
+    wrong: list[str] = field(default_factory=list)
+
+    def wanted(self, name: str) -> bool:
+        """Whether a line was asked for."""
+        return self.only in name
+
+    def sized(self, case: Case) -> Case:
+        """The call as measured here."""
+        return case.small() if self.small else case
+
+    def inputs(self, case: Case) -> list[Inputs]:
+        """Rotated inputs of a call."""
+        return rotated(self.sized(case), self.dtype, self.device)
+
+    def checked(self, name: str, sets: list[Inputs], requests: int | None = None) -> dict[str, float]:
+        """The errors of the first inputs' outputs, as values of a row."""
+        found: Errors = errors(sets[0], requests)
+        if found.wrong:
+            self.wrong.append(name)
+        return {"error": found.out, "angle": found.angle, "lse_error": found.lse}
+
+    def verdict(self, value: float, limit: float | None) -> str | None:
+        """Whether a value is within its limit; None where there is none, or where shapes are not the real ones."""
+        if limit is None or self.small:
+            return None
+        return "met" if value <= limit else "missed"
+
+    def forget(self) -> None:
+        """Gives the memory of inputs that nobody holds any more back."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def rates(case: Case, us: float) -> dict[str, float]:
+    """GB/s and TFLOP/s, masked keys counted."""
+    return {"gb_s": case.bytes_moved / us / 1e3, "tflop_s": case.operations / us / 1e6}
+
+
+def calls(sets: list[Inputs], **options) -> list:
+    """The operation on each of the inputs, with one plan for all: their lengths are the same."""
+    plan = sets[0].plan(**options)
+    return [inputs.call(plan) for inputs in sets]
+
+
+def decode(bench: Bench) -> None:
+    """The dense table."""
+    asked: tuple[Column, ...] = (("target us", "target", "{:g}"), ("target", "verdict", "{}"))
+    peers: tuple[Column, ...] = (
+        ("x FlashMLA", "flashmla", "{:.2f}"),
+        ("FlashMLA / FlashInfer / FA3 us", "peers", "{}"),
+        ("FlashInfer us, this run", "flashinfer_us", "{:.1f}"),
+    )
+    title = f"Dense decode, {str(bench.dtype)[6:]}, page {shapes.PAGE_SIZE}"
+    bench.report.table("decode", title, (SHAPE, US, FLOOR, *asked, *RATES, *ERRORS, *peers))
+    rival = flashinfer_rival.load() if bench.flashinfer and bench.device.type == "cuda" else None
+    for row in shapes.DECODE:
+        if not bench.wanted(row.case.name):
+            continue
+        sets = bench.inputs(row.case)
+        (us,) = times_us(calls(sets), device=bench.device)
+        bench.report.row(
+            name=row.case.name,
+            us=us,
+            floor=row.floor_us / us,
+            target=row.target_us,
+            verdict=bench.verdict(us, row.target_us),
+            **rates(sets[0].case, us),
+            **bench.checked(row.case.name, sets),
+            flashmla=us / row.flashmla_us[0],
+            peers=row.peers,
+            flashinfer_us=rival(sets) if rival else None,
+        )
+        del sets
+        bench.forget()
+
+
+def prefill(bench: Bench) -> None:
+    """Ragged query lengths. TFLOP/s counts keys that causality masks, as the target does; "seen" does not."""
+    columns = (
+        SHAPE,
+        US,
+        FLOOR,
+        ("target us", "target", "{:.0f}"),
+        ("target", "verdict", "{}"),
+        *RATES,
+        ("seen TFLOP/s", "seen_tflop_s", "{:.0f}"),
+        *ERRORS,
+    )
+    bench.report.table("prefill", f"Prefill, {str(bench.dtype)[6:]}, page {shapes.PAGE_SIZE}", columns)
+    for row in shapes.PREFILL:
+        for case in map(row.case, shapes.HEADS):
+            if not bench.wanted(case.name):
+                continue
+            sets = bench.inputs(case)
+            (us,) = times_us(calls(sets), device=bench.device)
+            target = case.operations / row.target_tflop_s / 1e6 if row.target_tflop_s else None
+            measured = sets[0].case
+            bench.report.row(
+                name=case.name,
+                us=us,
+                floor=measured.floor_us / us,
+                target=target,
+                verdict=bench.verdict(us, target),
+                **rates(measured, us),
+                seen_tflop_s=measured.seen_operations / us / 1e6,
+                **bench.checked(case.name, sets, SAMPLED_REQUESTS),
+            )
+            del sets
+            bench.forget()
+
+
+def ratio_columns(base: str) -> Sequence[Column]:
+    """Of a table that compares times with those of ``base``."""
+    return (
+        SHAPE,
+        US,
+        (f"{base} us", "base_us", "{:.1f}"),
+        ("ratio", "ratio", "{:.3f}"),
+        ("limit", "limit", "{:.2f}"),
+        ("target", "verdict", "{}"),
+        *RATES,
+        *ERRORS,
+    )
+
+
+def add_ratio(bench: Bench, name: str, sets: list[Inputs], us: float, base_us: float, limit: float) -> None:
+    """A line of such a table."""
+    ratio = us / base_us
+    bench.report.row(
+        name=name,
+        us=us,
+        base_us=base_us,
+        ratio=ratio,
+        limit=limit,
+        verdict=bench.verdict(ratio, limit),
+        **rates(sets[0].case, us),
+        **bench.checked(name, sets, SAMPLED_REQUESTS),
+    )
+
+
+def pages(bench: Bench) -> None:
+    """Other page sizes against pages of 64 tokens, measured in turn."""
+    bench.report.table("pages", "Page sizes, b=128, seq 4096", ratio_columns(f"page {shapes.PAGE_SIZE}"))
+    for heads in shapes.PAGE_HEADS:
+        if not bench.wanted(f"h={heads}"):
+            continue
+        sets = {size: bench.inputs(shapes.even(128, 4096, heads, page_size=size)) for size in shapes.PAGE_SIZES}
+        us = times_us(*map(calls, sets.values()), device=bench.device)
+        us = dict(zip(sets, us, strict=True))
+        for size, inputs in sets.items():
+            base = us[shapes.PAGE_SIZE]
+            add_ratio(bench, f"page {size}, h={heads}", inputs, us[size], base, shapes.page_limit(size))
+        del sets, inputs
+        bench.forget()
+
+
+def uneven(bench: Bench) -> None:
+    """Uneven batches against even ones of as many requests and tokens, measured in turn."""
+    bench.report.table("uneven", "Uneven batches", ratio_columns("even"))
+    for heads in shapes.HEADS:
+        for case, base in shapes.uneven(heads):
+            if not bench.wanted(case.name):
+                continue
+            sets, even = bench.inputs(case), bench.inputs(base)
+            us, base_us = times_us(calls(sets), calls(even), device=bench.device)
+            add_ratio(bench, case.name, sets, us, base_us, shapes.UNEVEN_LIMIT)
+            del sets, even
+            bench.forget()
+
+
+def invariance(bench: Bench) -> None:
+    """``batch_invariant=True`` against the default on the same inputs, measured in turn."""
+    bench.report.table("invariance", "batch_invariant=True", ratio_columns("default"))
+    for case in shapes.INVARIANCE:
+        if not bench.wanted(case.name):
+            continue
+        sets = bench.inputs(case)
+        # The default first: the outputs that are checked are those of the last call, an invariant one.
+        base_us, us = times_us(calls(sets), calls(sets, batch_invariant=True), device=bench.device)
+        add_ratio(bench, case.name, sets, us, base_us, shapes.INVARIANCE_LIMIT)
+        del sets
+        bench.forget()

@@ -1,0 +1,229 @@
+"""Measuring a call: inputs as a server has them, errors against float64, times from CUDA graphs.
+
+Everything runs on a CPU too, timed by the clock: to try the benches where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+import ferromla
+from shapes import D_QK, D_V, Case
+
+L2_BYTES = 60 << 20
+REPEATS = 7
+SAMPLE_MS = 20.0
+MOST_SETS = 400
+NAN = float("nan")
+# A page id that a kernel must never follow.
+UNUSED_PAGE = 2147480000
+# Float64 scores held at once in the reference.
+REFERENCE_SCORES = 1 << 26
+
+Call = Callable[[], object]
+
+
+class Inputs:
+    """One set of inputs: shuffled pages, NaN in the tail of every last page and in the outputs."""
+
+    def __init__(self, case: Case, dtype: torch.dtype, device: torch.device) -> None:
+        self.case = case
+        options = {"device": device, "dtype": dtype}
+        lens = torch.tensor(case.seq_lens)
+        self.lens = lens.int().to(device)
+        ends = torch.tensor((0, *case.q_lens)).cumsum(0)
+        self.q_begin = ends.tolist()
+        self.indptr = ends.int().to(device)
+        pages = -(-lens // case.page_size)
+        total = max(int(pages.sum()), 1)
+        columns = torch.arange(max(int(pages.max()), 1), device=device)
+        used = columns < pages.to(device)[:, None]
+        self.table = torch.full(used.shape, UNUSED_PAGE, dtype=torch.int32, device=device)
+        self.table[used] = torch.randperm(total, device=device)[: int(pages.sum())].int()
+        self.cache = torch.randn(total, case.page_size, D_QK, **options).mul_(0.1)
+        self._poison_tails(pages.to(device))
+        tokens = (case.q_tokens,) if case.ragged else (len(lens), case.q_lens[0])
+        self.q = torch.randn(*tokens, case.heads, D_QK, **options).mul_(3)
+        self.out = torch.full((*tokens, case.heads, D_V), NAN, **options)
+        self.lse = torch.full((*tokens, case.heads), NAN, device=device)
+
+    def _poison_tails(self, pages: torch.Tensor) -> None:
+        held = pages.nonzero()[:, 0]
+        last = self.table[held, pages[held] - 1].long()
+        position = torch.arange(self.case.page_size, device=pages.device)
+        beyond = position > ((self.lens[held] - 1) % self.case.page_size)[:, None]
+        self.cache[last] = self.cache[last].masked_fill(beyond[..., None], NAN)
+
+    def plan(self, **options) -> ferromla.Plan:
+        """A plan for these lengths."""
+        ragged = {"qo_indptr": self.indptr, "num_tokens": self.case.q_tokens}
+        shapes = ragged if self.case.ragged else {"q_len": self.case.q_lens[0]}
+        return ferromla.Plan(self.lens, num_heads=self.case.heads, page_size=self.case.page_size, **shapes, **options)
+
+    def call(self, plan: ferromla.Plan | None) -> Call:
+        """The operation into the outputs."""
+        options = {"plan": plan, "out": self.out, "lse": self.lse}
+        if self.case.ragged:
+            return lambda: ferromla.prefill(self.q, self.cache, self.table, self.lens, self.indptr, **options)
+        return lambda: ferromla.decode(self.q, self.cache, self.table, self.lens, **options)
+
+
+def rotated(case: Case, dtype: torch.dtype, device: torch.device) -> list[Inputs]:
+    """So many inputs that going through them leaves nothing of the first in L2, and that a graph of one call with
+    each is long enough for its own launch not to count. One where there is no such cache to empty."""
+    torch.manual_seed(0)
+    sets = 1 + -(-4 * L2_BYTES // max(case.bytes_moved, 1)) if device.type == "cuda" else 1
+    return [Inputs(case, dtype, device) for _ in range(min(sets, MOST_SETS))]
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Of a result against float64: NaN where the result has one."""
+
+    out: float  # largest |x - reference|
+    angle: float  # 1 - 2<x,y>/(|x|^2 + |y|^2) of all that was compared
+    lse: float  # largest |x - reference|
+
+    @property
+    def wrong(self) -> bool:
+        """Further off than rounding explains."""
+        return not self.angle <= 5e-6
+
+
+def errors(inputs: Inputs, requests: int | None = None, tokens: int = 64) -> Errors:
+    """Of the outputs as they stand: over ``requests`` evenly chosen requests and the longest one (all when None), and
+    of each over at most ``tokens`` query tokens, the first and the last among them."""
+    worst = worst_lse = torch.zeros((), dtype=torch.float64, device=inputs.q.device)
+    product = squares = worst
+    with_queries = [r for r, q_len in enumerate(inputs.case.q_lens) if q_len]
+    longest = sorted(with_queries, key=inputs.case.seq_lens.__getitem__)[-1:]
+    for request in {*_evenly(with_queries, requests), *longest}:
+        chosen = _evenly(list(range(inputs.case.q_lens[request])), tokens)
+        rows = torch.tensor(chosen, device=inputs.q.device)
+        for part in rows.split(_reference_tokens(inputs.case, request)):
+            want, want_lse = reference(inputs, request, part)
+            at = part + inputs.q_begin[request]
+            out, lse = inputs.out.flatten(0, -3)[at].double(), inputs.lse.flatten(0, -2)[at].double()
+            # maximum hands on a NaN.
+            worst = worst.maximum((out - want).abs().max())
+            off = torch.where(lse == want_lse, 0.0, (lse - want_lse).abs())
+            worst_lse = worst_lse.maximum(off.max())
+            product = product + (out * want).sum()
+            squares = squares + (out * out).sum() + (want * want).sum()
+    angle = torch.where(squares == 0, 0.0, 1 - 2 * product / squares)
+    return Errors(float(worst), float(angle), float(worst_lse))
+
+
+def _evenly(items: list[int], most: int | None) -> list[int]:
+    """At most so many of the items, the first and the last among them."""
+    if most is None or len(items) <= most:
+        return items
+    return [items[i * (len(items) - 1) // max(most - 1, 1)] for i in range(most)]
+
+
+def _reference_tokens(case: Case, request: int) -> int:
+    return max(1, REFERENCE_SCORES // max(1, case.heads * case.seq_lens[request]))
+
+
+def reference(inputs: Inputs, request: int, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Float64 attention of some query tokens of one request, causal over its last tokens."""
+    case = inputs.case
+    length, q_len = case.seq_lens[request], case.q_lens[request]
+    pages = inputs.table[request, : -(-length // case.page_size)].long()
+    keys = inputs.cache[pages].view(-1, D_QK)[:length].double()
+    q = inputs.q.flatten(0, -3)[tokens + inputs.q_begin[request]].double()
+    scores = (q @ keys.T) * D_QK**-0.5
+    last = length - q_len + tokens
+    scores.masked_fill_(torch.arange(length, device=q.device) > last[:, None, None], -torch.inf)
+    lse = scores.logsumexp(-1)
+    return torch.exp_(scores.sub_(lse.nan_to_num(neginf=0.0)[..., None])) @ keys[:, :D_V], lse
+
+
+class _Graph:
+    """Calls in turn as one CUDA graph."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        for call in calls:
+            call()
+        torch.cuda.synchronize()
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            for call in calls:
+                call()
+        self._graph.replay()
+
+    def milliseconds(self, replays: int) -> float:
+        """Of one replay, back to back."""
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(replays):
+            self._graph.replay()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / replays
+
+
+class _Loop:
+    """Calls in turn on the CPU."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self._calls = calls
+
+    def milliseconds(self, replays: int) -> float:
+        """Of going through the calls once."""
+        start = time.perf_counter()
+        for _ in range(replays):
+            for call in self._calls:
+                call()
+        return (time.perf_counter() - start) * 1e3 / replays
+
+
+def times_us(*rivals: Sequence[Call], device: torch.device) -> list[float]:
+    """Microseconds of one call of each rival, the median of measurements that take turns: what makes a GPU slower
+    for a while meets all of them."""
+    if device.type == "cuda":
+        runs, sample_ms, repeats = [_Graph(calls) for calls in rivals], SAMPLE_MS, REPEATS
+    else:
+        runs, sample_ms, repeats = [_Loop(calls) for calls in rivals], 0.0, 1
+    replays = [max(1, int(sample_ms / max(run.milliseconds(1), 1e-3))) for run in runs]
+    samples = [[run.milliseconds(n) for run, n in zip(runs, replays, strict=True)] for _ in range(repeats)]
+    return [
+        statistics.median(column) * 1e3 / len(calls)
+        for column, calls in zip(zip(*samples, strict=True), rivals, strict=True)
+    ]
+
+
+def read_rate(device: torch.device) -> float:
+    """GB/s of a reduction over 4 GiB."""
+    x = torch.ones(1 << (30 if device.type == "cuda" else 20), device=device)
+    total = torch.empty((), device=device)
+    return x.numel() * 4 / times_us([lambda: torch.sum(x, 0, out=total)], device=device)[0] / 1e3
+
+
+def matrix_rate(device: torch.device) -> float:
+    """TFLOP/s of a bf16 matrix product of 8192 cubed, on random data."""
+    size = 8192 if device.type == "cuda" else 256
+    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+    out = torch.empty_like(a)
+    return 2 * size**3 / times_us([lambda: torch.mm(a, b, out=out)], device=device)[0] / 1e6
+
+
+def enqueue_us(call: Call, device: torch.device, bursts: int) -> float:
+    """Microseconds of the host's time for one call, the median of bursts: the device is waited for
+    outside the clock, and no burst reaches the depth at which the driver makes the host wait."""
+    in_flight = 64 if device.type == "cuda" else 1
+    return statistics.median(_burst_us(call, in_flight, device) for _ in range(bursts)) / in_flight
+
+
+def _burst_us(call: Call, in_flight: int, device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(in_flight):
+        call()
+    return (time.perf_counter() - start) * 1e6

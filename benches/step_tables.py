@@ -1,0 +1,107 @@
+"""The tables of what a step costs beside attention: planning on the device, and the host's part of a call."""
+
+from __future__ import annotations
+
+import torch
+
+import ferromla
+import shapes
+from attention_tables import Bench
+from measure import Inputs, enqueue_us, times_us
+from report import SHAPE, US
+
+# Plans in one graph, so that its own launch does not count.
+PLANS = 100
+MAX_SEQ_LEN = 1 << 17
+# Of kernels/plan_layout.h, in int32 words.
+HEADER_WORDS, ITEM_WORDS, MERGE_WORDS = 16, 12, 8
+
+
+def plan(bench: Bench) -> None:
+    """The planning kernel, replayed from a graph, and whether its plan is the host's, entry by entry."""
+    columns = (
+        SHAPE,
+        ("us", "us", "{:.2f}"),
+        ("target us", "target", "{:g}"),
+        ("target", "verdict", "{}"),
+        ("as on the host", "same", "{}"),
+    )
+    bench.report.table("plan", "Planning on the device, once per step", columns)
+    for batch in shapes.PLAN_BATCHES[: 3 if bench.small else None]:
+        # 2 and 3 query tokens in turn.
+        drafts = torch.arange(batch + 1).mul(5).div(2, rounding_mode="floor").int()
+        for heads in shapes.HEADS:
+            lengths = {"even": (4096,) * batch, "N(4096, 2048)": shapes.normal_lengths(batch, 4096, 2048)}
+            for kind, seq_lens in lengths.items():
+                measure_plan(bench, f"b={batch}, {kind}, h={heads}", seq_lens, heads)
+            ragged = f"b={batch}, N(4096, 2048), 2-3 query tokens, h={heads}"
+            measure_plan(bench, ragged, lengths["N(4096, 2048)"], heads, drafts)
+
+
+def measure_plan(
+    bench: Bench, name: str, seq_lens: tuple[int, ...], heads: int, indptr: torch.Tensor | None = None
+) -> None:
+    """One line of the table."""
+    if not bench.wanted(name):
+        return
+    host = torch.tensor(seq_lens, dtype=torch.int32)
+    lens = host.to(bench.device)
+    shape = {"num_heads": heads, "page_size": shapes.PAGE_SIZE, "max_seq_len": MAX_SEQ_LEN, "device": bench.device}
+    on_host, on_device = {}, {}
+    if indptr is not None:
+        on_host = {"qo_indptr": indptr, "num_tokens": int(indptr[-1])}
+        on_device = on_host | {"qo_indptr": indptr.to(bench.device)}
+    made = ferromla.Plan(lens, **shape, **on_device)
+    same = entries(made, lens) == entries(ferromla.Plan(host, **shape, **on_host), host)
+    if not same:
+        bench.wrong.append(name)
+    count = 2 if bench.small else PLANS
+    (us,) = times_us([lambda: made.update(lens)] * count, device=bench.device)
+    target = shapes.PLAN_TARGET_US.get(len(seq_lens))
+    bench.report.row(name=name, us=us, target=target, verdict=bench.verdict(us, target), same="yes" if same else "no")
+
+
+def entries(made: ferromla.Plan, lens: torch.Tensor) -> list[list[int]]:
+    """The words of a plan that mean something: header, worker starts, used merges, used items. It is made again on
+    zeros, since what lies between them is not written."""
+    made.workspace.zero_()
+    made.update(lens)
+    words = made.workspace[: made.plan_bytes].cpu().view(torch.int32)
+    workers, merges, items, _ = (offset // 4 for offset in made.plan_offsets)
+    used_items, used_merges = words[1:3].tolist()
+    spans = (
+        (0, HEADER_WORDS),
+        (workers, merges - workers),
+        (merges, used_merges * MERGE_WORDS),
+        (items, used_items * ITEM_WORDS),
+    )
+    return [words[start : start + count].tolist() for start, count in spans]
+
+
+def host(bench: Bench) -> None:
+    """What an eager call costs the host, on a problem that costs the device next to nothing."""
+    columns = (SHAPE, US, ("target us", "target", "{:g}"), ("target", "verdict", "{}"))
+    bench.report.table("host", "Host time of an eager call from Python, b=1, seq 64, h=16", columns)
+    case = shapes.even(1, 64, 16)
+    inputs = Inputs(case, bench.dtype, bench.device)
+    ragged = Inputs(shapes.Prefill("", case.seq_lens, case.q_lens).case(16), bench.dtype, bench.device)
+    made, made_ragged = inputs.plan(), ragged.plan()
+    arguments = (inputs.q, inputs.cache, inputs.table, inputs.lens)
+    lines = (
+        ("decode, plan and outputs given", inputs.call(made), shapes.HOST_TARGET_US),
+        ("prefill, plan and outputs given", ragged.call(made_ragged), shapes.HOST_TARGET_US),
+        ("decode, outputs given", inputs.call(None), None),
+        ("prefill, outputs given", ragged.call(None), None),
+        ("decode, nothing given", lambda: ferromla.decode(*arguments), None),
+        ("Plan.update", lambda: made.update(inputs.lens), None),
+        ("an empty torch operation (mul_ on one number)", _torch_operation(bench.device), None),
+    )
+    for name, call, target in lines:
+        if bench.wanted(name):
+            us = enqueue_us(call, bench.device, bursts=2 if bench.small else 40)
+            bench.report.row(name=name, us=us, target=target, verdict=bench.verdict(us, target))
+
+
+def _torch_operation(device: torch.device):
+    one = torch.ones(1, device=device)
+    return lambda: one.mul_(1.0)

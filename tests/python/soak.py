@@ -1,0 +1,217 @@
+"""Very many random small problems of decode and prefill against float64, by several processes, under a watchdog.
+
+    python tests/python/soak.py [--problems 100000] [--seed 1] [--workers 12] [--device cuda] [--hang-seconds 60]
+    python tests/python/soak.py --seed 1 --only 4711    # this one problem again
+
+Requests, lengths, heads, pages, formats, options, layouts and plans are drawn anew for each problem (soak_spec.py). A
+result that is off, an error, a hang or a crash names the problem in full, with the command that runs it again; the
+exit status is then 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+import soak_problem
+import soak_spec
+
+MOST_FAILURES = 10
+START_SECONDS = 300  # for importing torch and waking the GPU, when many processes do so at once
+REPORT_SECONDS = 15
+STARTING, FINISHED = -1, -2
+
+
+@dataclass(frozen=True)
+class Soak:
+    """What to run."""
+
+    problems: int
+    seed: int
+    workers: int
+    device: str
+    hang_seconds: float
+
+    @property
+    def limits(self) -> soak_spec.Limits:
+        """Sizes that suit the device."""
+        return soak_spec.GPU if self.device == "cuda" else soak_spec.CPU
+
+    def spec(self, index: int) -> soak_spec.Spec:
+        """One of its problems."""
+        return soak_spec.draw(self.seed, index, self.limits)
+
+    def describe(self, index: int, what: str) -> str:
+        """What went wrong with a problem, the problem, and how to run it again."""
+        again = f"python tests/python/soak.py --seed {self.seed} --device {self.device} --only {index}"
+        return f"problem {index}: {what}\n{self.spec(index)}\n  again: {again}"
+
+    def pool(self) -> soak_problem.Pool:
+        """Random numbers for the problems."""
+        return soak_problem.Pool(self.seed, self.limits, torch.device(self.device))
+
+    def faults(self, index: int, pool: soak_problem.Pool) -> list[str]:
+        """What is wrong with one problem's result."""
+        return soak_problem.Problem(self.spec(index), pool).faults()
+
+
+def work(soak: Soak, worker: int, at, failures, before: Callable[[], None] | None) -> None:
+    """One process: every ``workers``-th problem. ``at[worker]`` says which one is running."""
+    if before:
+        before()
+    # Tensors are small, and other processes and the CPU backend's own threads use the cores.
+    torch.set_num_threads(1)
+    pool = soak.pool()
+    for index in range(worker, soak.problems, soak.workers):
+        at[worker] = index
+        try:
+            found = soak.faults(index, pool)
+        except Exception:
+            failures.put((index, traceback.format_exc()))
+            # A CUDA error may have ended the context: what followed would fail for no reason of its own.
+            if soak.device == "cuda":
+                os._exit(1)
+            continue
+        if found:
+            failures.put((index, "; ".join(found)))
+    at[worker] = FINISHED
+
+
+@dataclass
+class Watch:
+    """The processes at work, and what they have reported."""
+
+    soak: Soak
+    at: object
+    queue: object
+    processes: list
+    since: dict[int, tuple[int, float]] = field(default_factory=dict)
+    failures: dict[int, str] = field(default_factory=dict)
+
+    def collect(self) -> None:
+        """Takes in what workers have found wrong."""
+        while not self.queue.empty():
+            index, what = self.queue.get()
+            self.failures[index] = what
+
+    def done(self) -> int:
+        """Problems that are behind, about."""
+        each = self.soak.workers
+        return sum(
+            at // each if at >= 0 else len(range(worker, self.soak.problems, each)) if at == FINISHED else 0
+            for worker, at in enumerate(self.at)
+        )
+
+    def look(self, now: float) -> bool:
+        """Whether anybody is still at work; ends who hangs, notes who died."""
+        running = False
+        for worker, process in enumerate(self.processes):
+            at = self.at[worker]
+            if at == FINISHED:
+                continue
+            if process.exitcode is not None:
+                self._lost(worker, f"the process ended with status {process.exitcode}")
+                continue
+            running = True
+            if self.since.get(worker, (None, now))[0] != at:
+                self.since[worker] = (at, now)
+            limit = START_SECONDS if at == STARTING else self.soak.hang_seconds
+            if now - self.since[worker][1] > limit:
+                self._lost(worker, f"hangs: no result after {limit:g} s")
+                process.kill()
+        return running
+
+    def _lost(self, worker: int, what: str) -> None:
+        at = self.at[worker]
+        # What a worker said itself before it ended says more.
+        self.collect()
+        if at == STARTING:
+            self.failures.setdefault(STARTING, f"worker {worker} before its first problem: {what}")
+        else:
+            self.failures.setdefault(at, what)
+        self.at[worker] = FINISHED
+
+
+def run(soak: Soak, before: Callable[[], None] | None = None) -> dict[int, str]:
+    """Runs the soak; gives what went wrong by problem. ``before`` is called in each process first."""
+    context = multiprocessing.get_context("spawn")
+    at = context.Array("q", [STARTING] * soak.workers, lock=False)
+    queue = context.SimpleQueue()
+    processes = [
+        context.Process(target=work, args=(soak, worker, at, queue, before), daemon=True)
+        for worker in range(soak.workers)
+    ]
+    for process in processes:
+        process.start()
+    watch = Watch(soak, at, queue, processes)
+    next_report = time.monotonic() + REPORT_SECONDS
+    try:
+        while watch.look(now := time.monotonic()) and len(watch.failures) < MOST_FAILURES:
+            watch.collect()
+            if now >= next_report:
+                print(f"{watch.done():,} of {soak.problems:,}, {len(watch.failures)} failed", flush=True)
+                next_report = now + REPORT_SECONDS
+            time.sleep(0.05)
+        watch.collect()
+    finally:
+        for process in processes:
+            process.kill()
+    return watch.failures
+
+
+def parse(arguments: list[str] | None) -> tuple[Soak, int | None]:
+    """The command line: what to run, and the one problem to run alone."""
+    gpu = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--problems", type=int, help="default: 100000 on a GPU, 2000 on a CPU")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--workers", type=int, help="processes; default: as many as help")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if gpu else "cpu")
+    parser.add_argument("--hang-seconds", type=float, default=60, help="longest that one problem may take")
+    parser.add_argument("--only", type=int, metavar="INDEX", help="this problem alone, in this process")
+    options = parser.parse_args(arguments)
+    on_gpu = options.device == "cuda"
+    # The CPU backend uses all cores by itself.
+    workers = options.workers or (min(12, max(1, (os.cpu_count() or 1) - 2)) if on_gpu else 1)
+    problems = (100_000 if on_gpu else 2_000) if options.problems is None else options.problems
+    return Soak(problems, options.seed, workers, options.device, options.hang_seconds), options.only
+
+
+def summary(soak: Soak) -> str:
+    """What the problems were, by operation and planning."""
+    specs = [soak.spec(index) for index in range(0, soak.problems, max(1, soak.problems // 5000))]
+    counts = collections.Counter(x for spec in specs for x in (spec.operation, spec.dtype, f"plan: {spec.planning}"))
+    return ", ".join(f"{name} {100 * count / len(specs):.0f} %" for name, count in sorted(counts.items()))
+
+
+def main(arguments: list[str] | None = None, before: Callable[[], None] | None = None) -> int:
+    """Run it; 1 where anything failed."""
+    soak, only = parse(arguments)
+    if only is not None:
+        found = soak.faults(only, soak.pool())
+        print(soak.describe(only, "; ".join(found) or "right"))
+        return 1 if found else 0
+    print(f"{soak.problems:,} problems on {soak.device}, seed {soak.seed}, {soak.workers} workers", flush=True)
+    started = time.monotonic()
+    failures = run(soak, before)
+    for index, what in sorted(failures.items()):
+        print(what if index == STARTING else soak.describe(index, what))
+    seconds = time.monotonic() - started
+    if failures:
+        print(f"\nseed {soak.seed}: {len(failures)} problems failed, after {seconds:.0f} s")
+        return 1
+    print(f"{soak.problems:,} problems, seed {soak.seed}: no mismatch and no hang, {seconds:.0f} s ({summary(soak)})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

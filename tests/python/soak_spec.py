@@ -1,0 +1,168 @@
+"""What a random problem of the soak is, as plain data drawn from a seed and a number."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, fields
+
+INT_MAX, INT_MIN = 2**31 - 1, -(2**31)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How large a problem may be: what one costs is then a millisecond or so on the device."""
+
+    work: int  # padded query rows of all requests, times keys and what a row costs without any
+    tokens: int  # of the cache, times its heads
+    longest: int  # sequence
+
+
+GPU = Limits(work=2 << 20, tokens=24 << 10, longest=6000)
+CPU = Limits(work=100 << 10, tokens=6 << 10, longest=1500)
+ROW_KEYS = 100  # a row costs as much as so many keys of it: the result has 512 numbers
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One problem. ``seq_lens`` are what the call gets: some are more than the table holds, or negative."""
+
+    seed: int
+    index: int
+    operation: str  # decode or prefill
+    dtype: str
+    d_qk: int
+    kv_heads: int
+    group: int
+    page_size: int
+    columns: int  # of the block table
+    seq_lens: tuple[int, ...]
+    q_lens: tuple[int, ...]
+    unowned: int  # query tokens after those of the last request
+    causal: bool
+    softmax_scale: float | None
+    sink: str | None  # finite, or infinite ones among them
+    num_splits: int | None
+    batch_invariant: bool
+    planning: str  # by the call, or by a plan from device lengths, from host lengths, or updated to these
+    q_layout: str
+    cache_layout: str
+    wide_out: bool
+    strided_table: bool
+    kv_head_axis: bool  # also where there is one cached head
+    absent_pages: tuple[tuple[int, int, int], ...]  # (request, column, page id)
+    garbage: float  # in cache slots that no request owns
+    repeat: bool  # a second call gives the same bits
+
+    @property
+    def heads(self) -> int:
+        """Query heads."""
+        return self.kv_heads * self.group
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that a row of the block table can hold."""
+        return self.columns * self.page_size
+
+    @property
+    def clamped(self) -> list[int]:
+        """The lengths that count."""
+        return [min(max(length, 0), self.capacity) for length in self.seq_lens]
+
+    def __str__(self) -> str:
+        return "\n".join(f"  {field.name} = {getattr(self, field.name)!r}" for field in fields(self))
+
+
+def draw(seed: int, index: int, limits: Limits) -> Spec:
+    """Problem ``index`` of the soak ``seed``: the same one every time."""
+    rng = random.Random(f"{seed}/{index}")
+    operation = rng.choice(("decode", "prefill"))
+    kv_heads = rng.choice((1, 1, 1, 1, 1, 1, 2, 3))
+    page_size = rng.choice((1, 2, 3, 8, 16, 32, 61, 64, 64, 64, 100, 128, 256))
+    batch, longest, most_queries, group = _sizes(rng, operation, kv_heads, page_size, limits)
+    q_lens, unowned = _query_lens(rng, operation, batch, most_queries)
+    seq_lens, columns = _seq_lens(rng, batch, longest, page_size)
+    num_splits = rng.choice((None,) * 14 + (1, 2, 3, 5, 8, 40))
+    d_qk = rng.choice((576, 576, 576, 512))
+    layouts = ("whole", "whole", "wide rows", "wide second axis", *(("parts",) if d_qk == 576 else ()))
+    return Spec(
+        seed=seed,
+        index=index,
+        operation=operation,
+        dtype=rng.choice(("bfloat16", "float16")),
+        d_qk=d_qk,
+        kv_heads=kv_heads,
+        group=group,
+        page_size=page_size,
+        columns=columns,
+        seq_lens=seq_lens,
+        q_lens=q_lens,
+        unowned=unowned,
+        causal=rng.random() < 0.7,
+        softmax_scale=None if rng.random() < 0.7 else rng.uniform(0.005, 0.04),
+        sink=rng.choice((None,) * 7 + ("finite", "finite", "infinite")),
+        num_splits=num_splits,
+        batch_invariant=num_splits is None and rng.random() < 0.2,
+        planning=rng.choice(("call", "call", "device", "host", "updated")),
+        q_layout=rng.choice(layouts),
+        cache_layout=rng.choice(layouts),
+        wide_out=rng.random() < 0.3,
+        strided_table=rng.random() < 0.2,
+        kv_head_axis=kv_heads > 1 or rng.random() < 0.3,
+        absent_pages=_absent_pages(rng, batch, columns),
+        garbage=rng.choice((float("nan"), float("nan"), float("inf"), float("-inf"))),
+        repeat=rng.random() < 0.1,
+    )
+
+
+def _sizes(rng: random.Random, operation: str, kv_heads: int, page_size: int, limits: Limits):
+    """Requests, longest sequence, most query tokens of a request, query heads per cached head."""
+    batch = rng.choice((0,) + (1,) * 20 + tuple(range(2, 10)) * 6 + (17, 33, 64))
+    bound = rng.choice((3, 70, 70, 300, 300, 300, 1500, 6000))
+    longest = rng.randint(0, min(bound, limits.longest))
+    most_queries = rng.choice((1, 1, 1, 2, 3, 4, 7, 16, 33))
+    if operation == "prefill":
+        most_queries = rng.choice((1, 2, 4, 9, 40, 130, 300))
+    group = rng.choice((1, 2, 3, 5, 8, 9, 16, 16, 16, 32, 33, 63, 64, 65, 100, 128, 128))
+    while batch * (longest + ROW_KEYS) * most_queries * group * kv_heads > limits.work:
+        sizes = {"batch": batch, "longest": longest, "queries": most_queries, "group": group}
+        halved = rng.choice([name for name, size in sizes.items() if size > 1])
+        sizes[halved] //= 2
+        batch, longest, most_queries, group = sizes.values()
+    while batch * (longest + 3 * page_size) * kv_heads > limits.tokens and batch > 1:
+        batch //= 2
+    return batch, longest, most_queries, group
+
+
+def _query_lens(rng: random.Random, operation: str, batch: int, most: int) -> tuple[tuple[int, ...], int]:
+    """The query tokens of each request, and those of none."""
+    if operation == "decode":
+        return (most,) * batch, 0
+    kind = rng.choice(("any", "any", "few and many", "even"))
+    if kind == "even":
+        q_lens = (most,) * batch
+    elif kind == "any":
+        q_lens = tuple(rng.randint(0, most) for _ in range(batch))
+    else:
+        q_lens = tuple(rng.choice((0, 1, 1, 1, most)) for _ in range(batch))
+    return q_lens, rng.choice((0,) * 8 + (1, 5))
+
+
+def _seq_lens(rng: random.Random, batch: int, longest: int, page_size: int) -> tuple[tuple[int, ...], int]:
+    """Lengths, and the columns of a table that holds them; now and then one that it does not hold."""
+    kind = rng.choice(("any", "any", "even", "some empty"))
+    lens = [longest if kind == "even" else rng.randint(0, longest) for _ in range(batch)]
+    if kind == "some empty" and batch > 1:
+        lens = [rng.choice((0, length)) for length in lens]
+    columns = -(-max([0, *lens]) // page_size) + rng.randint(0, 2)
+    if batch and rng.random() < 0.1:
+        capacity = columns * page_size
+        lens[rng.randrange(batch)] = rng.choice((-1, INT_MIN, capacity, capacity + 1, INT_MAX))
+    return tuple(lens), columns
+
+
+def _absent_pages(rng: random.Random, batch: int, columns: int) -> tuple[tuple[int, int, int], ...]:
+    """Entries of the table that name no page."""
+    if not batch or not columns or rng.random() < 0.9:
+        return ()
+    bad = (-1, INT_MIN, INT_MAX, 2147480000)
+    return tuple((rng.randrange(batch), rng.randrange(columns), rng.choice(bad)) for _ in range(rng.randint(1, 3)))
