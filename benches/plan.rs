@@ -16,7 +16,10 @@ fn shape(batch: i32, split: Split) -> PlanShape {
         causal: true,
         max_seq_len: MAX_SEQ_LEN,
         split,
-        target: Target::Gpu { sm_count: 132 },
+        target: Target::Gpu {
+            sm_count: 132,
+            clusters: [66, 30, 15],
+        },
     }
     .shape()
     .expect("the benched shapes are valid")

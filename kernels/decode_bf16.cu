@@ -1,7 +1,15 @@
 // decode over a bf16 cache: see decode.cuh.
 #include "decode.cuh"
 
-FM_DECODE_KERNEL(fm_decode_bf16_576_tma, __nv_bfloat16, 576, Tma)
-FM_DECODE_KERNEL(fm_decode_bf16_576_gather, __nv_bfloat16, 576, Gather)
-FM_DECODE_KERNEL(fm_decode_bf16_512_tma, __nv_bfloat16, 512, Tma)
-FM_DECODE_KERNEL(fm_decode_bf16_512_gather, __nv_bfloat16, 512, Gather)
+FM_DECODE_KERNEL(fm_decode_bf16_576_tma_64, __nv_bfloat16, 576, Tma, 64)
+FM_DECODE_KERNEL(fm_decode_bf16_576_gather_64, __nv_bfloat16, 576, Gather, 64)
+FM_DECODE_KERNEL(fm_decode_bf16_512_tma_64, __nv_bfloat16, 512, Tma, 64)
+FM_DECODE_KERNEL(fm_decode_bf16_512_gather_64, __nv_bfloat16, 512, Gather, 64)
+FM_DECODE_KERNEL(fm_decode_bf16_576_tma_32, __nv_bfloat16, 576, Tma, 32)
+FM_DECODE_KERNEL(fm_decode_bf16_576_gather_32, __nv_bfloat16, 576, Gather, 32)
+FM_DECODE_KERNEL(fm_decode_bf16_512_tma_32, __nv_bfloat16, 512, Tma, 32)
+FM_DECODE_KERNEL(fm_decode_bf16_512_gather_32, __nv_bfloat16, 512, Gather, 32)
+FM_DECODE_KERNEL(fm_decode_bf16_576_tma_16, __nv_bfloat16, 576, Tma, 16)
+FM_DECODE_KERNEL(fm_decode_bf16_576_gather_16, __nv_bfloat16, 576, Gather, 16)
+FM_DECODE_KERNEL(fm_decode_bf16_512_tma_16, __nv_bfloat16, 512, Tma, 16)
+FM_DECODE_KERNEL(fm_decode_bf16_512_gather_16, __nv_bfloat16, 512, Gather, 16)

@@ -25,7 +25,7 @@ pub(crate) const fn compiled_kernels() -> Vec<&'static str> {
     Vec::new()
 }
 
-pub(crate) fn sm_count(ordinal: u32) -> Result<i32> {
+pub(crate) fn machine(ordinal: u32) -> Result<(i32, [i32; 3])> {
     absent(ordinal)
 }
 

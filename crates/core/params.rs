@@ -88,6 +88,7 @@ pub struct FmDecodeParams {
     #[doc = " in the plan"]
     pub worker_begin: *const i32,
     pub items: *const FmWorkItem,
+    pub merges: *mut FmMerge,
     pub out: *mut ::core::ffi::c_void,
     pub out_stride: [i64; 3usize],
     pub lse: *mut f32,
@@ -99,7 +100,7 @@ pub struct FmDecodeParams {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FmDecodeParams"][::core::mem::size_of::<FmDecodeParams>() - 304usize];
+    ["Size of FmDecodeParams"][::core::mem::size_of::<FmDecodeParams>() - 312usize];
     ["Alignment of FmDecodeParams"][::core::mem::align_of::<FmDecodeParams>() - 8usize];
     ["Offset of field: FmDecodeParams::q_nope"]
         [::core::mem::offset_of!(FmDecodeParams, q_nope) - 0usize];
@@ -153,18 +154,20 @@ const _: () = {
         [::core::mem::offset_of!(FmDecodeParams, worker_begin) - 208usize];
     ["Offset of field: FmDecodeParams::items"]
         [::core::mem::offset_of!(FmDecodeParams, items) - 216usize];
+    ["Offset of field: FmDecodeParams::merges"]
+        [::core::mem::offset_of!(FmDecodeParams, merges) - 224usize];
     ["Offset of field: FmDecodeParams::out"]
-        [::core::mem::offset_of!(FmDecodeParams, out) - 224usize];
+        [::core::mem::offset_of!(FmDecodeParams, out) - 232usize];
     ["Offset of field: FmDecodeParams::out_stride"]
-        [::core::mem::offset_of!(FmDecodeParams, out_stride) - 232usize];
+        [::core::mem::offset_of!(FmDecodeParams, out_stride) - 240usize];
     ["Offset of field: FmDecodeParams::lse"]
-        [::core::mem::offset_of!(FmDecodeParams, lse) - 256usize];
+        [::core::mem::offset_of!(FmDecodeParams, lse) - 264usize];
     ["Offset of field: FmDecodeParams::lse_stride"]
-        [::core::mem::offset_of!(FmDecodeParams, lse_stride) - 264usize];
+        [::core::mem::offset_of!(FmDecodeParams, lse_stride) - 272usize];
     ["Offset of field: FmDecodeParams::partial_out"]
-        [::core::mem::offset_of!(FmDecodeParams, partial_out) - 288usize];
+        [::core::mem::offset_of!(FmDecodeParams, partial_out) - 296usize];
     ["Offset of field: FmDecodeParams::partial_lse"]
-        [::core::mem::offset_of!(FmDecodeParams, partial_lse) - 296usize];
+        [::core::mem::offset_of!(FmDecodeParams, partial_lse) - 304usize];
 };
 impl Default for FmDecodeParams {
     fn default() -> Self {

@@ -134,9 +134,10 @@ fn target(device: Device) -> Result<Target> {
         Device::Cpu => Target::Cpu {
             threads: crate::cpu::threads(),
         },
-        Device::Cuda(ordinal) => Target::Gpu {
-            sm_count: crate::cuda::sm_count(ordinal)?,
-        },
+        Device::Cuda(ordinal) => {
+            let (sm_count, clusters) = crate::cuda::machine(ordinal)?;
+            Target::Gpu { sm_count, clusters }
+        }
     })
 }
 

@@ -7,8 +7,8 @@
 
 use crate::layout::DivCeil;
 use crate::plan_layout::{
-    FM_INVARIANT_TILES, FM_MAX_INVARIANT_PARTS, FM_PLAN_VERSION, FM_SPLIT_AUTO, FM_SPLIT_FIXED,
-    FM_TILE_TOKENS, FmMerge, FmPlanHeader, FmPlanShape, FmWorkItem,
+    FM_INVARIANT_TILES, FM_MAX_INVARIANT_PARTS, FM_MAX_SPLITS, FM_PLAN_VERSION, FM_SPLIT_AUTO,
+    FM_SPLIT_FIXED, FM_TILE_TOKENS, FmMerge, FmPlanHeader, FmPlanShape, FmWorkItem,
 };
 
 /// One request, one KV head, one block of query rows.
@@ -329,6 +329,7 @@ pub(crate) fn make_merge(unit: Unit, parts: &Parts, before: Tally) -> FmMerge {
         first_slot: before.slots,
         parts: parts.count,
         reserved: 0,
+        arrived: [0; FM_MAX_SPLITS as usize],
     }
 }
 

@@ -9,9 +9,6 @@ use crate::{PlanError, layout};
 #[cfg(test)]
 mod tests;
 
-/// Whether the GPU has kernels for CTAs of 16 and 32 rows and for clusters that share an item's tiles.
-const FEW_ROWS: bool = false;
-
 /// What a worker's time goes into, in tiles. Of one CTA: a cluster that shares the tiles of an item goes
 /// through as many at once, so that to it everything else costs that many times more tiles.
 struct Costs {
@@ -34,8 +31,10 @@ const COSTS: Costs = Costs {
 };
 /// With fewer rows memory is the limit: an SM whose neighbours are done can load faster than its share.
 const COSTS_OF_FEW_ROWS: Costs = Costs {
+    fixed: 3,
+    split: 8,
+    min_part: 1,
     whole_speed: 640,
-    ..COSTS
 };
 
 /// Most CTAs that share one unit or one item: the portable cluster size.
@@ -44,6 +43,10 @@ const MAX_CLUSTER: i32 = 8;
 const TEAM_OF_MANY_ROWS: i32 = 4;
 /// CTAs of a team where requests have different numbers of rows, more than a tile on average.
 const TEAM_OF_RAGGED_ROWS: i32 = 2;
+/// CTAs that items are shared out to by clusters only if so many have work: fewer leave memory idle, ...
+const BUSY_CTAS: i32 = 96;
+/// ... unless there are no more units than this: then being split costs more.
+const FEW_UNITS: i32 = 16;
 /// Worker slots per CPU thread: threads take the next slot when done, which evens out their speeds.
 const SLOTS_PER_THREAD: i32 = 4;
 
@@ -54,6 +57,8 @@ pub enum Target {
     Gpu {
         /// Streaming multiprocessors.
         sm_count: i32,
+        /// Clusters of 2, 4 and 8 CTAs, one to a multiprocessor, that run at once.
+        clusters: [i32; 3],
     },
     /// The CPU backend with this many threads.
     Cpu {
@@ -135,7 +140,7 @@ pub struct Choice {
 impl Choice {
     fn new(
         (rows, team, splits): (i32, i32, i32),
-        machine: i32,
+        workers: i32,
         Costs {
             fixed,
             split,
@@ -148,7 +153,7 @@ impl Choice {
             team,
             splits,
             unit_rows: rows * team,
-            workers: (machine / (team * splits)).max(1),
+            workers: workers.max(1),
             fixed_cost: fixed * splits,
             split_cost: split * splits,
             min_part: min_part * splits,
@@ -174,34 +179,31 @@ impl Choice {
 ///     causal: true,
 ///     max_seq_len: 1 << 20,
 ///     split: Split::Auto,
-///     target: Target::Gpu { sm_count: 132 },
+///     target: Target::Gpu { sm_count: 132, clusters: [66, 30, 15] },
 /// });
 /// assert_eq!((choice.rows, choice.team, choice.unit_rows, choice.workers), (64, 2, 128, 66));
 /// ```
 pub fn choose(problem: &Problem) -> Choice {
-    choose_with(problem, FEW_ROWS)
-}
-
-/// [`choose`], with or without the kernels for few rows.
-fn choose_with(problem: &Problem, few_rows: bool) -> Choice {
-    let sm_count = match problem.target {
-        Target::Gpu { sm_count } => sm_count,
+    let (sm_count, clusters) = match problem.target {
+        Target::Gpu { sm_count, clusters } => (sm_count, clusters),
         Target::Cpu { threads } => {
             let slots = threads.saturating_mul(SLOTS_PER_THREAD);
             return Choice::new((FM_TILE_ROWS, 1, 1), slots, COSTS);
         }
     };
     let rows = match problem.mean_rows() {
-        _ if !few_rows || problem.is_ragged_invariant() => FM_TILE_ROWS,
+        _ if problem.is_ragged_invariant() => FM_TILE_ROWS,
         ..=16 => 16,
         17..=32 => 32,
         33.. => FM_TILE_ROWS,
     };
     if rows == FM_TILE_ROWS {
-        return Choice::new((rows, problem.team(), 1), sm_count, COSTS);
+        let team = problem.team();
+        return Choice::new((rows, team, 1), sm_count / team, COSTS);
     }
-    let with = |splits| Choice::new((rows, 1, splits), sm_count, COSTS_OF_FEW_ROWS);
-    with(problem.splits(&with(1), sm_count))
+    let alone = Choice::new((rows, 1, 1), sm_count, COSTS_OF_FEW_ROWS);
+    let (splits, workers) = problem.splits(&alone, clusters).unwrap_or((1, sm_count));
+    Choice::new((rows, 1, splits), workers, COSTS_OF_FEW_ROWS)
 }
 
 impl Problem {
@@ -271,16 +273,18 @@ impl Problem {
         }
     }
 
-    /// CTAs that share an item: as many as leave every unit, laid out as `choice` says, a worker of its own.
-    fn splits(&self, choice: &Choice, sm_count: i32) -> i32 {
+    /// CTAs that share an item, and clusters of them, where every unit, laid out as `choice` says, gets a cluster of
+    /// its own that way and enough CTAs have work.
+    fn splits(&self, choice: &Choice, clusters: [i32; 3]) -> Option<(i32, i32)> {
         if self.split == Split::Invariant {
-            return 1;
+            return None;
         }
         let units = most_units(&self.shape_of(choice));
-        let fits = |splits: &i32| i128::from(*splits) * units <= i128::from(sm_count);
-        std::iter::successors(Some(MAX_CLUSTER), |splits| Some(splits / 2))
-            .take_while(|&splits| splits > 1)
-            .find(fits)
-            .unwrap_or(1)
+        [(8, clusters[2]), (4, clusters[1]), (2, clusters[0])]
+            .into_iter()
+            .find(|&(splits, clusters)| {
+                let busy = i128::from(splits) * units >= BUSY_CTAS.into();
+                units <= clusters.into() && (busy || units <= FEW_UNITS.into())
+            })
     }
 }

@@ -4,6 +4,7 @@ pub const FM_PLAN_VERSION: i32 = 2;
 pub const FM_TILE_TOKENS: i32 = 64;
 pub const FM_TILE_ROWS: i32 = 64;
 pub const FM_PLAN_THREADS: i32 = 1024;
+pub const FM_MAX_SPLITS: i32 = 8;
 pub const FM_MAX_INVARIANT_PARTS: i32 = 16;
 pub const FM_INVARIANT_TILES: i32 = 64;
 pub const FM_SPLIT_AUTO: i32 = 0;
@@ -171,10 +172,12 @@ pub struct FmMerge {
     pub first_slot: i32,
     pub parts: i32,
     pub reserved: i32,
+    #[doc = " parts in, by CTA of a cluster: kernels count up, the last one sets it to 0 again"]
+    pub arrived: [i32; 8usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FmMerge"][::core::mem::size_of::<FmMerge>() - 32usize];
+    ["Size of FmMerge"][::core::mem::size_of::<FmMerge>() - 64usize];
     ["Alignment of FmMerge"][::core::mem::align_of::<FmMerge>() - 4usize];
     ["Offset of field: FmMerge::request"][::core::mem::offset_of!(FmMerge, request) - 0usize];
     ["Offset of field: FmMerge::kv_head"][::core::mem::offset_of!(FmMerge, kv_head) - 4usize];
@@ -185,6 +188,7 @@ const _: () = {
         [::core::mem::offset_of!(FmMerge, first_slot) - 20usize];
     ["Offset of field: FmMerge::parts"][::core::mem::offset_of!(FmMerge, parts) - 24usize];
     ["Offset of field: FmMerge::reserved"][::core::mem::offset_of!(FmMerge, reserved) - 28usize];
+    ["Offset of field: FmMerge::arrived"][::core::mem::offset_of!(FmMerge, arrived) - 32usize];
 };
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone, PartialEq, Eq, bytemuck :: Pod, bytemuck :: Zeroable)]

@@ -11,7 +11,7 @@ use crate::view::Stream;
 use super::driver::{Entered, RelaxedCapture, call, init};
 use super::handle;
 use super::images::{IMAGES, WITHOUT_KERNELS, image};
-use super::kernel::Kernel;
+use super::kernel::{DECODE_THREADS, Kernel};
 
 /// The kernels are compiled for this compute capability only.
 const COMPUTE_CAPABILITY: (i32, i32) = (9, 0);
@@ -25,6 +25,8 @@ pub(super) struct Engine {
     context: sys::CUcontext,
     functions: [Option<sys::CUfunction>; Kernel::COUNT],
     pub sm_count: i32,
+    /// Clusters of 2, 4 and 8 attention CTAs that run at once.
+    pub clusters: [i32; 3],
     pub name: String,
 }
 
@@ -88,9 +90,11 @@ impl Engine {
             device,
             sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
         )?;
+        let functions = load()?;
         Ok(Self {
             context,
-            functions: load()?,
+            clusters: clusters(&functions)?,
+            functions,
             sm_count,
             name,
         })
@@ -122,22 +126,7 @@ impl Engine {
             return Err(Error::unsupported("kernel", value, rule));
         };
         let mut attributes = launch.attributes();
-        let used = attributes
-            .iter()
-            .take_while(|attribute| attribute.id != IGNORE)
-            .count();
-        let config = sys::CUlaunchConfig {
-            gridDimX: launch.blocks,
-            gridDimY: 1,
-            gridDimZ: 1,
-            blockDimX: launch.threads,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: kernel.shared_bytes(),
-            hStream: handle(launch.stream),
-            attrs: attributes.as_mut_ptr(),
-            numAttrs: used as u32,
-        };
+        let config = launch.config(kernel, &mut attributes);
         // SAFETY: the arguments are right (the caller's promise); the driver copies them before it returns.
         let result = unsafe {
             sys::cuLaunchKernelEx(
@@ -154,6 +143,30 @@ impl Engine {
 const IGNORE: sys::CUlaunchAttributeID = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_IGNORE;
 
 impl Launch {
+    /// What the driver wants to know; it points into `attributes`.
+    fn config(
+        &self,
+        kernel: Kernel,
+        attributes: &mut [sys::CUlaunchAttribute; 2],
+    ) -> sys::CUlaunchConfig {
+        let used = attributes
+            .iter()
+            .take_while(|attribute| attribute.id != IGNORE)
+            .count();
+        sys::CUlaunchConfig {
+            gridDimX: self.blocks,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: self.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: kernel.shared_bytes(),
+            hStream: handle(self.stream),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: used as u32,
+        }
+    }
+
     /// The launch's attributes, those in use first.
     fn attributes(&self) -> [sys::CUlaunchAttribute; 2] {
         use sys::CUlaunchAttributeID as Id;
@@ -308,6 +321,34 @@ fn function(module: sys::CUmodule, kernel: Kernel) -> Result<sys::CUfunction> {
         unsafe { sys::cuFuncGetAttribute(&mut registers, A::CU_FUNC_ATTRIBUTE_NUM_REGS, function) };
     call("cuFuncGetAttribute", asked)?;
     Ok(function)
+}
+
+/// How many clusters of 2, 4 and 8 attention CTAs run at once: a cluster stays within one group of SMs, whose sizes
+/// differ from chip to chip.
+fn clusters(functions: &[Option<sys::CUfunction>; Kernel::COUNT]) -> Result<[i32; 3]> {
+    let attention = Kernel::all()
+        .into_iter()
+        .filter(|kernel| matches!(kernel, Kernel::Decode { .. }))
+        .find_map(|kernel| Some((functions[kernel.index()]?, kernel)));
+    let Some((function, kernel)) = attention else {
+        return Ok([0; 3]);
+    };
+    let mut clusters = [0; 3];
+    for (count, cluster) in clusters.iter_mut().zip([2, 4, 8]) {
+        let launch = Launch {
+            blocks: cluster,
+            threads: DECODE_THREADS,
+            cluster,
+            ..Launch::default()
+        };
+        let mut attributes = launch.attributes();
+        let config = launch.config(kernel, &mut attributes);
+        // SAFETY: the function is loaded; the configuration is one it is launched with.
+        call("cuOccupancyMaxActiveClusters", unsafe {
+            sys::cuOccupancyMaxActiveClusters(count, function, &config)
+        })?;
+    }
+    Ok(clusters)
 }
 
 #[cfg(test)]

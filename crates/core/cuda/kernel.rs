@@ -1,5 +1,7 @@
 //! The kernels by name: which image holds them and what they need set before their first launch.
 
+use std::ffi::CStr;
+
 use crate::dtype::DType;
 use crate::params::{FM_DECODE_SMEM_BYTES, FM_DECODE_THREADS};
 
@@ -12,6 +14,44 @@ pub(super) enum Loader {
     Gather,
 }
 
+/// Query rows of a decode CTA.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Rows {
+    Of64,
+    Of32,
+    Of16,
+}
+
+impl Rows {
+    pub const ALL: [Self; 3] = [Self::Of64, Self::Of32, Self::Of16];
+
+    /// As the choice of a plan has them.
+    pub const fn of(rows: i32) -> Self {
+        match rows {
+            ..=16 => Self::Of16,
+            17..=32 => Self::Of32,
+            _ => Self::Of64,
+        }
+    }
+}
+
+/// The decode kernels in the order of their indices: rows, type, rope part or none, loader.
+#[rustfmt::skip]
+const DECODE: [&CStr; 24] = [
+    c"fm_decode_bf16_512_tma_64", c"fm_decode_bf16_512_gather_64",
+    c"fm_decode_bf16_576_tma_64", c"fm_decode_bf16_576_gather_64",
+    c"fm_decode_fp16_512_tma_64", c"fm_decode_fp16_512_gather_64",
+    c"fm_decode_fp16_576_tma_64", c"fm_decode_fp16_576_gather_64",
+    c"fm_decode_bf16_512_tma_32", c"fm_decode_bf16_512_gather_32",
+    c"fm_decode_bf16_576_tma_32", c"fm_decode_bf16_576_gather_32",
+    c"fm_decode_fp16_512_tma_32", c"fm_decode_fp16_512_gather_32",
+    c"fm_decode_fp16_576_tma_32", c"fm_decode_fp16_576_gather_32",
+    c"fm_decode_bf16_512_tma_16", c"fm_decode_bf16_512_gather_16",
+    c"fm_decode_bf16_576_tma_16", c"fm_decode_bf16_576_gather_16",
+    c"fm_decode_fp16_512_tma_16", c"fm_decode_fp16_512_gather_16",
+    c"fm_decode_fp16_576_tma_16", c"fm_decode_fp16_576_gather_16",
+];
+
 /// Every entry point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kernel {
@@ -20,6 +60,7 @@ pub(super) enum Kernel {
         fp16: bool,
         rope: bool,
         loader: Loader,
+        rows: Rows,
     },
     Combine {
         fp16: bool,
@@ -33,11 +74,10 @@ pub(super) enum Kernel {
 }
 
 impl Kernel {
-    pub const COUNT: usize = 16;
+    pub const COUNT: usize = 8 + DECODE.len();
 
-    pub fn all() -> [Self; Self::COUNT] {
-        let decode = |fp16, rope, loader| Self::Decode { fp16, rope, loader };
-        [
+    pub fn all() -> Vec<Self> {
+        let mut all = vec![
             Self::Plan,
             Self::Append,
             Self::Offsets,
@@ -46,15 +86,22 @@ impl Kernel {
             Self::Combine { fp16: true },
             Self::Merge { fp16: false },
             Self::Merge { fp16: true },
-            decode(false, false, Loader::Tma),
-            decode(false, false, Loader::Gather),
-            decode(false, true, Loader::Tma),
-            decode(false, true, Loader::Gather),
-            decode(true, false, Loader::Tma),
-            decode(true, false, Loader::Gather),
-            decode(true, true, Loader::Tma),
-            decode(true, true, Loader::Gather),
-        ]
+        ];
+        for rows in Rows::ALL {
+            for fp16 in [false, true] {
+                for rope in [false, true] {
+                    for loader in [Loader::Tma, Loader::Gather] {
+                        all.push(Self::Decode {
+                            fp16,
+                            rope,
+                            loader,
+                            rows,
+                        });
+                    }
+                }
+            }
+        }
+        all
     }
 
     /// Position in [`Kernel::all`].
@@ -66,11 +113,20 @@ impl Kernel {
             Self::Gather => 3,
             Self::Combine { fp16 } => 4 + usize::from(fp16),
             Self::Merge { fp16 } => 6 + usize::from(fp16),
-            Self::Decode { fp16, rope, loader } => {
-                8 + 4 * usize::from(fp16)
-                    + 2 * usize::from(rope)
-                    + usize::from(loader == Loader::Gather)
-            }
+            Self::Decode { .. } => 8 + self.decode_index(),
+        }
+    }
+
+    /// Position in [`DECODE`].
+    const fn decode_index(self) -> usize {
+        match self {
+            Self::Decode {
+                fp16,
+                rope,
+                loader,
+                rows,
+            } => 8 * rows as usize + 4 * fp16 as usize + 2 * rope as usize + loader as usize,
+            _ => 0,
         }
     }
 
@@ -87,7 +143,7 @@ impl Kernel {
     }
 
     /// The entry point.
-    pub const fn name(self) -> &'static std::ffi::CStr {
+    pub const fn name(self) -> &'static CStr {
         match self {
             Self::Plan => c"fm_plan",
             Self::Append => c"fm_append",
@@ -97,46 +153,7 @@ impl Kernel {
             Self::Combine { fp16: true } => c"fm_combine_fp16",
             Self::Merge { fp16: false } => c"fm_merge_bf16",
             Self::Merge { fp16: true } => c"fm_merge_fp16",
-            Self::Decode {
-                fp16: false,
-                rope: false,
-                loader: Loader::Tma,
-            } => c"fm_decode_bf16_512_tma",
-            Self::Decode {
-                fp16: false,
-                rope: false,
-                loader: Loader::Gather,
-            } => c"fm_decode_bf16_512_gather",
-            Self::Decode {
-                fp16: false,
-                rope: true,
-                loader: Loader::Tma,
-            } => c"fm_decode_bf16_576_tma",
-            Self::Decode {
-                fp16: false,
-                rope: true,
-                loader: Loader::Gather,
-            } => c"fm_decode_bf16_576_gather",
-            Self::Decode {
-                fp16: true,
-                rope: false,
-                loader: Loader::Tma,
-            } => c"fm_decode_fp16_512_tma",
-            Self::Decode {
-                fp16: true,
-                rope: false,
-                loader: Loader::Gather,
-            } => c"fm_decode_fp16_512_gather",
-            Self::Decode {
-                fp16: true,
-                rope: true,
-                loader: Loader::Tma,
-            } => c"fm_decode_fp16_576_tma",
-            Self::Decode {
-                fp16: true,
-                rope: true,
-                loader: Loader::Gather,
-            } => c"fm_decode_fp16_576_gather",
+            Self::Decode { .. } => DECODE[self.decode_index()],
         }
     }
 
@@ -183,7 +200,7 @@ mod tests {
     #[test]
     fn every_kernel_has_its_own_name() {
         let names: std::collections::HashSet<_> =
-            Kernel::all().map(Kernel::name).into_iter().collect();
+            Kernel::all().into_iter().map(Kernel::name).collect();
         assert_eq!(names.len(), Kernel::COUNT);
     }
 }

@@ -31,8 +31,9 @@ pub(crate) fn support(ordinal: u32) -> Result<CudaSupport> {
 }
 
 /// Streaming multiprocessors.
-pub(crate) fn sm_count(ordinal: u32) -> Result<i32> {
-    Ok(Engine::get(ordinal)?.sm_count)
+pub(crate) fn machine(ordinal: u32) -> Result<(i32, [i32; 3])> {
+    let engine = Engine::get(ordinal)?;
+    Ok((engine.sm_count, engine.clusters))
 }
 
 /// Copies a plan made on the host to the device, in stream order.

@@ -15,7 +15,7 @@ use crate::problem::{
 use crate::view::Stream;
 
 use super::engine::{Engine, Launch};
-use super::kernel::{DECODE_THREADS, Kernel, Loader, is_fp16};
+use super::kernel::{DECODE_THREADS, Kernel, Loader, Rows, is_fp16};
 use super::tensor_map;
 
 /// Blocks of a kernel whose blocks stride over their work, per SM.
@@ -68,7 +68,8 @@ pub(crate) unsafe fn decode(ordinal: u32, problem: &AttentionProblem, plan: &Pla
     // SAFETY: the caller's promise, for both.
     unsafe {
         attend(engine, problem, plan)?;
-        if plan.schedule.layout.max_slots > 0 {
+        // Clusters that share tiles add up partial results themselves.
+        if plan.schedule.layout.max_slots > 0 && plan.schedule.choice.splits == 1 {
             combine(engine, problem, plan)
         } else {
             Ok(())
@@ -105,11 +106,12 @@ unsafe fn attend(engine: &Engine, problem: &AttentionProblem, plan: &Plan) -> Re
         } else {
             Loader::Gather
         },
+        rows: Rows::of(choice.rows),
     };
     let launch = Launch {
         blocks: (choice.workers * choice.team * choice.splits) as u32,
         threads: DECODE_THREADS,
-        cluster: multicast as u32,
+        cluster: (multicast * choice.splits) as u32,
         stream: problem.stream,
         ..Launch::default()
     };
@@ -154,6 +156,9 @@ fn decode_params(problem: &AttentionProblem, plan: &Plan, multicast: i32) -> FmD
         attn_sink: problem.attn_sink as *const f32,
         worker_begin: plan.section(plan.schedule.layout.worker_begin),
         items: plan.section(plan.schedule.layout.items),
+        merges: plan
+            .section::<ferromla_schedule::Merge>(plan.schedule.layout.merges)
+            .cast_mut(),
         out: problem.out.ptr as *mut c_void,
         out_stride: problem.out.strides,
         lse: problem.lse.ptr as *mut f32,

@@ -1,9 +1,12 @@
-//! Pins how named workloads are laid out on a GPU of 132 streaming multiprocessors: a change of these numbers
+//! Pins how named workloads are laid out on an H200 (132 streaming multiprocessors, 66, 30 or 15 clusters): a change of these numbers
 //! is a change of speed, and must be meant.
 
 use super::*;
 
-const GPU: Target = Target::Gpu { sm_count: 132 };
+const GPU: Target = Target::Gpu {
+    sm_count: 132,
+    clusters: [66, 30, 15],
+};
 
 /// (batch, query heads per KV head, query tokens).
 type Batch = (i32, i32, Queries);
@@ -18,43 +21,43 @@ const fn all(tokens: i32) -> Queries {
     Queries::Ragged { tokens }
 }
 
-/// Name, batch, layout with kernels for few rows, layout without.
+/// Name, batch, layout.
 #[rustfmt::skip]
-const WORKLOADS: &[(&str, Batch, Layout, Layout)] = &[
-    ("8 GPUs share the heads", (128, 16, each(1)), (16, 1, 1, 132, 128), (64, 1, 1, 132, 128)),
-    ("8 GPUs, one draft token", (128, 16, each(2)), (32, 1, 1, 132, 128), (64, 1, 1, 132, 128)),
-    ("4 GPUs share the heads", (128, 32, each(1)), (32, 1, 1, 132, 128), (64, 1, 1, 132, 128)),
-    ("4 GPUs, one draft token", (128, 32, each(2)), (64, 1, 1, 132, 128), (64, 1, 1, 132, 128)),
-    ("2 GPUs share the heads", (128, 64, each(1)), (64, 1, 1, 132, 128), (64, 1, 1, 132, 128)),
-    ("2 GPUs, one draft token", (128, 64, each(2)), (64, 2, 1, 66, 128), (64, 2, 1, 66, 128)),
-    ("all heads", (128, 128, each(1)), (64, 2, 1, 66, 128), (64, 2, 1, 66, 128)),
-    ("all heads, one draft token", (128, 128, each(2)), (64, 4, 1, 33, 128), (64, 4, 1, 33, 128)),
-    ("all heads, three draft tokens", (128, 128, each(4)), (64, 8, 1, 16, 128), (64, 8, 1, 16, 128)),
-    ("more rows than a team of 8 holds", (128, 128, each(5)), (64, 4, 1, 33, 384), (64, 4, 1, 33, 384)),
-    ("64 requests, few heads", (64, 16, each(1)), (16, 1, 2, 66, 64), (64, 1, 1, 132, 64)),
-    ("64 requests, all heads", (64, 128, each(1)), (64, 2, 1, 66, 64), (64, 2, 1, 66, 64)),
-    ("32 requests, few heads", (32, 16, each(1)), (16, 1, 4, 33, 32), (64, 1, 1, 132, 32)),
-    ("32 requests, half the heads", (32, 64, each(1)), (64, 1, 1, 132, 32), (64, 1, 1, 132, 32)),
-    ("32 requests, all heads", (32, 128, each(1)), (64, 2, 1, 66, 32), (64, 2, 1, 66, 32)),
-    ("8 requests, few heads", (8, 16, each(1)), (16, 1, 8, 16, 8), (64, 1, 1, 132, 8)),
-    ("8 requests, all heads", (8, 128, each(1)), (64, 2, 1, 66, 8), (64, 2, 1, 66, 8)),
-    ("one request, few heads", (1, 16, each(1)), (16, 1, 8, 16, 1), (64, 1, 1, 132, 1)),
-    ("one request, all heads", (1, 128, each(1)), (64, 2, 1, 66, 1), (64, 2, 1, 66, 1)),
-    ("heads that are no multiple of a tile", (64, 126, each(2)), (64, 4, 1, 33, 64), (64, 4, 1, 33, 64)),
-    ("one head", (64, 1, each(1)), (16, 1, 2, 66, 64), (64, 1, 1, 132, 64)),
-    ("no query token", (64, 128, each(0)), (16, 1, 8, 16, 0), (64, 1, 1, 132, 0)),
-    ("prefill chunk, all heads", (1, 128, all(4096)), (64, 2, 1, 66, 4096), (64, 2, 1, 66, 4096)),
-    ("prefill chunk, few heads", (1, 16, all(4096)), (64, 2, 1, 66, 512), (64, 2, 1, 66, 512)),
-    ("a long call, all heads", (1, 128, all(32768)), (64, 2, 1, 66, 32768), (64, 2, 1, 66, 32768)),
-    ("8 chunks of 512, few heads", (8, 16, all(4096)), (64, 2, 1, 66, 519), (64, 2, 1, 66, 519)),
-    ("a chunk among decodes, all heads", (64, 128, all(2111)), (64, 2, 1, 66, 2111), (64, 2, 1, 66, 2111)),
-    ("a chunk among decodes, few heads", (64, 16, all(2111)), (64, 2, 1, 66, 319), (64, 2, 1, 66, 319)),
-    ("drafts of 1 to 4, all heads", (64, 128, all(160)), (64, 2, 1, 66, 160), (64, 2, 1, 66, 160)),
-    ("drafts of 1 to 4, few heads", (64, 16, all(160)), (64, 1, 1, 132, 88), (64, 1, 1, 132, 88)),
-    ("decode as prefill, few heads", (128, 16, all(128)), (16, 1, 1, 132, 128), (64, 1, 1, 132, 128)),
-    ("decode as prefill, all heads", (128, 128, all(128)), (64, 2, 1, 66, 128), (64, 2, 1, 66, 128)),
-    ("one request as prefill", (1, 16, all(1)), (16, 1, 8, 16, 1), (64, 1, 1, 132, 1)),
-    ("no request", (0, 16, all(0)), (16, 1, 8, 16, 0), (64, 1, 1, 132, 0)),
+const WORKLOADS: &[(&str, Batch, Layout)] = &[
+    ("8 GPUs share the heads", (128, 16, each(1)), (16, 1, 1, 132, 128)),
+    ("8 GPUs, one draft token", (128, 16, each(2)), (32, 1, 1, 132, 128)),
+    ("4 GPUs share the heads", (128, 32, each(1)), (32, 1, 1, 132, 128)),
+    ("4 GPUs, one draft token", (128, 32, each(2)), (64, 1, 1, 132, 128)),
+    ("2 GPUs share the heads", (128, 64, each(1)), (64, 1, 1, 132, 128)),
+    ("2 GPUs, one draft token", (128, 64, each(2)), (64, 2, 1, 66, 128)),
+    ("all heads", (128, 128, each(1)), (64, 2, 1, 66, 128)),
+    ("all heads, one draft token", (128, 128, each(2)), (64, 4, 1, 33, 128)),
+    ("all heads, three draft tokens", (128, 128, each(4)), (64, 8, 1, 16, 128)),
+    ("more rows than a team of 8 holds", (128, 128, each(5)), (64, 4, 1, 33, 384)),
+    ("64 requests, few heads", (64, 16, each(1)), (16, 1, 2, 66, 64)),
+    ("64 requests, all heads", (64, 128, each(1)), (64, 2, 1, 66, 64)),
+    ("32 requests, few heads", (32, 16, each(1)), (16, 1, 1, 132, 32)),
+    ("32 requests, half the heads", (32, 64, each(1)), (64, 1, 1, 132, 32)),
+    ("32 requests, all heads", (32, 128, each(1)), (64, 2, 1, 66, 32)),
+    ("8 requests, few heads", (8, 16, each(1)), (16, 1, 8, 15, 8)),
+    ("8 requests, all heads", (8, 128, each(1)), (64, 2, 1, 66, 8)),
+    ("one request, few heads", (1, 16, each(1)), (16, 1, 8, 15, 1)),
+    ("one request, all heads", (1, 128, each(1)), (64, 2, 1, 66, 1)),
+    ("heads that are no multiple of a tile", (64, 126, each(2)), (64, 4, 1, 33, 64)),
+    ("one head", (64, 1, each(1)), (16, 1, 2, 66, 64)),
+    ("no query token", (64, 128, each(0)), (16, 1, 8, 15, 0)),
+    ("prefill chunk, all heads", (1, 128, all(4096)), (64, 2, 1, 66, 4096)),
+    ("prefill chunk, few heads", (1, 16, all(4096)), (64, 2, 1, 66, 512)),
+    ("a long call, all heads", (1, 128, all(32768)), (64, 2, 1, 66, 32768)),
+    ("8 chunks of 512, few heads", (8, 16, all(4096)), (64, 2, 1, 66, 519)),
+    ("a chunk among decodes, all heads", (64, 128, all(2111)), (64, 2, 1, 66, 2111)),
+    ("a chunk among decodes, few heads", (64, 16, all(2111)), (64, 2, 1, 66, 319)),
+    ("drafts of 1 to 4, all heads", (64, 128, all(160)), (64, 2, 1, 66, 160)),
+    ("drafts of 1 to 4, few heads", (64, 16, all(160)), (64, 1, 1, 132, 88)),
+    ("decode as prefill, few heads", (128, 16, all(128)), (16, 1, 1, 132, 128)),
+    ("decode as prefill, all heads", (128, 128, all(128)), (64, 2, 1, 66, 128)),
+    ("one request as prefill", (1, 16, all(1)), (16, 1, 8, 15, 1)),
+    ("no request", (0, 16, all(0)), (16, 1, 8, 15, 0)),
 ];
 
 fn problem((batch, group, queries): Batch, split: Split) -> Problem {
@@ -70,8 +73,8 @@ fn problem((batch, group, queries): Batch, split: Split) -> Problem {
     }
 }
 
-fn layout_of(problem: &Problem, few_rows: bool) -> Layout {
-    let choice = choose_with(problem, few_rows);
+fn layout_of(problem: &Problem) -> Layout {
+    let choice = choose(problem);
     assert_eq!(choice.unit_rows, choice.rows * choice.team);
     let units = layout(&problem.shape_of(&choice)).unwrap().units;
     (
@@ -85,15 +88,9 @@ fn layout_of(problem: &Problem, few_rows: bool) -> Layout {
 
 #[test]
 fn named_workloads_keep_their_layout() {
-    for &(name, batch, few_rows, tiles) in WORKLOADS {
+    for &(name, batch, layout) in WORKLOADS {
         for split in [Split::Auto, Split::Fixed(3)] {
-            let problem = problem(batch, split);
-            assert_eq!(layout_of(&problem, true), few_rows, "{name}");
-            assert_eq!(
-                layout_of(&problem, false),
-                tiles,
-                "{name}, tiles of 64 rows only"
-            );
+            assert_eq!(layout_of(&problem(batch, split)), layout, "{name}");
         }
     }
 }
@@ -101,7 +98,7 @@ fn named_workloads_keep_their_layout() {
 #[test]
 fn costs_grow_with_the_ctas_that_share_an_item() {
     let costs = |batch| {
-        let choice = choose_with(&problem(batch, Split::Auto), true);
+        let choice = choose(&problem(batch, Split::Auto));
         (
             choice.fixed_cost,
             choice.split_cost,
@@ -110,28 +107,23 @@ fn costs_grow_with_the_ctas_that_share_an_item() {
         )
     };
     assert_eq!(costs((128, 128, each(1))), (5, 10, 2, 256));
-    assert_eq!(costs((128, 16, each(1))), (5, 10, 2, 640));
-    assert_eq!(costs((128, 32, each(1))), (5, 10, 2, 640));
-    assert_eq!(costs((32, 16, each(1))), (20, 40, 8, 640));
-    assert_eq!(costs((1, 16, each(1))), (40, 80, 16, 640));
+    assert_eq!(costs((128, 16, each(1))), (3, 8, 1, 640));
+    assert_eq!(costs((128, 32, each(1))), (3, 8, 1, 640));
+    assert_eq!(costs((24, 16, each(1))), (12, 32, 4, 640));
+    assert_eq!(costs((1, 16, each(1))), (24, 64, 8, 640));
 }
 
 #[test]
 fn an_invariant_layout_depends_on_no_other_request() {
-    for few_rows in [false, true] {
-        for group in [16, 32, 128] {
-            let choice = |batch, queries| {
-                let choice = choose_with(
-                    &problem((batch, group, queries), Split::Invariant),
-                    few_rows,
-                );
-                (choice.rows, choice.team, choice.splits)
-            };
-            assert_eq!(choice(1, each(1)), choice(500, each(1)));
-            assert_eq!(choice(1, each(1)).2, 1);
-            for tokens in [0, 1, 7, 128, 32768] {
-                assert_eq!(choice(7, all(tokens)), (64, 1, 1));
-            }
+    for group in [16, 32, 128] {
+        let choice = |batch, queries| {
+            let choice = choose(&problem((batch, group, queries), Split::Invariant));
+            (choice.rows, choice.team, choice.splits)
+        };
+        assert_eq!(choice(1, each(1)), choice(500, each(1)));
+        assert_eq!(choice(1, each(1)).2, 1);
+        for tokens in [0, 1, 7, 128, 32768] {
+            assert_eq!(choice(7, all(tokens)), (64, 1, 1));
         }
     }
 }
@@ -143,19 +135,17 @@ fn kv_heads_are_units_too() {
             kv_heads,
             ..problem((8, 16, each(1)), Split::Auto)
         };
-        choose_with(&heads, true).splits
+        choose(&heads).splits
     };
-    assert_eq!([1, 2, 3, 5, 9].map(of), [8, 8, 4, 2, 1]);
+    assert_eq!([1, 2, 3, 5, 9].map(of), [8, 4, 4, 1, 1]);
 }
 
 #[test]
 fn the_cpu_takes_tiles_of_64_rows_one_by_one() {
-    for few_rows in [false, true] {
-        let cpu = Problem {
-            target: Target::Cpu { threads: 16 },
-            ..problem((4, 16, each(1)), Split::Auto)
-        };
-        assert_eq!(layout_of(&cpu, few_rows), (64, 1, 1, 64, 4));
-        assert_eq!(choose_with(&cpu, few_rows).whole_speed, 256);
-    }
+    let cpu = Problem {
+        target: Target::Cpu { threads: 16 },
+        ..problem((4, 16, each(1)), Split::Auto)
+    };
+    assert_eq!(layout_of(&cpu), (64, 1, 1, 64, 4));
+    assert_eq!(choose(&cpu).whole_speed, 256);
 }

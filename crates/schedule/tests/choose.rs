@@ -10,13 +10,19 @@ const PROBLEM: Problem = Problem {
     causal: true,
     max_seq_len: 4096,
     split: Split::Fixed(4),
-    target: Target::Gpu { sm_count: 132 },
+    target: Target::Gpu {
+        sm_count: 132,
+        clusters: [66, 30, 15],
+    },
 };
 
 #[test]
 fn small_gpus_and_any_cpu_have_a_worker() {
     let small = choose(&Problem {
-        target: Target::Gpu { sm_count: 3 },
+        target: Target::Gpu {
+            sm_count: 3,
+            clusters: [1, 0, 0],
+        },
         queries: Queries::Uniform { q_len: 4 },
         ..PROBLEM
     });

@@ -133,7 +133,7 @@ proptest! {
                 q_len: item.q_len,
                 first_slot: next_slot,
                 parts: items.len() as i32,
-                reserved: 0,
+                ..Merge::default()
             });
             for item in items {
                 prop_assert_eq!(item.slot, next_slot);
