@@ -34,7 +34,7 @@ const COSTS_OF_FEW_ROWS: Costs = Costs {
     fixed: 3,
     split: 8,
     min_part: 1,
-    whole_speed: 640,
+    whole_speed: 384,
 };
 
 /// Most CTAs that share one unit or one item: the portable cluster size.

@@ -106,10 +106,13 @@ __device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, i
     } else {
       scale_few_rows<Map::kRows>(o, control.result, lane);
       arrive_once_per_warp(shared_address(&control.result_empty));
-      if (r.slot >= 0)
-        store_few_partial<Map>(p, r, o, half);
-      else
+      if (r.slot < 0) {
         store_few_rows<T, Map>(p, r, o, half);
+      } else {
+        store_few_partial<Map>(p, r, o, half);
+        const int thread = half * 128 + warpgroup_thread();
+        if (is_last_part(p, r, thread, control)) add_partials<T, Map>(p, r, thread);
+      }
     }
     result_parity ^= 1;
   });

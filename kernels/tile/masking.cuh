@@ -23,11 +23,13 @@ __device__ __forceinline__ void clean_values(const FmDecodeParams& p, const RowB
   const int start = tile * kTileTokens;
   present = existing(present, r.seq_len - start);
   const uint64_t seen_by_all = existing(present, r.visible(p, r.row_begin) - start);
+  // A thread has one of the 64 pieces of every other row.
+  const int piece = warpgroup_thread() % 64;
+  uint8_t* column = smem + block_offset(place.block(piece / 16));
 #pragma unroll 1
-  for (int i = warpgroup_thread(); i < kTileTokens * 64; i += 128) {
-    const int row = i / 64;
+  for (int row = warpgroup_thread() / 64; row < kTileTokens; row += 2) {
     if (seen_by_all >> row & 1) continue;
-    uint4* at = reinterpret_cast<uint4*>(smem + block_offset(place.block(i % 64 / 16)) + latent_swizzled(row, i % 16));
+    uint4* at = reinterpret_cast<uint4*>(column + latent_swizzled(row, piece % 16));
     uint4 v = make_uint4(0, 0, 0, 0);
     if (present >> row & 1) {
       v = *at;

@@ -100,34 +100,51 @@ __device__ __forceinline__ void finish_parts(const FmDecodeParams& p, const RowB
   });
 }
 
-// Adds up the partial results of a split unit: this CTA's share of each 16 rows.
+// Adds up the partial results of a row of a split unit, `Pieces` times four columns of it, 128 columns apart.
+template <class T, class Map, int Pieces>
+__device__ __forceinline__ void add_partials_of_row(const FmDecodeParams& p, const RowBlock& r, int parts,
+                                                    int block_row, int column) {
+  if (r.row_begin + block_row >= r.rows) return;
+  constexpr int64_t kStride = Map::kRows;  // rows from one slot to the next
+  const float* lse = p.partial_lse + slot_row<Map>(p, r, block_row);
+  const float* out = p.partial_out + slot_row<Map>(p, r, block_row) * kLatent + column;
+  float top = -__FLT_MAX__, sum = 0.f;
+  for (int j = threadIdx.x % 32; j < parts; j += 32) top = fmaxf(top, __ldcg(lse + j * kStride));
+  top = warp_max(top);
+  float4 total[Pieces] = {};
+#pragma unroll 2
+  for (int j = 0; j < parts; ++j) {
+    const float w = exp2_approx(__ldcg(lse + j * kStride) - top);
+    sum += w;
+#pragma unroll
+    for (int i = 0; i < Pieces; ++i)
+      add_scaled(total[i], w, __ldcg(reinterpret_cast<const float4*>(out + j * kStride * kLatent + 128 * i)));
+  }
+  RowBlock whole = r;
+  whole.slot = -1;
+  const float factor = row_factor<Map>(p, whole, block_row, top, sum, column == 0);
+  T* to = reinterpret_cast<T*>(p.out) + row_offset(p, r, r.row_begin + block_row, p.out_stride) + column;
+#pragma unroll
+  for (int i = 0; i < Pieces; ++i) store_four(to + 128 * i, total[i], factor);
+}
+
+// This CTA's share of each 16 rows: whole rows to a warp where there are enough of them, else quarters.
 template <class T, class Map>
 __device__ __forceinline__ void add_partials(const FmDecodeParams& p, RowBlock r, int thread) {
-  const int lane = thread % 32, parts = p.merges[r.merge].parts;
+  const int parts = p.merges[r.merge].parts, warp = thread / 32, lane = thread % 32;
   r.slot = p.merges[r.merge].first_slot;
-  const int64_t stride = Map::kRows;  // rows from one slot to the next
+  const RowShare share = row_share(p);
+#pragma unroll 1
   for (int first = 0; first < Map::kRows; first += kPartRows) {
-    row_share(p).for_each(thread, [&](int own, int column) {
-      const int block_row = first + own;
-      if (r.row_begin + block_row >= r.rows) return;
-      const float* lse = p.partial_lse + slot_row<Map>(p, r, block_row);
-      const float* out = p.partial_out + slot_row<Map>(p, r, block_row) * kLatent + column;
-      float top = -__FLT_MAX__, sum = 0.f;
-      for (int j = lane; j < parts; j += 32) top = fmaxf(top, __ldcg(lse + j * stride));
-      top = warp_max(top);
-      float4 total = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll 4
-      for (int j = 0; j < parts; ++j) {
-        const float w = exp2_approx(__ldcg(lse + j * stride) - top);
-        sum += w;
-        add_scaled(total, w, __ldcg(reinterpret_cast<const float4*>(out + j * stride * kLatent)));
-      }
-      RowBlock whole = r;
-      whole.slot = -1;
-      const float factor = row_factor<Map>(p, whole, block_row, top, sum, column == 0);
-      store_four(reinterpret_cast<T*>(p.out) + row_offset(p, r, r.row_begin + block_row, p.out_stride) + column,
-                 total, factor);
-    });
+    if (share.log2 < 3) {
+      share.for_each(thread, [&](int own, int column) {
+        add_partials_of_row<T, Map, 1>(p, r, parts, first + own, column);
+      });
+      continue;
+    }
+#pragma unroll 1
+    for (int own = warp; own < 1 << share.log2; own += 8)
+      add_partials_of_row<T, Map, 4>(p, r, parts, first + (cluster_rank() << share.log2) + own, lane * 4);
   }
 }
 

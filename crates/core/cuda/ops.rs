@@ -68,8 +68,9 @@ pub(crate) unsafe fn decode(ordinal: u32, problem: &AttentionProblem, plan: &Pla
     // SAFETY: the caller's promise, for both.
     unsafe {
         attend(engine, problem, plan)?;
-        // Clusters that share tiles add up partial results themselves.
-        if plan.schedule.layout.max_slots > 0 && plan.schedule.choice.splits == 1 {
+        // The kernels for few rows add up partial results themselves.
+        let combined = Rows::of(plan.schedule.choice.rows) == Rows::Of64;
+        if plan.schedule.layout.max_slots > 0 && combined {
             combine(engine, problem, plan)
         } else {
             Ok(())

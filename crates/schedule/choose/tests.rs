@@ -107,10 +107,10 @@ fn costs_grow_with_the_ctas_that_share_an_item() {
         )
     };
     assert_eq!(costs((128, 128, each(1))), (5, 10, 2, 256));
-    assert_eq!(costs((128, 16, each(1))), (3, 8, 1, 640));
-    assert_eq!(costs((128, 32, each(1))), (3, 8, 1, 640));
-    assert_eq!(costs((24, 16, each(1))), (12, 32, 4, 640));
-    assert_eq!(costs((1, 16, each(1))), (24, 64, 8, 640));
+    assert_eq!(costs((128, 16, each(1))), (3, 8, 1, 384));
+    assert_eq!(costs((128, 32, each(1))), (3, 8, 1, 384));
+    assert_eq!(costs((24, 16, each(1))), (12, 32, 4, 384));
+    assert_eq!(costs((1, 16, each(1))), (24, 64, 8, 384));
 }
 
 #[test]
