@@ -98,21 +98,25 @@ __device__ __forceinline__ void decode_few(const CUtensorMap& latent_map, const 
   }
   publish_barriers();
   const int warpgroup = threadIdx.x / 128;
-  constexpr bool kManyThreads = L == Loader::Gather;  // 96 registers each at first: 128 + 2 x 112 + 2 x 56 <= 5 x 96
+  // The gather loader's CTAs of 640 or 896 threads start with 96 or 72 registers each:
+  // 128 + 2 x 112 + 2 x 56 <= 5 x 96, 120 + 2 x 104 + 4 x 40 <= 7 x 72.
+  constexpr bool kManyThreads = L == Loader::Gather;
+  constexpr bool k16 = Map::kRows == 16;
   if (warpgroup == 0) {
-    if (kManyThreads) registers_grow<128>();
+    if (kManyThreads) registers_grow<k16 ? 120 : 128>();
     compute_few_scores<T, QkDim, Map>(p, smem, control);
   } else if (warpgroup >= 3) {
-    if (kManyThreads) registers_shrink<56>();
+    if (kManyThreads) registers_shrink<k16 ? 40 : 56>();
     load_tiles<T, QkDim, L, Map>(latent_map, rope_map, p, shared_address(smem), control);
   } else {
-    if (kManyThreads) registers_grow<112>();
+    if (kManyThreads) registers_grow<k16 ? 104 : 112>();
     accumulate_few_values<T, Map>(p, warpgroup - 1, shared_address(smem), control);
   }
 }
 
 constexpr int decode_threads(Loader loader, int rows) {
-  return loader == Loader::Gather && rows < kTileRows ? FM_DECODE_GATHER_THREADS : FM_DECODE_THREADS;
+  if (loader == Loader::Tma || rows == kTileRows) return FM_DECODE_THREADS;
+  return rows == 16 ? FM_DECODE_GATHER_THREADS_16 : FM_DECODE_GATHER_THREADS_32;
 }
 
 template <class T, int QkDim, Loader L, int Rows>

@@ -1,7 +1,7 @@
 // The gather loader: warps copy single rows in 16-byte pieces and place the swizzle by hand. For any page size and any
 // 16-byte aligned strides. Half of the warps take the even tiles, half the odd ones, so that two tiles are in flight;
 // a warp copies its rows one by one, all lanes along one row. Copies are limited by what each warp can issue: kernels
-// with registers to spare have eight loading warps instead of four.
+// with registers to spare have eight or sixteen loading warps instead of four.
 #pragma once
 #include <type_traits>
 
@@ -13,7 +13,8 @@ namespace fm {
 
 template <class Map>
 struct GatherWarps {
-  static constexpr int kOfTile = Map::kSplits ? 4 : 2;  // warps that copy one tile
+  // Warps that copy one tile: as many as registers allow, up to where more were no faster.
+  static constexpr int kOfTile = Map::kRows == 16 ? 8 : Map::kRows == 32 ? 4 : 2;
   static constexpr int kThreads = 2 * kOfTile * 32;
   static constexpr int kRows = kTileTokens / kOfTile;  // of a warp; a lane knows one
   static_assert(kRows <= 32);
@@ -100,9 +101,11 @@ __device__ __forceinline__ void load_tile_gather(const FmDecodeParams& p, int it
       p, r, tile * kTileTokens + GatherWarps<Map>::first_row() + GatherWarps<Map>::thread() % GatherWarps<Map>::kRows);
   mbarrier_wait(shared_address(&control.tile_empty[place.rope()]), place.rope_parity() ^ 1);
   const uint32_t present = __ballot_sync(~0u, at.page >= 0);
-  using Bits = typename std::conditional<GatherWarps<Map>::kRows == 32, uint32_t, uint16_t>::type;  // of a warp's rows
+  constexpr int kRows = GatherWarps<Map>::kRows;
+  using OfFew = typename std::conditional<kRows == 16, uint16_t, uint8_t>::type;
+  using Bits = typename std::conditional<kRows == 32, uint32_t, OfFew>::type;  // of a warp's rows
   if (GatherWarps<Map>::thread() % 32 == 0)
-    reinterpret_cast<Bits*>(&control.present[place.rope()])[GatherWarps<Map>::first_row() / GatherWarps<Map>::kRows] =
+    reinterpret_cast<Bits*>(&control.present[place.rope()])[GatherWarps<Map>::first_row() / kRows] =
         (Bits)present;
 #pragma unroll 1
   for (int i = 0; i < kTileBlocks; ++i)

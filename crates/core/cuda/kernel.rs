@@ -3,7 +3,10 @@
 use std::ffi::CStr;
 
 use crate::dtype::DType;
-use crate::params::{FM_DECODE_GATHER_THREADS, FM_DECODE_SMEM_BYTES, FM_DECODE_THREADS};
+use crate::params::{
+    FM_DECODE_GATHER_THREADS_16, FM_DECODE_GATHER_THREADS_32, FM_DECODE_SMEM_BYTES,
+    FM_DECODE_THREADS,
+};
 
 use super::images::{IMAGES, image};
 
@@ -162,9 +165,14 @@ impl Kernel {
         match self {
             Self::Decode {
                 loader: Loader::Gather,
-                rows: Rows::Of32 | Rows::Of16,
+                rows: Rows::Of32,
                 ..
-            } => FM_DECODE_GATHER_THREADS as u32,
+            } => FM_DECODE_GATHER_THREADS_32 as u32,
+            Self::Decode {
+                loader: Loader::Gather,
+                rows: Rows::Of16,
+                ..
+            } => FM_DECODE_GATHER_THREADS_16 as u32,
             _ => FM_DECODE_THREADS as u32,
         }
     }
