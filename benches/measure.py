@@ -17,7 +17,8 @@ from shapes import D_QK, D_V, Case
 
 L2_BYTES = 60 << 20
 REPEATS = 7
-SAMPLE_MS = 20.0
+# A measurement: so long that a GPU at its power limit has lowered its clock, or so short that it has not.
+SAMPLE_MS, SHORT_SAMPLE_MS = 20.0, 2.0
 MOST_SETS = 400
 NAN = float("nan")
 # A page id that a kernel must never follow.
@@ -183,11 +184,11 @@ class _Loop:
         return (time.perf_counter() - start) * 1e3 / replays
 
 
-def times_us(*rivals: Sequence[Call], device: torch.device) -> list[float]:
+def times_us(*rivals: Sequence[Call], device: torch.device, sample_ms: float = SAMPLE_MS) -> list[float]:
     """Microseconds of one call of each rival, the median of measurements that take turns: what makes a GPU slower
     for a while meets all of them."""
     if device.type == "cuda":
-        runs, sample_ms, repeats = [_Graph(calls) for calls in rivals], SAMPLE_MS, REPEATS
+        runs, repeats = [_Graph(calls) for calls in rivals], REPEATS
     else:
         runs, sample_ms, repeats = [_Loop(calls) for calls in rivals], 0.0, 1
     replays = [max(1, int(sample_ms / max(run.milliseconds(1), 1e-3))) for run in runs]

@@ -41,12 +41,8 @@ struct CutUnit {
   Tally before;
 };
 
-#ifndef FM_PLAN_STAGE_ITEMS
-#define FM_PLAN_STAGE_ITEMS 0
-#endif
-#if FM_PLAN_STAGE_ITEMS
+/* Items of whole plans that go to memory by way of shared memory. */
 constexpr int kStagedItems = kMaxThreads - 64;
-#endif
 
 struct alignas(16) Shared {
   uint32_t warp_sum[2][kMaxWarps];
@@ -54,9 +50,7 @@ struct alignas(16) Shared {
   Position snapped[kMaxWorkers + 1];
   union {
     Request requests[kMaxThreads];
-#if FM_PLAN_STAGE_ITEMS
     FmWorkItem staged[kStagedItems];
-#endif
     CutUnit cut_unit[kMaxWorkers + 1]; /* by first inner cut */
   };
 };
@@ -187,7 +181,6 @@ struct Planner {
     }
   }
 
-#if FM_PLAN_STAGE_ITEMS
   /* The items of a warp by way of shared memory, which nobody else uses any more, so that a store of the warp
      covers 512 bytes in a row. */
   __device__ __forceinline__ void write_whole_item(const FmWorkItem& item) const {
@@ -204,15 +197,11 @@ struct Planner {
       if (piece < pieces) to[piece] = staged[piece];
     }
   }
-#endif
 
   __device__ __forceinline__ Tally write_whole(const Line<Position>& line) const {
     int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
-    bool staged = false;
-#if FM_PLAN_STAGE_ITEMS
-    staged = blockDim.x <= kStagedItems;
+    const bool staged = blockDim.x <= kStagedItems;
     if (staged) write_whole_item(make_item<Position>(unit, {0, 0, 1, tiles_of(shape, span)}, 0, {index, 0, 0}));
-#endif
     if (has_unit()) {
       if (!staged) write_item(index, unit, {0, 0, 1, tiles_of(shape, span)}, 0, {index, 0, 0});
 #pragma unroll 1

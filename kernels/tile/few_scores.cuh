@@ -43,7 +43,8 @@ __device__ __forceinline__ void load_few_query(const FmDecodeParams& p, const Ro
   named_barrier<kScoresBarrier, 128>();
 }
 
-// S^T = K Q^T, block by block as they arrive, the rope part first; four independent sums keep the tensor cores busy.
+// S^T = K Q^T of a tile, the rope part first; four independent sums keep the tensor cores busy. It begins when all of
+// the tile is there: waits between products cost more than they save.
 template <class T, int QkDim, class Map>
 __device__ __forceinline__ void multiply_key_query(float (&s)[Map::kRows / 2], uint32_t smem, DecodeControl& control,
                                                    TilePlace<Map> place) {
@@ -51,8 +52,11 @@ __device__ __forceinline__ void multiply_key_query(float (&s)[Map::kRows / 2], u
   const uint32_t q = smem + Map::kQueryOffset;
   float sums[4][Map::kRows / 2];
   mbarrier_wait(shared_address(&control.tile_full[place.rope()]), place.rope_parity());
+#pragma unroll
+  for (int i = 0; i < kTileBlocks; ++i)
+    mbarrier_wait(shared_address(&control.block_full[place.block(i)]), place.block_parity(i));
+  wgmma_fence();
   if (kHasRope) {
-    wgmma_fence();
     const uint32_t keys = smem + Map::rope_offset(place.rope());
 #pragma unroll
     for (int k = 0; k < 4; ++k)
@@ -61,10 +65,6 @@ __device__ __forceinline__ void multiply_key_query(float (&s)[Map::kRows / 2], u
   }
 #pragma unroll
   for (int chunk = 0; chunk < 8; ++chunk) {
-    if (chunk % 2 == 0) {
-      mbarrier_wait(shared_address(&control.block_full[place.block(chunk / 2)]), place.block_parity(chunk / 2));
-      wgmma_fence();
-    }
     const uint32_t keys = smem + block_offset(place.block(chunk / 2)) + chunk % 2 * kAtomBytes;
 #pragma unroll
     for (int k = 0; k < 4; ++k)
