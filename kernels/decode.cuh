@@ -72,7 +72,7 @@ __device__ __forceinline__ void decode_wide(const CUtensorMap& latent_map, const
                                             const FmDecodeParams& p, uint8_t* smem) {
   DecodeControl& control = *reinterpret_cast<DecodeControl*>(smem + WideMap::kControlOffset);
   if (threadIdx.x == 0) {
-    init_barriers(control, L == Loader::Tma ? 1 : kTileWarps, p.multicast);
+    init_barriers(control, L == Loader::Tma ? 1 : GatherWarps<WideMap>::kOfTile, p.multicast);
     mbarrier_init_fence();
   }
   publish_barriers();
@@ -97,19 +97,28 @@ __device__ __forceinline__ void decode_few(const CUtensorMap& latent_map, const 
                                            const FmDecodeParams& p, uint8_t* smem) {
   FewControl& control = *reinterpret_cast<FewControl*>(smem + Map::kControlOffset);
   if (threadIdx.x == 0) {
-    init_barriers(control, L == Loader::Tma ? 1 : kTileWarps, 1);
+    init_barriers(control, L == Loader::Tma ? 1 : GatherWarps<Map>::kOfTile, 1);
     mbarrier_init(shared_address(&control.parts_full), 8 * p.splits);
     mbarrier_init(shared_address(&control.parts_empty), 8 * p.splits);
     mbarrier_init_fence();
   }
   publish_barriers();
   const int warpgroup = threadIdx.x / 128;
-  if (warpgroup == 0)
+  constexpr bool kManyThreads = L == Loader::Gather;  // 96 registers each at first: 128 + 2 x 112 + 2 x 56 <= 5 x 96
+  if (warpgroup == 0) {
+    if (kManyThreads) registers_grow<128>();
     compute_few_scores<T, QkDim, Map>(p, smem, control);
-  else if (warpgroup == 3)
+  } else if (warpgroup >= 3) {
+    if (kManyThreads) registers_shrink<56>();
     load_tiles<T, QkDim, L, Map>(latent_map, rope_map, p, shared_address(smem), control);
-  else
+  } else {
+    if (kManyThreads) registers_grow<112>();
     accumulate_few_values<T, Map>(p, warpgroup - 1, shared_address(smem), control);
+  }
+}
+
+constexpr int decode_threads(Loader loader, int rows) {
+  return loader == Loader::Gather && rows < kTileRows ? FM_DECODE_GATHER_THREADS : FM_DECODE_THREADS;
 }
 
 template <class T, int QkDim, Loader L, int Rows>
@@ -123,7 +132,7 @@ __device__ __forceinline__ void decode(const CUtensorMap& latent_map, const CUte
 }
 
 #define FM_DECODE_KERNEL(NAME, TYPE, QK_DIM, LOADER, ROWS)                                                      \
-  extern "C" __global__ void __launch_bounds__(FM_DECODE_THREADS, 1)                                            \
+  extern "C" __global__ void __launch_bounds__(fm::decode_threads(fm::Loader::LOADER, ROWS), 1)                  \
       NAME(const __grid_constant__ CUtensorMap latent_map, const __grid_constant__ CUtensorMap rope_map,        \
            const __grid_constant__ FmDecodeParams params) {                                                     \
     fm::decode<TYPE, QK_DIM, fm::Loader::LOADER, ROWS>(latent_map, rope_map, params);                           \

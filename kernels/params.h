@@ -5,6 +5,7 @@
 #include "plan_layout.h"
 
 #define FM_DECODE_THREADS 512
+#define FM_DECODE_GATHER_THREADS 640 /* of the gather loader with fewer rows than FM_TILE_ROWS */
 #define FM_DECODE_SMEM_BYTES 231936
 #define FM_COMBINE_THREADS 512
 

@@ -2,6 +2,7 @@
 use ferromla_schedule::plan_layout::*;
 
 pub const FM_DECODE_THREADS: i32 = 512;
+pub const FM_DECODE_GATHER_THREADS: i32 = 640;
 pub const FM_DECODE_SMEM_BYTES: i32 = 231936;
 pub const FM_COMBINE_THREADS: i32 = 512;
 pub const FM_LATENT_BOX_CHUNKS: i32 = 2;

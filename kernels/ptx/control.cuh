@@ -11,6 +11,13 @@ __device__ __forceinline__ int warpgroup_thread() {
   return v % 128;
 }
 
+// This thread within its CTA, likewise.
+__device__ __forceinline__ int block_thread() {
+  int v;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(v));
+  return v;
+}
+
 // The same value, of which the compiler knows nothing: what is computed from it stays where it is written.
 __device__ __forceinline__ int opaque(int v) {
   asm volatile("" : "+r"(v));

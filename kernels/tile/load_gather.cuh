@@ -1,16 +1,28 @@
-// The gather loader: four warps copy single rows in 16-byte pieces and place the swizzle by hand. For any page
-// size and any 16-byte aligned strides. Two warps take the even tiles, two the odd ones, so that two tiles are in
-// flight; a warp copies 32 rows, all lanes along one row.
+// The gather loader: warps copy single rows in 16-byte pieces and place the swizzle by hand. For any page size and any
+// 16-byte aligned strides. Half of the warps take the even tiles, half the odd ones, so that two tiles are in flight;
+// a warp copies its rows one by one, all lanes along one row. Copies are limited by what each warp can issue: kernels
+// with registers to spare have eight loading warps instead of four.
 #pragma once
+#include <type_traits>
+
 #include "../ptx/control.cuh"
 #include "../ptx/copy.cuh"
 #include "work.cuh"
 
 namespace fm {
 
-constexpr int kTileWarps = 2;  // warps that copy one tile
-constexpr int kWarpRows = kTileTokens / kTileWarps;
-static_assert(kWarpRows == 32, "a lane knows one row");
+template <class Map>
+struct GatherWarps {
+  static constexpr int kOfTile = Map::kSplits ? 4 : 2;  // warps that copy one tile
+  static constexpr int kThreads = 2 * kOfTile * 32;
+  static constexpr int kRows = kTileTokens / kOfTile;  // of a warp; a lane knows one
+  static_assert(kRows <= 32);
+
+  static __device__ __forceinline__ int thread() {
+    return kThreads == 128 ? warpgroup_thread() : block_thread() - (FM_DECODE_THREADS - 128);
+  }
+  static __device__ __forceinline__ int first_row() { return thread() / 32 % kOfTile * kRows; }
+};
 
 // Where a token is: its page (-1 when absent) and its offset in it.
 struct TokenPlace {
@@ -48,12 +60,12 @@ template <class T, int QkDim, class Map>
 __device__ __forceinline__ void copy_rows(const FmDecodeParams& p, int kv_head, TokenPlace at, uint32_t smem,
                                           TilePlace<Map> place) {
   {
-    const int thread = warpgroup_thread(), lane = thread % 32, first_row = thread / 32 % kTileWarps * kWarpRows;
+    const int lane = GatherWarps<Map>::thread() % 32, first_row = GatherWarps<Map>::first_row();
     const T* own = row_of<T>(p, p.kv_nope, p.kv_nope_stride, at, opaque(kv_head));
     const uint32_t to0 = smem + block_offset(place.block(lane / 16));  // pieces lane and lane + 32 of 64; 16 to a block
     const uint32_t to1 = smem + block_offset(place.block(2 + lane / 16));
 #pragma unroll 1
-    for (int i = 0; i < kWarpRows; ++i) {
+    for (int i = 0; i < GatherWarps<Map>::kRows; ++i) {
       const T* row = shuffle(own, i);
       const uint32_t in_block = latent_swizzled(first_row + i, lane % 16);
       copy_piece(to0 + in_block, row, lane, p.kv_nope);
@@ -61,11 +73,12 @@ __device__ __forceinline__ void copy_rows(const FmDecodeParams& p, int kv_head, 
     }
   }
   if constexpr (QkDim > kLatent) {
-    const int thread = warpgroup_thread(), lane = thread % 32, first_row = thread / 32 % kTileWarps * kWarpRows;
+    const int lane = GatherWarps<Map>::thread() % 32, first_row = GatherWarps<Map>::first_row();
     const T* own = row_of<T>(p, p.kv_rope, p.kv_rope_stride, at, kv_head);
 #pragma unroll 1
-    for (int i = lane / 8; i < kWarpRows; i += 4)  // eight lanes to a row
-      copy_piece(smem + Map::rope_offset(place.rope()) + swizzled(first_row + i, lane % 8), shuffle(own, i), lane % 8, p.kv_rope);
+    for (int i = lane / 8; i < GatherWarps<Map>::kRows; i += 4)  // eight lanes to a row
+      copy_piece(smem + Map::rope_offset(place.rope()) + swizzled(first_row + i, lane % 8), shuffle(own, i), lane % 8,
+                 p.kv_rope);
   }
 }
 
@@ -82,12 +95,15 @@ __device__ __forceinline__ void publish_tile(DecodeControl& control, TilePlace<M
 template <class T, int QkDim, class Map>
 __device__ __forceinline__ void load_tile_gather(const FmDecodeParams& p, int item, int tile, uint32_t smem,
                                                  DecodeControl& control, TilePlace<Map> place) {
-  const int half = warpgroup_thread() / 32 % kTileWarps;
   const RowBlock r = load_row_block<Map>(p, item);
-  const TokenPlace at = locate_token(p, r, tile * kTileTokens + warpgroup_thread() % kTileTokens);
+  const TokenPlace at = locate_token(
+      p, r, tile * kTileTokens + GatherWarps<Map>::first_row() + GatherWarps<Map>::thread() % GatherWarps<Map>::kRows);
   mbarrier_wait(shared_address(&control.tile_empty[place.rope()]), place.rope_parity() ^ 1);
   const uint32_t present = __ballot_sync(~0u, at.page >= 0);
-  if (warpgroup_thread() % 32 == 0) reinterpret_cast<uint32_t*>(&control.present[place.rope()])[half] = present;
+  using Bits = typename std::conditional<GatherWarps<Map>::kRows == 32, uint32_t, uint16_t>::type;  // of a warp's rows
+  if (GatherWarps<Map>::thread() % 32 == 0)
+    reinterpret_cast<Bits*>(&control.present[place.rope()])[GatherWarps<Map>::first_row() / GatherWarps<Map>::kRows] =
+        (Bits)present;
 #pragma unroll 1
   for (int i = 0; i < kTileBlocks; ++i)
     mbarrier_wait(shared_address(&control.block_empty[place.block(i)]), place.block_parity(i) ^ 1);
@@ -104,7 +120,7 @@ __device__ __forceinline__ void load_tiles_gather(const FmDecodeParams& p, uint3
     // The end is read again for every tile: registers are short.
 #pragma unroll 1
     for (int tile = range.tile_begin; tile < load_row_block<Map>(p, item).tile_end; ++tile) {
-      if (place.count % 2 == warpgroup_thread() / 64)
+      if (place.count % 2 == GatherWarps<Map>::thread() / (GatherWarps<Map>::kThreads / 2))
         load_tile_gather<T, QkDim, Map>(p, item, tile, smem, control, place);
       place.advance();
     }

@@ -11,7 +11,7 @@ use crate::view::Stream;
 use super::driver::{Entered, RelaxedCapture, call, init};
 use super::handle;
 use super::images::{IMAGES, WITHOUT_KERNELS, image};
-use super::kernel::{DECODE_THREADS, Kernel};
+use super::kernel::Kernel;
 
 /// The kernels are compiled for this compute capability only.
 const COMPUTE_CAPABILITY: (i32, i32) = (9, 0);
@@ -337,7 +337,7 @@ fn clusters(functions: &[Option<sys::CUfunction>; Kernel::COUNT]) -> Result<[i32
     for (count, cluster) in clusters.iter_mut().zip([2, 4, 8]) {
         let launch = Launch {
             blocks: cluster,
-            threads: DECODE_THREADS,
+            threads: kernel.decode_threads(),
             cluster,
             ..Launch::default()
         };

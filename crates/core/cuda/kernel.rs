@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 
 use crate::dtype::DType;
-use crate::params::{FM_DECODE_SMEM_BYTES, FM_DECODE_THREADS};
+use crate::params::{FM_DECODE_GATHER_THREADS, FM_DECODE_SMEM_BYTES, FM_DECODE_THREADS};
 
 use super::images::{IMAGES, image};
 
@@ -157,6 +157,18 @@ impl Kernel {
         }
     }
 
+    /// Threads of a decode CTA.
+    pub const fn decode_threads(self) -> u32 {
+        match self {
+            Self::Decode {
+                loader: Loader::Gather,
+                rows: Rows::Of32 | Rows::Of16,
+                ..
+            } => FM_DECODE_GATHER_THREADS as u32,
+            _ => FM_DECODE_THREADS as u32,
+        }
+    }
+
     /// Dynamic shared memory in bytes.
     pub const fn shared_bytes(self) -> u32 {
         match self {
@@ -165,9 +177,6 @@ impl Kernel {
         }
     }
 }
-
-/// Threads of a decode CTA.
-pub(super) const DECODE_THREADS: u32 = FM_DECODE_THREADS as u32;
 
 pub(super) fn is_fp16(dtype: DType) -> bool {
     dtype == DType::Fp16

@@ -15,7 +15,7 @@ use crate::problem::{
 use crate::view::Stream;
 
 use super::engine::{Engine, Launch};
-use super::kernel::{DECODE_THREADS, Kernel, Loader, Rows, is_fp16};
+use super::kernel::{Kernel, Loader, Rows, is_fp16};
 use super::tensor_map;
 
 /// Blocks of a kernel whose blocks stride over their work, per SM.
@@ -111,7 +111,7 @@ unsafe fn attend(engine: &Engine, problem: &AttentionProblem, plan: &Plan) -> Re
     };
     let launch = Launch {
         blocks: (choice.workers * choice.team * choice.splits) as u32,
-        threads: DECODE_THREADS,
+        threads: kernel.decode_threads(),
         cluster: (multicast * choice.splits) as u32,
         stream: problem.stream,
         ..Launch::default()
