@@ -1,18 +1,24 @@
 // Attention of query rows over a paged 16-bit latent cache: out = softmax(Q K^T) V, V being the first 512 columns
-// of K. One CTA per SM works through the items of its team (see plan_layout.h); an item is 64 query rows (token,
-// head) times a range of 64-token tiles of one request.
+// of K. One CTA per SM works through the items of its worker (see plan_layout.h); an item is a block of query rows
+// (token, head) times a range of 64-token tiles of one request. A CTA has 64, 32 or 16 of the rows.
+//
+// With 64 rows:
 //
 //   warpgroup 0   scores: S = Q K^T (64 x 64), online softmax, P to shared memory      tile/scores.cuh
 //   warpgroup 1   values: O[:, 0:256] += P V                                           tile/values.cuh
 //   warpgroup 2   values: O[:, 256:512] += P V
-//   warpgroup 3   loader: K into rings of shared memory blocks                         tile/load_*.cuh
+//   warpgroup 3   loader: K into blocks of shared memory                               tile/load_*.cuh
 //
 // While the scores warpgroup is at tile t + 1, the values warpgroups multiply tile t and tile t + 2 is on its way:
 // the tensor cores always have one of the two products to work on while the other side does its softmax or waits.
-// Where a team has an even number of CTAs they form clusters of two, which share every load (load_tma.cuh).
+// CTAs of a team, which read the same tiles for different rows, may form clusters of two that share every load
+// (load_tma.cuh).
 // Blocks of 64 tokens x 128 columns are the unit of loading and release, so that a product starts with the first
-// block and a load with the first block used up. Shared memory and barriers: tile/shared_map.cuh.
+// blocks and a load with the first block used up. Shared memory and barriers: tile/shared_map.cuh.
 // Registers per thread: 160, 160, 160, 32; they add up to 65,536 / 128 = 512.
+//
+// With 32 or 16 rows the roles are the same with swapped operands (tile/few_*.cuh), and the CTAs of a cluster may share
+// the tiles of an item and merge what they have (tile/merge_parts.cuh). docs/kernels.md has figures of both.
 #pragma once
 #include "tile/few_scores.cuh"
 #include "tile/few_values.cuh"

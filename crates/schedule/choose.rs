@@ -165,9 +165,15 @@ impl Choice {
 /// Picks rows per CTA, CTAs per unit, workers and costs for a problem: a pure function of what is known
 /// before the lengths are.
 ///
-/// All CTAs of a team read the same KV tiles at the same time, so a unit takes all rows where they fit one
-/// team of at most 8: each tile then leaves memory once. With [`Split::Invariant`] nothing depends on the
-/// batch.
+/// The rows of a request, or of ragged requests on average, decide what a CTA takes: 16, 32 or 64.
+///
+/// All CTAs of a team read the same KV tiles at the same time, so a unit of 64-row CTAs takes all rows where
+/// they fit one team of at most 8: each tile then leaves memory once. Ragged requests get teams of 1 or 2.
+///
+/// With 16 or 32 rows a cluster of 8, 4 or 2 CTAs shares the tiles of an item: the most with which every unit
+/// has a cluster of its own, if that keeps enough CTAs busy or units are very few.
+///
+/// With [`Split::Invariant`] nothing depends on the batch.
 ///
 /// ```
 /// use ferromla_schedule::{Problem, Queries, Split, Target, choose};
