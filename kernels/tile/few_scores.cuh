@@ -176,6 +176,7 @@ __device__ __forceinline__ void finish_few_rows(const FmDecodeParams& p, const R
                                                 uint32_t result_parity) {
   using Layout = FewLayout<Map::kRows>;
   const int thread = warpgroup_thread(), lane = thread % 32;
+  named_barrier<kScoresBarrier, 128>();  // every warp is done with what warp_row had: maxima, or the last item's sums
 #pragma unroll
   for (int c = 0; c < Layout::kColumns; ++c) {
     float sum = state.sum[c];
