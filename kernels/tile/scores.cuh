@@ -246,7 +246,9 @@ __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, uint8_t*
       announce_rescale(state.update(s, p.scale_log2), control, place.rope());
       named_barrier<kScoresBarrier, 128>();  // every warp has read K: P may overwrite its rope part
       store_weights<T>(s, shared_address(smem) + WideMap::rope_offset(place.rope()));
-      if (masked) clean_values<T, WideMap>(p, load_row_block<WideMap>(p, item), smem, place, tile, control.present[place.rope()]);
+      if (masked)
+        clean_values<T, WideMap>(p, load_row_block<WideMap>(p, item), smem, place, tile,
+                                 control.present[place.rope()]);
       fence_async_shared();
       held.held = true;
       place.advance();

@@ -54,7 +54,8 @@ __device__ __forceinline__ void store_partial_row(const float (&o)[64], int h, f
   if (!present) return;
   row += (lane % 4) * 2;
 #pragma unroll
-  for (int g = 0; g < 16; ++g) *reinterpret_cast<float2*>(row + 8 * g) = make_float2(o[4 * g + 2 * h], o[4 * g + 2 * h + 1]);
+  for (int g = 0; g < 16; ++g)
+    *reinterpret_cast<float2*>(row + 8 * g) = make_float2(o[4 * g + 2 * h], o[4 * g + 2 * h + 1]);
 }
 
 template <class T>

@@ -80,9 +80,9 @@ __device__ __forceinline__ int next_worker_item(const FmDecodeParams& p) {
   return load_once(worker_items<Map>(p) + 1);
 }
 
-// Calls body(item, row block) for each item of this CTA's team; items whose rows do not reach this CTA's block are
-// left out unless other CTAs of the cluster count on this one. A role that is
-// short of registers keeps the item's number and loads the row block again where it needs it.
+// Calls body(item, row block) for each item of this CTA's worker; items whose rows do not reach this CTA's block are
+// left out unless other CTAs of the cluster count on this one. A role that is short of registers keeps the item's
+// number and loads the row block again where it needs it.
 template <class Map, class Body>
 __device__ __forceinline__ void for_each_row_block(const FmDecodeParams& p, Body body) {
   for (int item = first_worker_item<Map>(p); item < next_worker_item<Map>(p); ++item) {
@@ -106,8 +106,8 @@ __device__ __forceinline__ int64_t slot_row(const FmDecodeParams& p, const RowBl
   return ((int64_t)r.slot * p.team + r.block) * Map::kRows + block_row;
 }
 
-// Writes a finished row's lse (where `write`), and returns what its accumulator is to be multiplied with: 1 / sum, with the sink where
-// the unit is whole. `reference` and `sum`: of the row's softmax, base 2.
+// Writes a finished row's lse (where `write`), and returns what its accumulator is to be multiplied with: 1 / sum, with
+// the sink where the unit is whole. `reference` and `sum`: of the row's softmax, base 2.
 template <class Map>
 __device__ __forceinline__ float row_factor(const FmDecodeParams& p, const RowBlock& r, int block_row, float reference,
                                             float sum, bool write = true) {
@@ -122,7 +122,8 @@ __device__ __forceinline__ float row_factor(const FmDecodeParams& p, const RowBl
   const float lse = lse2 * kLn2;
   if (write) p.lse[row_offset(p, r, row, p.lse_stride)] = lse;
   if (p.attn_sink == nullptr || sum == 0.f) return factor;
-  return factor / (1.f + __expf(__ldg(p.attn_sink + r.kv_head * p.group + (row < p.group ? row : row % p.group)) - lse));
+  return factor /
+         (1.f + __expf(__ldg(p.attn_sink + r.kv_head * p.group + (row < p.group ? row : row % p.group)) - lse));
 }
 
 // A row of Q, for copies to shared memory: latent part, rope part, and whether it exists. What does not is some row.
