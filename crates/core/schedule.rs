@@ -66,9 +66,10 @@ impl Schedule {
             },
             target,
         };
-        let shape = problem.shape().map_err(plan_error)?;
+        let choice = choose(&problem);
+        let shape = problem.shape_of(&choice);
         let layout = layout(&shape).map_err(plan_error)?;
-        Self::place(shape, layout, choose(&problem))
+        Self::place(shape, layout, choice)
     }
 
     fn place(shape: PlanShape, layout: PlanLayout, choice: Choice) -> Result<Self> {

@@ -224,7 +224,8 @@ impl Problem {
         Ok(shape)
     }
 
-    fn shape_of(&self, choice: &Choice) -> FmPlanShape {
+    /// The shape to plan with for a choice that has been made; [`layout`] says whether it is within limits.
+    pub fn shape_of(&self, choice: &Choice) -> FmPlanShape {
         let (split_mode, num_splits) = match self.split {
             Split::Auto => (FM_SPLIT_AUTO, 0),
             Split::Fixed(parts) => (FM_SPLIT_FIXED, parts),

@@ -4,19 +4,14 @@
 
 namespace fm {
 
-// This thread within its warpgroup. Read anew each time: cheaper than a register held across a main loop.
-__device__ __forceinline__ int warpgroup_thread() {
-  int v;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(v));
-  return v % 128;
-}
-
-// This thread within its CTA, likewise.
+// This thread within its CTA. Read anew each time: cheaper than a register held across a main loop.
 __device__ __forceinline__ int block_thread() {
   int v;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(v));
   return v;
 }
+// And within its warpgroup.
+__device__ __forceinline__ int warpgroup_thread() { return block_thread() % 128; }
 
 // The same value, of which the compiler knows nothing: what is computed from it stays where it is written.
 __device__ __forceinline__ int opaque(int v) {

@@ -18,28 +18,22 @@ INVALID, UNSUPPORTED = ferromla.InvalidArgument, ferromla.Unsupported
 
 def _call(device):
     """Arguments of a valid call, as a dict."""
-    problem = problems.make(b=3, s_q=2, h=16, lens=[100, 0, 64], device=device)
-    out, lse = problems.poisoned_outputs(problem.q)
-    return {
-        "q": problem.q,
-        "kv_cache": problem.cache,
-        "block_table": problem.table,
-        "seq_lens": problem.lens,
-        "out": out,
-        "lse": lse,
-    }
+    return _arguments(problems.make(b=3, s_q=2, h=16, lens=[100, 0, 64], device=device))
 
 
 def _prefill_call(device):
     """The same for a prefill of 7 query tokens."""
     problem = problems.make(h=16, lens=[100, 0, 64], q_lens=[4, 1, 2], device=device)
+    return {**_arguments(problem), "qo_indptr": problem.indptr}
+
+
+def _arguments(problem):
     out, lse = problems.poisoned_outputs(problem.q)
     return {
         "q": problem.q,
         "kv_cache": problem.cache,
         "block_table": problem.table,
         "seq_lens": problem.lens,
-        "qo_indptr": problem.indptr,
         "out": out,
         "lse": lse,
     }
