@@ -68,7 +68,7 @@ __device__ __forceinline__ void write_row(const FmCombineParams& p, const FmMerg
                                           RowWeights w, float4 sum) {
   const int row = m.row_begin + block_row, token = row / p.group, head = m.kv_head * p.group + row % p.group;
   const float lse = w.sum == 0.f ? -__builtin_huge_valf() : (w.top + log2f(w.sum)) * kLn2;
-  float factor = w.sum == 0.f ? 0.f : 1.f / w.sum;
+  float factor = w.sum == 0.f ? 0.f : p.value_scale / w.sum;
   if (p.attn_sink != nullptr && w.sum != 0.f) factor /= 1.f + __expf(p.attn_sink[head] - lse);
   T* out = reinterpret_cast<T*>(p.out) + m.request * p.out_stride[0] +
            (int64_t)(m.q_begin + token) * p.out_stride[1] + head * p.out_stride[2] + column;

@@ -22,14 +22,27 @@
 #pragma once
 #include "tile/few_scores.cuh"
 #include "tile/few_values.cuh"
-#include "tile/load_gather.cuh"
+#include "tile/load_tokens.cuh"
 #include "tile/load_tma.cuh"
 #include "tile/scores.cuh"
 #include "tile/values.cuh"
 
 namespace fm {
 
-enum class Loader { Tma, Gather };
+// How K gets to shared memory: whole pages of 16-bit numbers (load_tma.cuh); or single tokens (load_tokens.cuh) of 16-bit
+// numbers, or also of codes that become 16-bit numbers, or also of codes whose float32 scales stay beside them.
+enum class Loader { Tma, Gather, Codes, Scaled };
+
+template <Loader L, int Rows>
+struct Kernel {
+  static constexpr int kGroups = L == Loader::Scaled ? kTileBlocks : 1;
+  using WideSizes = typename std::conditional<L == Loader::Tma, WidePages, WideTokens<kGroups>>::type;
+  using FewSizes = typename std::conditional<L == Loader::Tma, FewPages<Rows>, FewTokens<Rows, kGroups>>::type;
+  using Map = SharedMap<typename std::conditional<Rows == kTileRows, WideSizes, FewSizes>::type>;
+  static constexpr int kLoadingWarps = L == Loader::Tma ? 1 : TokenWarps<Map>::kOfTile;  // that arrive for a block
+  static_assert(Map::kControlOffset + (Rows == kTileRows ? sizeof(DecodeControl) : sizeof(FewControl)) <=
+                FM_DECODE_SMEM_BYTES);
+};
 
 // By one thread: barriers are set up one at a time whoever does it.
 __device__ __forceinline__ void init_barriers(DecodeControl& control, int loader_arrivals, int multicast) {
@@ -63,66 +76,87 @@ __device__ __forceinline__ void load_tiles(const CUtensorMap& latent_map, const 
   if constexpr (L == Loader::Tma)
     load_tiles_tma<T, QkDim, Map>(p, &latent_map, &rope_map, smem, control);
   else
-    load_tiles_gather<T, QkDim, Map>(p, smem, control);
+    load_tiles_tokens<T, QkDim, Map, L != Loader::Gather>(p, smem, control);
 }
+
+// Registers per thread of a role. The launch gives each thread 128 with 4 warpgroups, 96 with 5 and 72 with 7: what the
+// roles take adds up to 512, 480 and 504. The page loader's few rows stay as launched.
+template <Loader L, int Rows>
+struct Registers {
+  static constexpr bool kPages = L == Loader::Tma;
+  static constexpr int kLaunched = kPages || Rows == 64 ? 128 : Rows == 32 ? 96 : 72;
+  static constexpr int kScores = Rows == 64 ? (kPages ? 160 : L == Loader::Scaled ? 112 : 104) : Rows == 32 ? (L == Loader::Scaled ? 128 : 112) : 88;
+  static constexpr int kValues = Rows == 64 ? 160 : Rows == 32 ? (L == Loader::Scaled ? 104 : 112) : 80;
+  static constexpr int kLoader = Rows == 64 ? (kPages ? 32 : L == Loader::Scaled ? 80 : 88) : Rows == 32 ? 72 : 64;
+
+  template <int Registers>
+  static __device__ __forceinline__ void take() {
+    if constexpr (Registers > kLaunched)
+      registers_grow<Registers>();
+    else
+      registers_shrink<Registers>();
+  }
+};
 
 // A CTA of 64 rows.
 template <class T, int QkDim, Loader L>
 __device__ __forceinline__ void decode_wide(const CUtensorMap& latent_map, const CUtensorMap& rope_map,
                                             const FmDecodeParams& p, uint8_t* smem) {
-  DecodeControl& control = *reinterpret_cast<DecodeControl*>(smem + WideMap::kControlOffset);
+  using K = Kernel<L, kTileRows>;
+  using Map = typename K::Map;
+  using R = Registers<L, kTileRows>;
+  DecodeControl& control = *reinterpret_cast<DecodeControl*>(smem + Map::kControlOffset);
   if (threadIdx.x == 0) {
-    init_barriers(control, L == Loader::Tma ? 1 : GatherWarps<WideMap>::kOfTile, p.multicast);
+    init_barriers(control, K::kLoadingWarps, p.multicast);
     mbarrier_init_fence();
   }
   publish_barriers();
   const int warpgroup = threadIdx.x / 128;
   if (warpgroup == 0) {
-    registers_grow<160>();
-    compute_scores<T, QkDim>(p, smem, control);
+    R::template take<R::kScores>();
+    compute_scores<T, QkDim, Map>(p, smem, control);
   } else if (warpgroup == 3) {
-    registers_shrink<32>();
-    load_tiles<T, QkDim, L, WideMap>(latent_map, rope_map, p, shared_address(smem), control);
+    R::template take<R::kLoader>();
+    load_tiles<T, QkDim, L, Map>(latent_map, rope_map, p, shared_address(smem), control);
   } else {
-    registers_grow<160>();
-    accumulate_values<T>(p, warpgroup - 1, shared_address(smem), control);
+    R::template take<R::kValues>();
+    accumulate_values<T, Map>(p, warpgroup - 1, shared_address(smem), control);
   }
   __syncwarp();
   if (p.multicast > 1) cluster_barrier();  // no CTA leaves while another may still write to its shared memory
 }
 
 // A CTA of 16 or 32 rows.
-template <class T, int QkDim, Loader L, class Map>
+template <class T, int QkDim, Loader L, int Rows>
 __device__ __forceinline__ void decode_few(const CUtensorMap& latent_map, const CUtensorMap& rope_map,
                                            const FmDecodeParams& p, uint8_t* smem) {
+  using K = Kernel<L, Rows>;
+  using Map = typename K::Map;
+  using R = Registers<L, Rows>;
   FewControl& control = *reinterpret_cast<FewControl*>(smem + Map::kControlOffset);
   if (threadIdx.x == 0) {
-    init_barriers(control, L == Loader::Tma ? 1 : GatherWarps<Map>::kOfTile, 1);
+    init_barriers(control, K::kLoadingWarps, 1);
     mbarrier_init(shared_address(&control.parts_full), 8 * p.splits);
     mbarrier_init(shared_address(&control.parts_empty), 8 * p.splits);
     mbarrier_init_fence();
   }
   publish_barriers();
   const int warpgroup = threadIdx.x / 128;
-  // The gather loader's CTAs of 640 or 896 threads start with 96 or 72 registers each:
-  // 128 + 2 x 112 + 2 x 56 <= 5 x 96, 120 + 2 x 104 + 4 x 40 <= 7 x 72.
-  constexpr bool kManyThreads = L == Loader::Gather;
-  constexpr bool k16 = Map::kRows == 16;
   if (warpgroup == 0) {
-    if (kManyThreads) registers_grow<k16 ? 120 : 128>();
+    if (!R::kPages) R::template take<R::kScores>();
     compute_few_scores<T, QkDim, Map>(p, smem, control);
   } else if (warpgroup >= 3) {
-    if (kManyThreads) registers_shrink<k16 ? 40 : 56>();
+    if (!R::kPages) R::template take<R::kLoader>();
     load_tiles<T, QkDim, L, Map>(latent_map, rope_map, p, shared_address(smem), control);
   } else {
-    if (kManyThreads) registers_grow<k16 ? 104 : 112>();
+    if (!R::kPages) R::template take<R::kValues>();
     accumulate_few_values<T, Map>(p, warpgroup - 1, shared_address(smem), control);
   }
 }
 
 constexpr int decode_threads(Loader loader, int rows) {
   if (loader == Loader::Tma || rows == kTileRows) return FM_DECODE_THREADS;
-  return rows == 16 ? FM_DECODE_GATHER_THREADS_16 : FM_DECODE_GATHER_THREADS_32;
+  return rows == 16 ? FM_DECODE_TOKENS_THREADS_16 : FM_DECODE_TOKENS_THREADS_32;
 }
 
 template <class T, int QkDim, Loader L, int Rows>
@@ -132,7 +166,7 @@ __device__ __forceinline__ void decode(const CUtensorMap& latent_map, const CUte
   if constexpr (Rows == kTileRows)
     decode_wide<T, QkDim, L>(latent_map, rope_map, p, smem);
   else
-    decode_few<T, QkDim, L, FewMap<Rows>>(latent_map, rope_map, p, smem);
+    decode_few<T, QkDim, L, Rows>(latent_map, rope_map, p, smem);
 }
 
 #define FM_DECODE_KERNEL(NAME, TYPE, QK_DIM, LOADER, ROWS)                                                      \

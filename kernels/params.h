@@ -5,8 +5,8 @@
 #include "plan_layout.h"
 
 #define FM_DECODE_THREADS 512
-#define FM_DECODE_GATHER_THREADS_32 640 /* with the gather loader, of CTAs of 32 rows */
-#define FM_DECODE_GATHER_THREADS_16 896 /* of 16 rows */
+#define FM_DECODE_TOKENS_THREADS_32 640 /* with the token loader, of CTAs of 32 rows */
+#define FM_DECODE_TOKENS_THREADS_16 896 /* of 16 rows */
 #define FM_DECODE_SMEM_BYTES 231936
 #define FM_COMBINE_THREADS 512
 
@@ -21,7 +21,32 @@ typedef struct FmPlanParams {
   uint8_t* plan;
 } FmPlanParams;
 
-/* decode.cu: attention over a paged 16-bit latent cache. Q and the cache come in two parts, the latent
+/* Formats of a cache; crates/core/dtype.rs has the same order. */
+#define FM_KV_BF16 0
+#define FM_KV_FP16 1
+#define FM_KV_FP8 2
+#define FM_KV_FP8_V32 3
+#define FM_KV_FP8_V4 4
+#define FM_KV_FP8_V41 5
+#define FM_KV_FP8_V41_SPLIT 6
+#define FM_KV_FP4_V41 7
+
+/* One paged cache. Strides are in bytes: page, token, KV head. A row of 16-bit numbers has two parts, a quantised one is
+   as docs/formats.md says (of a split page `rows` is the page's beginning). */
+typedef struct FmKvCache {
+  const void* rows;
+  const void* rope; /* 16-bit formats with rows of 576 only */
+  int64_t row_stride[3];
+  int64_t rope_stride[3];
+  const int32_t* indices; /* sparse: [request, query token, entry], page * page_size + offset; else null */
+  int64_t indices_stride[2];
+  int32_t format; /* FM_KV_* */
+  int32_t row_bytes; /* of `rows` that belong to a token, without what a page has at its end */
+  int32_t num_pages;
+  int32_t page_size;
+} FmKvCache;
+
+/* decode.cu: attention over a paged latent cache. Q and the cache come in two parts, the latent
    ("nope", 512 wide) and the rotary ("rope", 64 wide, absent for d_qk 512); one tensor is the case where
    both point into the same rows. */
 typedef struct FmDecodeParams {
@@ -29,15 +54,10 @@ typedef struct FmDecodeParams {
   const void* q_rope;
   int64_t q_nope_stride[3]; /* batch, token, head */
   int64_t q_rope_stride[3];
-  const void* kv_nope;      /* used by the gather loader; the TMA loader has tensor maps */
-  const void* kv_rope;
-  int64_t kv_nope_stride[3]; /* page, token, kv head */
-  int64_t kv_rope_stride[3];
-  const int32_t* block_table;
+  FmKvCache kv[2];          /* the cache, and sparse attention's extra one; the TMA loader has tensor maps */
+  const int32_t* block_table; /* null when sparse */
   int64_t block_table_stride;
   int32_t max_pages;
-  int32_t num_pages;
-  int32_t page_size;
   int32_t max_tokens;  /* the most tokens a request can have: longer lengths are clamped */
   int32_t group;       /* query heads per KV head */
   int32_t team;        /* row blocks of a unit: CTAs that read the same tiles for different rows */
@@ -47,7 +67,8 @@ typedef struct FmDecodeParams {
   int32_t box_shift;   /* log2 of the tokens of one TMA box, gcd(page_size, 64) */
   int32_t head_chunks_nope; /* 64-wide column blocks from one KV head to the next in the tensor maps */
   int32_t head_chunks_rope;
-  float scale_log2;    /* softmax_scale * log2(e) */
+  float scale_log2;    /* softmax_scale * log2(e), times the scale of the cache's codes */
+  float value_scale;   /* what the output is multiplied with: the scale of the cache's codes */
   const float* attn_sink; /* [heads] or null */
   const int32_t* worker_begin; /* in the plan */
   const FmWorkItem* items;
@@ -56,7 +77,9 @@ typedef struct FmDecodeParams {
   int64_t out_stride[3];
   float* lse;
   int64_t lse_stride[3];
-  float* partial_out; /* [slots, unit_rows, 512], each normalised */
+  float* max_logits; /* or null; whole units only, and not by the TMA loader's kernels */
+  int64_t max_logits_stride[3];
+  float* partial_out; /* [slots, unit_rows, 512], each normalised, without value_scale */
   float* partial_lse; /* [slots, unit_rows], base 2 */
 } FmDecodeParams;
 
@@ -68,6 +91,8 @@ typedef struct FmCombineParams {
   const float* partial_lse;
   int32_t unit_rows;
   int32_t group;
+  float value_scale;
+  int32_t reserved;
   const float* attn_sink;
   void* out;
   int64_t out_stride[3];
@@ -160,8 +185,9 @@ static_assert(sizeof(FmWorkItem) == 48, "FmWorkItem");
 static_assert(sizeof(FmMerge) == 64, "FmMerge");
 static_assert(sizeof(FmPlanLayout) == 80, "FmPlanLayout");
 static_assert(sizeof(FmPlanParams) == 184, "FmPlanParams");
-static_assert(sizeof(FmDecodeParams) == 312, "FmDecodeParams");
-static_assert(sizeof(FmCombineParams) == 112, "FmCombineParams");
+static_assert(sizeof(FmDecodeParams) == 480, "FmDecodeParams");
+static_assert(sizeof(FmCombineParams) == 120, "FmCombineParams");
+static_assert(sizeof(FmKvCache) == 104, "FmKvCache");
 static_assert(sizeof(FmMergeParams) == 208, "FmMergeParams");
 static_assert(sizeof(FmAppendParams) == 128, "FmAppendParams");
 static_assert(sizeof(FmOffsetsParams) == 32, "FmOffsetsParams");

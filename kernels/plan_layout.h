@@ -78,7 +78,8 @@ typedef struct FmWorkItem {
   int32_t tile_end;   /* tile_begin == tile_end: the unit sees no key */
   int32_t slot;       /* where the partial result goes; -1: the unit is whole, write the output */
   int32_t merge;      /* the unit's FmMerge; -1: the unit is whole */
-  int32_t reserved[2];
+  int32_t main_len;   /* sparse: how many positions are of the main cache */
+  int32_t reserved;
 } FmWorkItem;
 
 /* A unit whose parts are combined: its partial results are slots first_slot .. first_slot + parts. */

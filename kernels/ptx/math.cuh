@@ -44,6 +44,12 @@ __device__ __forceinline__ float2 unpack(__nv_bfloat16, uint32_t v) {
 }
 __device__ __forceinline__ float2 unpack(__half, uint32_t v) { return __half22float2(*reinterpret_cast<__half2*>(&v)); }
 
+// A pair of bfloat16 to float16, finite numbers to finite ones.
+__device__ __forceinline__ uint32_t bf16_to_fp16(uint32_t v) {
+  const float2 f = unpack(__nv_bfloat16(), v);
+  return pack_result(__half(), f.x, f.y);
+}
+
 // Transposes an 8 x 8 matrix of 16-bit numbers held by a warp: lane i has row i / 4, columns 2 (i % 4) + {0, 1}.
 __device__ __forceinline__ uint32_t transpose_8x8(uint32_t v) {
   uint32_t r;

@@ -43,18 +43,23 @@ __device__ __forceinline__ void load_few_query(const FmDecodeParams& p, const Ro
   named_barrier<kScoresBarrier, 128>();
 }
 
-// S^T = K Q^T of a tile, the rope part first; four independent sums keep the tensor cores busy. It begins when all of
-// the tile is there: waits between products cost more than they save.
+// Waits for all of a tile: waits between products cost more than they save.
+template <class Map>
+__device__ __forceinline__ void wait_for_tile(DecodeControl& control, TilePlace<Map> place) {
+  mbarrier_wait(shared_address(&control.tile_full[place.rope()]), place.rope_parity());
+#pragma unroll
+  for (int i = 0; i < kTileBlocks; ++i)
+    mbarrier_wait(shared_address(&control.block_full[place.block(i)]), place.block_parity(i));
+}
+
+// S^T = K Q^T of a tile, the rope part first; four independent sums keep the tensor cores busy.
 template <class T, int QkDim, class Map>
 __device__ __forceinline__ void multiply_key_query(float (&s)[Map::kRows / 2], uint32_t smem, DecodeControl& control,
                                                    TilePlace<Map> place) {
   constexpr bool kHasRope = QkDim > kLatent;
   const uint32_t q = smem + Map::kQueryOffset;
   float sums[4][Map::kRows / 2];
-  mbarrier_wait(shared_address(&control.tile_full[place.rope()]), place.rope_parity());
-#pragma unroll
-  for (int i = 0; i < kTileBlocks; ++i)
-    mbarrier_wait(shared_address(&control.block_full[place.block(i)]), place.block_parity(i));
+  wait_for_tile<Map>(control, place);
   wgmma_fence();
   if (kHasRope) {
     const uint32_t keys = smem + Map::rope_offset(place.rope());
@@ -78,6 +83,49 @@ __device__ __forceinline__ void multiply_key_query(float (&s)[Map::kRows / 2], u
   for (int i = 0; i < Map::kRows / 2; ++i) s[i] = (sums[0][i] + sums[1][i]) + (sums[2][i] + sums[3][i]);
 }
 
+// The scale of a group for this thread's token with number h.
+template <class Map>
+__device__ __forceinline__ float few_scale(const uint8_t* smem, TilePlace<Map> place, int group, int h) {
+  const int thread = warpgroup_thread(), token = thread / 32 * 16 + thread % 32 / 4 + 8 * h;
+  return reinterpret_cast<const float*>(smem + Map::scale_offset(place.rope()))[group * kTileTokens + token];
+}
+
+// S^T = K Q^T where each block is a group of columns with scales: a sum for each, and one for the rope part.
+template <class T, class Map>
+__device__ __forceinline__ void multiply_codes_query(float (&s)[Map::kRows / 2], const uint8_t* shared,
+                                                     DecodeControl& control, TilePlace<Map> place) {
+  const uint32_t smem = shared_address(shared), q = smem + Map::kQueryOffset;
+  float sums[kTileBlocks][Map::kRows / 2];
+  wait_for_tile<Map>(control, place);
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < 8; ++k) {
+#pragma unroll
+    for (int block = 0; block < kTileBlocks; ++block)
+      wgmma_ss_few<0>(T(), sums[block],
+                      smem_descriptor(smem + block_offset(place.block(block)) + k / 4 * kAtomBytes + k % 4 * 32, 0,
+                                      kGroupBytes),
+                      smem_descriptor(q + (2 * block + k / 4) * Map::kQueryChunkBytes + k % 4 * 32, 0, kAtomBytes),
+                      k != 0);
+    if (k >= 4)
+      wgmma_ss_few<0>(T(), s, smem_descriptor(smem + Map::rope_offset(place.rope()) + k % 4 * 32, 0, kAtomBytes),
+                      smem_descriptor(q + 8 * Map::kQueryChunkBytes + k % 4 * 32, 0, kAtomBytes), k != 4);
+  }
+  wgmma_commit();
+  wgmma_wait<0>();
+#pragma unroll
+  for (int block = 0; block < kTileBlocks; ++block)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float scale = few_scale<Map>(shared, place, block, h);
+#pragma unroll
+      for (int c = 0; c < FewLayout<Map::kRows>::kColumns; ++c) {
+        const int i = FewLayout<Map::kRows>::value(c, h);
+        s[i] = fmaf(scale, sums[block][i], s[i]);
+      }
+    }
+}
+
 // Scores of absent tokens and of keys a row does not see become -inf.
 template <class Map>
 __device__ __forceinline__ void mask_few(const FmDecodeParams& p, const RowBlock& r, float (&s)[Map::kRows / 2],
@@ -95,15 +143,16 @@ __device__ __forceinline__ void mask_few(const FmDecodeParams& p, const RowBlock
 }
 
 // Softmax state of a thread's rows.
-template <int Rows>
+template <int Rows, bool Peaks>
 struct FewState {
   using Layout = FewLayout<Rows>;
   float reference[Layout::kColumns];  // base-2 scaled scores; the same in all threads that share a row
   float sum[Layout::kColumns];        // of this thread's tokens
+  float peak[Peaks ? Layout::kColumns : 1];  // highest scores of this thread's tokens, unscaled
 
   __device__ __forceinline__ FewState() {
 #pragma unroll
-    for (int c = 0; c < Layout::kColumns; ++c) reference[c] = kNegInf, sum[c] = 0.f;
+    for (int c = 0; c < Layout::kColumns; ++c) reference[c] = kNegInf, sum[c] = 0.f, peak[Peaks ? c : 0] = kNegInf;
   }
 
   // Moves references that a score exceeds by more than the slack, and leaves what the rows' accumulators have to be
@@ -113,8 +162,11 @@ struct FewState {
     const int thread = warpgroup_thread(), lane = thread % 32;
     bool exceeded = false;
 #pragma unroll
-    for (int c = 0; c < Layout::kColumns; ++c)
-      exceeded |= fmaxf(s[Layout::value(c, 0)], s[Layout::value(c, 1)]) * scale_log2 > reference[c] + kReferenceSlack;
+    for (int c = 0; c < Layout::kColumns; ++c) {
+      const float top = fmaxf(s[Layout::value(c, 0)], s[Layout::value(c, 1)]);
+      if (Peaks) peak[c] = fmaxf(peak[c], top);
+      exceeded |= top * scale_log2 > reference[c] + kReferenceSlack;
+    }
     const bool move = named_barrier_any<kScoresBarrier, 128>(exceeded);
     if (thread == 0) control.rescale[tile][0] = move;
     if (!move) return;
@@ -169,21 +221,66 @@ __device__ __forceinline__ void store_few_weights(const float (&s)[Rows / 2], ui
   }
 }
 
+// P^T; where groups have scales, one for each group.
+template <class T, class Map>
+__device__ __forceinline__ void hand_over_few_weights(const float (&s)[Map::kRows / 2], const uint8_t* smem,
+                                                      DecodeControl& control, TilePlace<Map> place, bool first_tile) {
+  if constexpr (Map::kScaleGroups == 1) {
+    store_few_weights<T, Map::kRows>(s, shared_address(smem) + Map::rope_offset(place.rope()));
+  } else {
+    using Layout = FewLayout<Map::kRows>;
+    wait_for_weights_place<Map>(control, place, first_tile);
+#pragma unroll
+    for (int group = 0; group < Map::kScaleGroups; ++group) {
+      float scaled[Map::kRows / 2];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float scale = few_scale<Map>(smem, place, group, h);
+#pragma unroll
+        for (int c = 0; c < Layout::kColumns; ++c) scaled[Layout::value(c, h)] = s[Layout::value(c, h)] * scale;
+      }
+      store_few_weights<T, Map::kRows>(scaled, shared_address(smem) + Map::weights_offset(place.rope(), group));
+    }
+  }
+}
+
+// Reduces what threads found for rows to what the warps found, for the whole warpgroup to combine.
+template <class Layout, class Combine>
+__device__ __forceinline__ void leave_warp_rows(const float* of_columns, FewControl& control, Combine combine) {
+  const int thread = warpgroup_thread(), lane = thread % 32;
+#pragma unroll
+  for (int c = 0; c < Layout::kColumns; ++c) {
+    float v = of_columns[c];
+#pragma unroll
+    for (int d = 4; d < 32; d *= 2) v = combine(v, __shfl_xor_sync(~0u, v, d));
+    if (lane < 4) control.warp_row[thread / 32][Layout::row(c, lane)] = v;
+  }
+}
+
+// Writes the rows' highest scores.
+template <class Map>
+__device__ __forceinline__ void write_few_peaks(const FmDecodeParams& p, const RowBlock& r, const float* peaks,
+                                                FewControl& control) {
+  const int thread = warpgroup_thread();
+  leave_warp_rows<FewLayout<Map::kRows>>(peaks, control, [](float a, float b) { return fmaxf(a, b); });
+  named_barrier<kScoresBarrier, 128>();
+  if (thread < Map::kRows)
+    write_peak(p, r, thread,
+               fmaxf(fmaxf(control.warp_row[0][thread], control.warp_row[1][thread]),
+                     fmaxf(control.warp_row[2][thread], control.warp_row[3][thread])) * p.scale_log2);
+  named_barrier<kScoresBarrier, 128>();
+}
+
 // Leaves reference and sum of each row; where no other CTA has a part, also the rows' lse and their last factor.
 template <class Map>
 __device__ __forceinline__ void finish_few_rows(const FmDecodeParams& p, const RowBlock& r,
-                                                const FewState<Map::kRows>& state, FewControl& control,
+                                                const FewState<Map::kRows, Map::kPeaks>& state, FewControl& control,
                                                 uint32_t result_parity) {
   using Layout = FewLayout<Map::kRows>;
   const int thread = warpgroup_thread(), lane = thread % 32;
   named_barrier<kScoresBarrier, 128>();  // every warp is done with what warp_row had: maxima, or the last item's sums
-#pragma unroll
-  for (int c = 0; c < Layout::kColumns; ++c) {
-    float sum = state.sum[c];
-#pragma unroll
-    for (int d = 4; d < 32; d *= 2) sum += __shfl_xor_sync(~0u, sum, d);
-    if (lane < 4) control.warp_row[thread / 32][Layout::row(c, lane)] = sum;
-  }
+  if (Map::kPeaks && p.max_logits != nullptr) write_few_peaks<Map>(p, r, state.peak, control);
+  leave_warp_rows<Layout>(state.sum, control, [](float a, float b) { return a + b; });
   mbarrier_wait(shared_address(&control.result_empty), result_parity);
 #pragma unroll
   for (int c = 0; c < Layout::kColumns; ++c)
@@ -202,21 +299,27 @@ template <class T, int QkDim, class Map>
 __device__ __forceinline__ void compute_few_scores(const FmDecodeParams& p, uint8_t* smem, FewControl& control) {
   TilePlace<Map> place;
   uint32_t result_parity = 1;
+  bool first_tile = true;
   for_each_row_block<Map>(p, [&](int, const RowBlock& r) {
-    FewState<Map::kRows> state;
+    FewState<Map::kRows, Map::kPeaks> state;
     const int first_masked = min(r.visible(p, r.row_begin), r.seq_len) / kTileTokens;
     if (!r.empty()) load_few_query<T, QkDim, Map>(p, r, shared_address(smem) + Map::kQueryOffset);
     for (int tile = r.tile_begin; tile < r.tile_end; ++tile) {
       float s[Map::kRows / 2];
-      multiply_key_query<T, QkDim, Map>(s, shared_address(smem), control, place);
+      if constexpr (Map::kScaleGroups == 1)
+        multiply_key_query<T, QkDim, Map>(s, shared_address(smem), control, place);
+      else
+        multiply_codes_query<T, Map>(s, smem, control, place);
       const bool masked = tile >= first_masked || control.present[place.rope()] != ~0ull;
       if (masked) mask_few<Map>(p, r, s, tile, control.present[place.rope()]);
       state.update(s, p.scale_log2, control, place.rope());
       state.weigh(s, p.scale_log2);
-      store_few_weights<T, Map::kRows>(s, shared_address(smem) + Map::rope_offset(place.rope()));
+      if (masked) clean_scales<Map>(smem, place);
+      hand_over_few_weights<T, Map>(s, smem, control, place, first_tile);
       if (masked) clean_values<T, Map>(p, r, smem, place, tile, control.present[place.rope()]);
       fence_async_shared();
       mbarrier_arrive(shared_address(&control.weights_full[place.rope()]));
+      first_tile = false;
       place.advance();
     }
     finish_few_rows<Map>(p, r, state, control, result_parity);

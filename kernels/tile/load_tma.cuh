@@ -14,10 +14,10 @@ namespace fm {
 __device__ __forceinline__ int page_of_box(const FmDecodeParams& p, const RowBlock& r, int box) {
   const int token = box << p.box_shift;
   if (token >= r.seq_len) return -1;
-  const int column = token / p.page_size;
+  const int column = token / p.kv[0].page_size;
   if (column >= p.max_pages) return -1;
   const int page = load_once(p.block_table + r.request * p.block_table_stride + column);
-  return (unsigned)page < (unsigned)p.num_pages ? page : -1;
+  return (unsigned)page < (unsigned)p.kv[0].num_pages ? page : -1;
 }
 
 // A bit per box to a bit per token.
@@ -61,7 +61,7 @@ __device__ __forceinline__ TileBox locate_box(const FmDecodeParams& p, const Row
   const int shift = opaque(p.box_shift), boxes = kTileTokens >> shift, lane = threadIdx.x % 32, box = tile * boxes;
   if (box % 32 == 0) window = page_window(p, r, tile);
   const int page = __shfl_sync(~0u, window, (box + lane) % 32);
-  return {lane < boxes ? page : -1, ((box + lane) << shift) % p.page_size / 8};
+  return {lane < boxes ? page : -1, ((box + lane) << shift) % p.kv[0].page_size / 8};
 }
 
 // Warp w of the loader keeps latent block w of every tile coming, warp 0 also the rope block.

@@ -1,6 +1,11 @@
 // The scores role: one warpgroup computes S = Q K^T of a 64 x 64 tile, the online softmax, and hands P to the
-// values role through shared memory. Three quarters of Q's latent part live in registers as A operands, so that most
-// of QK^T reads shared memory once per K byte; the rest and the rope part are read from shared memory.
+// values role through shared memory. With the page loader three quarters of Q's latent part live in registers as A
+// operands, so that most of QK^T reads shared memory once per K byte; the rest and the rope part are read from shared
+// memory.
+//
+// Where groups of columns have scales (a quantised cache with float32 scales), K holds the codes: S is the sum over the
+// groups of scale[token] x (Q K^T of the group), and there is a P for each group, P x scale[token], which makes the
+// product with the codes exact as well.
 //
 // The softmax keeps a reference per row, not the exact running maximum: it moves only when a score exceeds it by
 // more than kReferenceSlack (in powers of two), so that accumulators are rarely rescaled. P may reach
@@ -10,6 +15,7 @@
 #include "../ptx/copy.cuh"
 #include "../ptx/math.cuh"
 #include "../ptx/wgmma.cuh"
+#include "../ptx/shared.cuh"
 #include "masking.cuh"
 #include "work.cuh"
 
@@ -21,18 +27,20 @@ __device__ __forceinline__ int accumulator_row(int thread) { return thread / 32 
 // The first chunks of this thread's Q rows as wgmma A operands: chunks of 64 columns, 4 steps of k16. Loads of four
 // bytes straight to their places: instructions that run once per item cost more than the traffic to the L1. A row
 // that does not exist is a copy of one that does; what is computed for it is never stored.
+template <int Chunks>
 struct QueryFragments {
-  uint32_t at[kRegisterChunks][4][4];
+  uint32_t at[Chunks == 0 ? 1 : Chunks][4][4];
 
   template <class T>
   __device__ __forceinline__ void load(const FmDecodeParams& p, const RowBlock& r) {
+    if (Chunks == 0) return;
     const int thread = warpgroup_thread(), lane = thread % 32;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const QueryRow<T> row(p, r, accumulator_row(thread) + half * 8);
       const uint32_t* source = reinterpret_cast<const uint32_t*>(row.nope) + lane % 4;
 #pragma unroll
-      for (int i = 0; i < 4 * kRegisterChunks; ++i) {
+      for (int i = 0; i < 4 * Chunks; ++i) {
         at[i / 4][i % 4][half] = __ldg(source + 8 * i);
         at[i / 4][i % 4][half + 2] = __ldg(source + 8 * i + 4);
       }
@@ -42,9 +50,9 @@ struct QueryFragments {
 
 // Q of an item: fragments to registers; the chunks (64 columns each) after them and the rope part to shared memory, two
 // threads to a row.
-template <class T, int QkDim>
-__device__ __forceinline__ void load_query(const FmDecodeParams& p, const RowBlock& r, QueryFragments& q,
-                                           uint32_t shared) {
+template <class T, int QkDim, class Map>
+__device__ __forceinline__ void load_query(const FmDecodeParams& p, const RowBlock& r,
+                                           QueryFragments<Map::kRegisterChunks>& q, uint32_t shared) {
   named_barrier<kScoresBarrier, 128>();  // every warp is done with the previous item's Q
   {
     const int block_row = warpgroup_thread() / 2, first_piece = warpgroup_thread() % 2 * 4;
@@ -54,13 +62,13 @@ __device__ __forceinline__ void load_query(const FmDecodeParams& p, const RowBlo
       const uint32_t to = shared + swizzled(block_row, first_piece + i);
       const int column = (first_piece + i) * 8;
 #pragma unroll
-      for (int chunk = 0; chunk < kSharedChunks; ++chunk)
-        cp_async_16(to + chunk * kRopeBytes, row.nope + (kRegisterChunks + chunk) * 64 + column, row.present);
-      if (QkDim > kLatent) cp_async_16(to + kSharedChunks * kRopeBytes, row.rope + column, row.present);
+      for (int chunk = 0; chunk < Map::kSharedChunks; ++chunk)
+        cp_async_16(to + chunk * kRopeBytes, row.nope + (Map::kRegisterChunks + chunk) * 64 + column, row.present);
+      if (QkDim > kLatent) cp_async_16(to + Map::kSharedChunks * kRopeBytes, row.rope + column, row.present);
     }
   }
   cp_async_commit();
-  q.load<T>(p, r);
+  q.template load<T>(p, r);
   cp_async_wait<0>();
   fence_async_shared();
   named_barrier<kScoresBarrier, 128>();
@@ -71,16 +79,17 @@ __device__ __forceinline__ void load_query(const FmDecodeParams& p, const RowBlo
 struct HeldTile {
   bool held = false;
 
-  __device__ __forceinline__ void release(DecodeControl& control, TilePlace<WideMap> now) {
-    const int last = now.rope() == 0 ? kTiles - 1 : now.rope() - 1;
+  template <class Map>
+  __device__ __forceinline__ void release(DecodeControl& control, TilePlace<Map> now) {
+    const int last = now.rope() == 0 ? Map::kRopes - 1 : now.rope() - 1;
     if (held) mbarrier_arrive(shared_address(&control.weights_full[last]));
     held = false;
   }
 };
 
 // Waits for the tile's latent blocks Begin .. End, and for its rope block with the first.
-template <int Begin, int End>
-__device__ __forceinline__ void wait_for_keys(DecodeControl& control, TilePlace<WideMap> place, HeldTile& held) {
+template <int Begin, int End, class Map>
+__device__ __forceinline__ void wait_for_keys(DecodeControl& control, TilePlace<Map> place, HeldTile& held) {
   bool ready = Begin > 0 || mbarrier_test(shared_address(&control.tile_full[place.rope()]), place.rope_parity());
 #pragma unroll
   for (int i = Begin; i < End; ++i)
@@ -95,49 +104,110 @@ __device__ __forceinline__ void wait_for_keys(DecodeControl& control, TilePlace<
 
 constexpr int kEarlyBlocks = 3;  // latent blocks that Q K^T waits for before it starts; the others come on the way
 
+// One k16 step of S += Q K^T: step k of Q's chunk `Chunk` (8: the rope part), against keys in swizzled rows, groups of 8
+// tokens `stride` bytes apart.
+template <class T, class Map, int Chunk>
+__device__ __forceinline__ void multiply_step(float (&s)[32], const QueryFragments<Map::kRegisterChunks>& q,
+                                              uint32_t q_shared, int k, uint32_t keys, uint32_t stride,
+                                              bool accumulate) {
+  const uint64_t b = smem_descriptor(keys + k * 32, 0, stride);
+  if constexpr (Chunk < Map::kRegisterChunks)
+    wgmma_rs_n64(T(), s, q.at[Chunk][k], b, accumulate);
+  else
+    wgmma_ss_n64(T(), s, smem_descriptor(q_shared + (Chunk - Map::kRegisterChunks) * kRopeBytes + k * 32, 0, kAtomBytes),
+                 b, accumulate);
+}
+
+// The products of one latent block: two chunks of 64 columns.
+template <class T, class Map, int Block>
+__device__ __forceinline__ void multiply_block(float (&s)[32], const QueryFragments<Map::kRegisterChunks>& q,
+                                               uint32_t q_shared, uint32_t smem, TilePlace<Map> place,
+                                               bool accumulate) {
+  const uint32_t keys = smem + block_offset(place.block(Block));
+#pragma unroll
+  for (int k = 0; k < 4; ++k)
+    multiply_step<T, Map, 2 * Block>(s, q, q_shared, k, keys, kGroupBytes, accumulate || k != 0);
+#pragma unroll
+  for (int k = 0; k < 4; ++k)
+    multiply_step<T, Map, 2 * Block + 1>(s, q, q_shared, k, keys + kAtomBytes, kGroupBytes, true);
+}
+
 // S = Q K^T, the rope part first.
-template <class T, int QkDim>
-__device__ __forceinline__ void multiply_query_key(float (&s)[32], const QueryFragments& q, uint32_t smem,
-                                                   DecodeControl& control, TilePlace<WideMap> place, HeldTile& held) {
+template <class T, int QkDim, class Map>
+__device__ __forceinline__ void multiply_query_key(float (&s)[32], const QueryFragments<Map::kRegisterChunks>& q,
+                                                   uint32_t smem, DecodeControl& control, TilePlace<Map> place,
+                                                   HeldTile& held) {
+  static_assert(kEarlyBlocks == 3 && kTileBlocks == 4);
   constexpr bool kHasRope = QkDim > kLatent;
-  const uint32_t q_shared = smem + WideMap::kQueryOffset;
+  const uint32_t q_shared = smem + Map::kQueryOffset;
   wait_for_keys<0, kEarlyBlocks>(control, place, held);
   wgmma_fence();
   if (kHasRope) {
-    const uint32_t rope = smem + WideMap::rope_offset(place.rope());
 #pragma unroll
     for (int k = 0; k < 4; ++k)
-      wgmma_ss_n64(T(), s, smem_descriptor(q_shared + kSharedChunks * kRopeBytes + k * 32, 0, kAtomBytes),
-                   smem_descriptor(rope + k * 32, 0, kAtomBytes), k != 0);
+      multiply_step<T, Map, 8>(s, q, q_shared, k, smem + Map::rope_offset(place.rope()), kAtomBytes, k != 0);
   }
+  multiply_block<T, Map, 0>(s, q, q_shared, smem, place, kHasRope);
+  multiply_block<T, Map, 1>(s, q, q_shared, smem, place, true);
+  multiply_block<T, Map, 2>(s, q, q_shared, smem, place, true);
+  wait_for_keys<kEarlyBlocks, kTileBlocks>(control, place, held);
+  held.release(control, place);
+  wgmma_fence();
+  multiply_block<T, Map, 3>(s, q, q_shared, smem, place, true);
+  wgmma_commit();
+  wgmma_wait<0>();
+}
+
+// The scales of a group for this thread's tokens 8 g + 2 (lane % 4) + {0, 1}.
+__device__ __forceinline__ float2 token_scales(uint32_t scales, int group, int g) {
+  return load_shared_2(scales + (group * kTileTokens + 8 * g + warpgroup_thread() % 4 * 2) * 4);
+}
+
+// S = (S + Q K^T of one group's block) x quotient: the scale of the group over that of the next one, after the last
+// group its scale. In the end each product has its own group's scale, with one set of accumulators.
+template <class T, class Map, int Block>
+__device__ __forceinline__ void multiply_group(float (&s)[32], const QueryFragments<Map::kRegisterChunks>& q,
+                                               uint32_t q_shared, uint32_t smem, TilePlace<Map> place) {
+  wgmma_fence();
+  multiply_block<T, Map, Block>(s, q, q_shared, smem, place, Block > 0);
+  wgmma_commit();
+  wgmma_wait<0>();
 #pragma unroll
-  for (int chunk = 0; chunk < 8; ++chunk) {
-    if (chunk == 2 * kEarlyBlocks) {
-      wait_for_keys<kEarlyBlocks, kTileBlocks>(control, place, held);
-      held.release(control, place);
-      wgmma_fence();
-    }
-    const uint32_t keys = smem + block_offset(place.block(chunk / 2)) + chunk % 2 * kAtomBytes;
+  for (int g = 0; g < 8; ++g) {
+    const float2 quotient = token_scales(smem + Map::scale_offset(place.rope()), Map::kScaleGroups + Block, g);
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const uint64_t b = smem_descriptor(keys + k * 32, 0, kGroupBytes);
-      const bool accumulate = kHasRope || chunk + k != 0;
-      if (chunk < kRegisterChunks)
-        wgmma_rs_n64(T(), s, q.at[chunk % kRegisterChunks][k], b, accumulate);
-      else
-        wgmma_ss_n64(T(), s,
-                     smem_descriptor(q_shared + (chunk - kRegisterChunks) * kRopeBytes + k * 32, 0, kAtomBytes), b,
-                     accumulate);
-    }
+    for (int h = 0; h < 2; ++h) s[4 * g + 2 * h] *= quotient.x, s[4 * g + 2 * h + 1] *= quotient.y;
   }
+}
+
+// S = Q K^T where each block is a group of columns with scales; the rope part has none.
+template <class T, int QkDim, class Map>
+__device__ __forceinline__ void multiply_query_codes(float (&s)[32], const QueryFragments<Map::kRegisterChunks>& q,
+                                                     uint32_t smem, DecodeControl& control, TilePlace<Map> place,
+                                                     HeldTile& held) {
+  static_assert(QkDim > kLatent && Map::kScaleGroups == kTileBlocks);
+  const uint32_t q_shared = smem + Map::kQueryOffset;
+  wait_for_keys<0, kEarlyBlocks>(control, place, held);
+  multiply_group<T, Map, 0>(s, q, q_shared, smem, place);
+  multiply_group<T, Map, 1>(s, q, q_shared, smem, place);
+  multiply_group<T, Map, 2>(s, q, q_shared, smem, place);
+  wait_for_keys<kEarlyBlocks, kTileBlocks>(control, place, held);
+  held.release(control, place);
+  multiply_group<T, Map, 3>(s, q, q_shared, smem, place);
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < 4; ++k)
+    multiply_step<T, Map, 8>(s, q, q_shared, k, smem + Map::rope_offset(place.rope()), kAtomBytes, true);
   wgmma_commit();
   wgmma_wait<0>();
 }
 
 // Softmax state of the two rows a thread shares with three neighbours.
+template <bool Peaks>
 struct RowState {
   float reference[2] = {kNegInf, kNegInf};  // base-2 scaled scores
   float sum[2] = {0.f, 0.f};                // this thread's part of the row sum
+  float peak[2] = {kNegInf, kNegInf};       // highest score so far
 
   // Turns unscaled scores into unnormalised weights; returns what the rows' accumulators have to be multiplied with.
   __device__ __forceinline__ float2 update(float (&s)[32], float scale_log2) {
@@ -149,6 +219,7 @@ struct RowState {
       for (int g = 0; g < 8; ++g) top = fmaxf(top, fmaxf(s[4 * g + 2 * h], s[4 * g + 2 * h + 1]));
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 2)) * scale_log2;
+      if (Peaks) peak[h] = fmaxf(peak[h], top);
       const float next = top > reference[h] + kReferenceSlack ? top : reference[h];
       shrink[h] = reference[h] == kNegInf ? 1.f : exp2_approx(reference[h] - next);
       reference[h] = next;
@@ -200,62 +271,92 @@ __device__ __forceinline__ void mask_tile(const FmDecodeParams& p, const RowBloc
     }
 }
 
-template <class T>
-__device__ __forceinline__ void store_weights(const float (&s)[32], uint32_t to) {
+// Stores P; with `Scaled`, P times the scales of a group.
+template <class T, bool Scaled>
+__device__ __forceinline__ void store_weights(const float (&s)[32], uint32_t to, uint32_t scales, int group) {
   const int thread = warpgroup_thread();
   const uint32_t first = to + swizzled(thread / 32 * 16 + thread % 16, thread / 16 % 2);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
+    uint32_t v[4];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const float2 scale = Scaled ? token_scales(scales, group, 2 * i + j) : make_float2(1.f, 1.f);
+      const float* pair = &s[8 * i + 4 * j];
+      v[2 * j] = pack(T(), pair[0] * scale.x, pair[1] * scale.y);
+      v[2 * j + 1] = pack(T(), pair[2] * scale.x, pair[3] * scale.y);
+    }
     const uint32_t at = first ^ (i * 32);  // piece 2i + lane / 16, through the swizzle
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
-                 "r"(pack(T(), s[8 * i], s[8 * i + 1])), "r"(pack(T(), s[8 * i + 2], s[8 * i + 3])),
-                 "r"(pack(T(), s[8 * i + 4], s[8 * i + 5])), "r"(pack(T(), s[8 * i + 6], s[8 * i + 7]))
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v[0]), "r"(v[1]),
+                 "r"(v[2]), "r"(v[3])
                  : "memory");
   }
 }
 
+// The weights of a tile to where the values role looks for them.
+template <class T, class Map>
+__device__ __forceinline__ void hand_over_weights(const float (&s)[32], uint32_t smem, DecodeControl& control,
+                                                  TilePlace<Map> place, bool first_tile) {
+  if constexpr (Map::kScaleGroups == 1) {
+    store_weights<T, false>(s, smem + Map::rope_offset(place.rope()), 0, 0);
+  } else {
+    wait_for_weights_place<Map>(control, place, first_tile);
+#pragma unroll
+    for (int group = 0; group < Map::kScaleGroups; ++group)
+      store_weights<T, true>(s, smem + Map::weights_offset(place.rope(), group), smem + Map::scale_offset(place.rope()),
+                             group);
+  }
+}
+
 // Leaves the factors that finish the accumulated rows.
-__device__ __forceinline__ void finish_rows(const FmDecodeParams& p, const RowBlock& r, const RowState& state,
-                                            DecodeControl& control) {
+template <class Map>
+__device__ __forceinline__ void finish_rows(const FmDecodeParams& p, const RowBlock& r,
+                                            const RowState<Map::kPeaks>& state, DecodeControl& control) {
   const int thread = warpgroup_thread(), row0 = accumulator_row(thread);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const float sum = state.row_sum(h);
     const int block_row = row0 + 8 * h;
     if (thread % 4 != 0) continue;
-    control.result[block_row] = row_factor<WideMap>(p, r, block_row, state.reference[h], sum);
+    control.result[block_row] = row_factor<Map>(p, r, block_row, state.reference[h], sum);
+    if (Map::kPeaks) write_peak(p, r, block_row, state.peak[h]);
   }
 }
 
-template <class T, int QkDim>
+template <class T, int QkDim, class Map>
 __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, uint8_t* smem, DecodeControl& control) {
-  TilePlace<WideMap> place;
+  TilePlace<Map> place;
   uint32_t result_parity = 1;
-  for_each_row_block<WideMap>(p, [&](int item, const RowBlock& range) {
-    QueryFragments q;
-    RowState state;
+  bool first_tile = true;
+  for_each_row_block<Map>(p, [&](int item, const RowBlock& range) {
+    QueryFragments<Map::kRegisterChunks> q;
+    RowState<Map::kPeaks> state;
     if (warpgroup_thread() == 0)
       control.first_masked = min(range.visible(p, range.row_begin), range.seq_len) / kTileTokens;
-    if (!range.empty()) load_query<T, QkDim>(p, range, q, shared_address(smem) + WideMap::kQueryOffset);
+    if (!range.empty()) load_query<T, QkDim, Map>(p, range, q, shared_address(smem) + Map::kQueryOffset);
     HeldTile held;
     for (int tile = range.tile_begin; tile < range.tile_end; ++tile) {
       float s[32];
-      multiply_query_key<T, QkDim>(s, q, shared_address(smem), control, place, held);
+      if constexpr (Map::kScaleGroups == 1)
+        multiply_query_key<T, QkDim, Map>(s, q, shared_address(smem), control, place, held);
+      else
+        multiply_query_codes<T, QkDim, Map>(s, q, shared_address(smem), control, place, held);
       const bool masked = tile >= control.first_masked || control.present[place.rope()] != ~0ull;
-      if (masked) mask_tile(p, load_row_block<WideMap>(p, item), s, tile, control.present[place.rope()]);
+      if (masked) mask_tile(p, load_row_block<Map>(p, item), s, tile, control.present[place.rope()]);
       announce_rescale(state.update(s, p.scale_log2), control, place.rope());
       named_barrier<kScoresBarrier, 128>();  // every warp has read K: P may overwrite its rope part
-      store_weights<T>(s, shared_address(smem) + WideMap::rope_offset(place.rope()));
+      if (masked) clean_scales<Map>(smem, place);
+      hand_over_weights<T, Map>(s, shared_address(smem), control, place, first_tile);
       if (masked)
-        clean_values<T, WideMap>(p, load_row_block<WideMap>(p, item), smem, place, tile,
-                                 control.present[place.rope()]);
+        clean_values<T, Map>(p, load_row_block<Map>(p, item), smem, place, tile, control.present[place.rope()]);
       fence_async_shared();
       held.held = true;
+      first_tile = false;
       place.advance();
     }
     held.release(control, place);
     mbarrier_wait(shared_address(&control.result_empty), result_parity);
-    finish_rows(p, load_row_block<WideMap>(p, item), state, control);
+    finish_rows<Map>(p, load_row_block<Map>(p, item), state, control);
     mbarrier_arrive(shared_address(&control.result_full));
     result_parity ^= 1;
   });

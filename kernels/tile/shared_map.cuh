@@ -1,8 +1,10 @@
 // The shared memory of an attention CTA, in order, and its barriers:
 //
 //   latent blocks, 64 tokens x 128 columns each (16,384 bytes)
-//   ring of 3 rope blocks, 64 tokens x 64 columns (8,192); the tile's P replaces it
+//   ring of 3 (or 2) rope blocks, 64 tokens x 64 columns (8,192); the tile's P replaces it
 //   Q, what is not in registers, in chunks of 64 columns
+//   where groups of columns have scales: what does not fit there of the weights times each group's scales
+//   the scales of each rope block's tile, [group][token], and with 64 rows their quotients (scores.cuh)
 //   few rows only: this CTA's part of rows that the cluster merges (kPartBytes)
 //   control block (DecodeControl, FewControl)
 //
@@ -24,9 +26,7 @@ constexpr int kLatent = 512;  // width of the latent part, which is also V
 constexpr int kBlockWidth = 128;
 constexpr int kTileBlocks = kLatent / kBlockWidth;
 constexpr int kMostBlocks = 11;
-constexpr int kTiles = 3;  // rope blocks
-constexpr int kRegisterChunks = 6;  // chunks of 64 columns of Q that live in registers
-constexpr int kSharedChunks = 8 - kRegisterChunks;
+constexpr int kTiles = 3;  // most rope blocks
 
 constexpr uint32_t kChunkRowBytes = 128;  // 64 columns of one row
 constexpr uint32_t kAtomBytes = 1024;  // 8 rows x 128 bytes, one swizzle atom
@@ -37,26 +37,68 @@ constexpr int kPartRows = 16;  // rows that a cluster merges at a time
 constexpr int kPartStride = kLatent + 8;  // numbers from one row to the next: no bank conflicts
 constexpr uint32_t kPartBytes = kPartRows * kPartStride * 4;
 
-// Where things lie for CTAs of `Rows` query rows: the first `Triple` column quarters have three blocks, the others two;
-// `QueryChunks` chunks of Q.
-template <int Rows, int Triple, int QueryChunks>
-struct SharedMap {
-  static constexpr int kRows = Rows;
-  static constexpr bool kSplits = Rows < kTileRows;  // CTAs of a cluster may share the tiles of an item
-  static constexpr int kTriple = Triple;
-  static constexpr int kBlocks = kTileBlocks * 2 + Triple;
-  static constexpr uint32_t kQueryChunkBytes = Rows * kChunkRowBytes;
+// What decides where things lie: query rows; how many leading column quarters have three blocks, how many at the end have
+// one, the others two; rope blocks; leading chunks of Q that live in registers; groups of columns with scales of their
+// own that are applied to scores and weights (1: none); whether row maxima are wanted.
+
+// 64 rows. What a loader of whole pages leaves of the registers holds most of Q.
+struct WidePages {
+  static constexpr int kRows = 64, kTriple = 3, kSingle = 0, kRopes = 3, kRegisterChunks = 6, kScaleGroups = 1;
+  static constexpr bool kPeaks = false;
+};
+// 64 rows, single tokens: their loader needs registers itself.
+template <int Groups>
+struct WideTokens {
+  static constexpr int kRows = 64, kTriple = 0, kSingle = 0, kRopes = Groups == 1 ? 3 : 2,
+                       kRegisterChunks = Groups == 1 ? 0 : 3, kScaleGroups = Groups;
+  static constexpr bool kPeaks = true;
+};
+template <int Rows>
+struct FewPages {
+  static constexpr int kRows = Rows, kTriple = Rows == 16, kSingle = 0, kRopes = 3, kRegisterChunks = 0,
+                       kScaleGroups = 1;
+  static constexpr bool kPeaks = false;
+};
+template <int Rows, int Groups>
+struct FewTokens {
+  static constexpr int kRows = Rows, kTriple = Rows == 16, kSingle = Rows == 32 && Groups > 1, kRopes = 3,
+                       kRegisterChunks = 0, kScaleGroups = Groups;
+  static constexpr bool kPeaks = true;
+};
+
+template <class Sizes>
+struct SharedMap : Sizes {
+  using Sizes::kRopes;
+  using Sizes::kRows;
+  using Sizes::kScaleGroups;
+  using Sizes::kTriple;
+  static constexpr bool kSplits = kRows < kTileRows;  // CTAs of a cluster may share the tiles of an item
+  static constexpr int kBlocks = kTileBlocks * 2 + kTriple - Sizes::kSingle;
+  static constexpr int kFirstSingle = kTileBlocks - Sizes::kSingle;
+  static constexpr int kSharedChunks = 8 - Sizes::kRegisterChunks;  // of Q's latent part
+  static constexpr uint32_t kQueryChunkBytes = kRows * kChunkRowBytes;
+  static constexpr uint32_t kWeightBytes = kRows * kChunkRowBytes;
+  static constexpr int kGroupsInRope = kScaleGroups * kWeightBytes < kRopeBytes ? kScaleGroups : kRopeBytes / kWeightBytes;
   static constexpr uint32_t kRopeOffset = kBlocks * kBlockBytes;
-  static constexpr uint32_t kQueryOffset = kRopeOffset + kTiles * kRopeBytes;
-  static constexpr uint32_t kPartOffset = kQueryOffset + QueryChunks * kQueryChunkBytes;
+  static constexpr uint32_t kQueryOffset = kRopeOffset + kRopes * kRopeBytes;
+  static constexpr uint32_t kWeightsOffset = kQueryOffset + (kSharedChunks + 1) * kQueryChunkBytes;
+  static constexpr uint32_t kScaleOffset = kWeightsOffset + (kScaleGroups - kGroupsInRope) * kWeightBytes;
+  static constexpr int kScaleRows = kScaleGroups == 1 ? 0 : kRows == kTileRows ? 2 * kScaleGroups : kScaleGroups;
+  static constexpr uint32_t kScaleBytes = kScaleRows * kTileTokens * 4;  // of a tile
+  static constexpr uint32_t kPartOffset = kScaleOffset + kRopes * kScaleBytes;
   static constexpr uint32_t kControlOffset = kPartOffset + (kSplits ? kPartBytes : 0);
-  static_assert(kBlocks <= kMostBlocks);
+  static_assert(kBlocks <= kMostBlocks && kRopes <= kTiles);
 
   static __device__ __forceinline__ uint32_t rope_offset(int tile) { return kRopeOffset + tile * kRopeBytes; }
+  // The tile's weights, those for the columns of this group.
+  static __device__ __forceinline__ uint32_t weights_offset(int tile, int group) {
+    if (kScaleGroups == 1) return rope_offset(tile);
+    return group < kGroupsInRope ? rope_offset(tile) + group * kWeightBytes
+                                 : kWeightsOffset + (group - kGroupsInRope) * kWeightBytes;
+  }
+  // [kScaleRows][token] float32.
+  static __device__ __forceinline__ uint32_t scale_offset(int tile) { return kScaleOffset + tile * kScaleBytes; }
 };
-using WideMap = SharedMap<kTileRows, 3, kSharedChunks + 1>;
-template <int Rows>
-using FewMap = SharedMap<Rows, Rows == 16 ? 1 : 0, 9>;
 
 // What the warpgroups tell each other besides the tiles.
 struct DecodeControl {
@@ -83,9 +125,6 @@ struct FewControl : DecodeControl {
   float warp_row[4][32];          // what each warp found for a row
   int last_part;                  // values: this CTA was the last to finish a part of its unit
 };
-static_assert(WideMap::kControlOffset + sizeof(DecodeControl) <= FM_DECODE_SMEM_BYTES);
-static_assert(FewMap<16>::kControlOffset + sizeof(FewControl) <= FM_DECODE_SMEM_BYTES);
-static_assert(FewMap<32>::kControlOffset + sizeof(FewControl) <= FM_DECODE_SMEM_BYTES);
 
 __device__ __forceinline__ uint32_t block_offset(int block) { return block * kBlockBytes; }
 
@@ -101,18 +140,27 @@ __device__ __forceinline__ uint32_t latent_swizzled(int row, int piece) {
 // of one goes through their phases one by one: a wait for a parity never sees a phase two passes old.
 template <class Map>
 struct TilePlace {
-  int count = 0;  // of tiles, modulo two passes over both two and three places: one register
+  int count = 0;  // of tiles, modulo two passes over one, two and three places: one register
 
   __device__ __forceinline__ int thirds() const { return count * 11 >> 5; }  // count / 3
-  __device__ __forceinline__ int rope() const { return count - thirds() * 3; }
-  __device__ __forceinline__ uint32_t rope_parity() const { return thirds() & 1; }
+  __device__ __forceinline__ int third() const { return count - thirds() * 3; }
+  __device__ __forceinline__ int rope() const { return Map::kRopes == 3 ? third() : count & 1; }
+  __device__ __forceinline__ uint32_t rope_parity() const { return (Map::kRopes == 3 ? thirds() : count >> 1) & 1; }
   __device__ __forceinline__ int block(int quarter) const {
-    return quarter < Map::kTriple ? quarter * 3 + rope() : Map::kTriple + quarter * 2 + (count & 1);
+    if (quarter < Map::kTriple) return quarter * 3 + third();
+    return Map::kTriple + quarter * 2 + (quarter < Map::kFirstSingle ? count & 1 : 0);
   }
   __device__ __forceinline__ uint32_t block_parity(int quarter) const {
-    return quarter < Map::kTriple ? rope_parity() : count >> 1 & 1;
+    if (quarter < Map::kTriple) return thirds() & 1;
+    return quarter < Map::kFirstSingle ? count >> 1 & 1 : count & 1;
   }
   __device__ __forceinline__ void advance() { count = count == 11 ? 0 : count + 1; }
+  // Where the tile before this one is.
+  __device__ __forceinline__ TilePlace before() const {
+    TilePlace p;
+    p.count = count == 0 ? 11 : count - 1;
+    return p;
+  }
 };
 
 }  // namespace fm

@@ -58,14 +58,14 @@ __device__ __forceinline__ void store_partial_row(const float (&o)[64], int h, f
     *reinterpret_cast<float2*>(row + 8 * g) = make_float2(o[4 * g + 2 * h], o[4 * g + 2 * h + 1]);
 }
 
-template <class T>
+template <class T, class Map>
 __device__ __forceinline__ void store_result(const FmDecodeParams& p, const RowBlock& r, const Accumulators& o,
                                              int row0, int half, int lane) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int block_row = row0 + 8 * h, row = r.row_begin + block_row;
     const bool present = row < r.rows;
-    float* partial = p.partial_out + (r.slot >= 0 ? slot_row<WideMap>(p, r, block_row) : 0) * kLatent;
+    float* partial = p.partial_out + (r.slot >= 0 ? slot_row<Map>(p, r, block_row) : 0) * kLatent;
     T* out = reinterpret_cast<T*>(p.out) + (present ? row_offset(p, r, row, p.out_stride) : 0);
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
@@ -77,13 +77,13 @@ __device__ __forceinline__ void store_result(const FmDecodeParams& p, const RowB
   }
 }
 
-template <class T>
+template <class T, class Map>
 __device__ __forceinline__ void accumulate_values(const FmDecodeParams& p, int half, uint32_t smem,
                                                   DecodeControl& control) {
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, row0 = warp * 16 + lane / 4;
-  TilePlace<WideMap> place;
+  TilePlace<Map> place;
   uint32_t result_parity = 0;
-  for_each_row_block<WideMap>(p, [&](int item, const RowBlock& range) {
+  for_each_row_block<Map>(p, [&](int item, const RowBlock& range) {
     Accumulators o;
 #pragma unroll
     for (int i = 0; i < 128; ++i) o[i / 64][i % 64] = 0.f;
@@ -91,16 +91,17 @@ __device__ __forceinline__ void accumulate_values(const FmDecodeParams& p, int h
       mbarrier_wait(shared_address(&control.weights_full[place.rope()]), place.rope_parity());
       if (control.rescale[place.rope()][warp])
         scale_rows(o, control.factor[place.rope()][row0], control.factor[place.rope()][row0 + 8]);
-      const uint32_t weights = smem + WideMap::rope_offset(place.rope());
+      const uint32_t weights[2] = {smem + Map::weights_offset(place.rope(), quarter(half, 0)),
+                                   smem + Map::weights_offset(place.rope(), quarter(half, 1))};
       const int first = place.block(quarter(half, 0)), second = place.block(quarter(half, 1));
       mbarrier_wait(shared_address(&control.block_full[first]), place.block_parity(quarter(half, 0)));
-      multiply_weights_values<0, 4>(T(), o[0], weights, smem + block_offset(first));
+      multiply_weights_values<0, 4>(T(), o[0], weights[0], smem + block_offset(first));
       mbarrier_wait(shared_address(&control.block_full[second]), place.block_parity(quarter(half, 1)));
       // The first block is released as soon as it is used up, with enough handed over to keep the tensor cores busy.
-      multiply_weights_values<0, 2>(T(), o[1], weights, smem + block_offset(second));
+      multiply_weights_values<0, 2>(T(), o[1], weights[1], smem + block_offset(second));
       wgmma_wait<1>();
       if (lane < p.multicast) mbarrier_arrive_at(shared_address(&control.block_empty[first]), lane);
-      multiply_weights_values<2, 4>(T(), o[1], weights, smem + block_offset(second));
+      multiply_weights_values<2, 4>(T(), o[1], weights[1], smem + block_offset(second));
       wgmma_wait<0>();
       if (lane < p.multicast) {
         mbarrier_arrive_at(shared_address(&control.block_empty[second]), lane);
@@ -112,7 +113,7 @@ __device__ __forceinline__ void accumulate_values(const FmDecodeParams& p, int h
     scale_rows(o, control.result[row0], control.result[row0 + 8]);
     arrive_once_per_warp(shared_address(&control.result_empty));
     result_parity ^= 1;
-    store_result<T>(p, load_row_block<WideMap>(p, item), o, row0, half, lane);
+    store_result<T, Map>(p, load_row_block<Map>(p, item), o, row0, half, lane);
   });
 }
 

@@ -26,6 +26,7 @@ struct RowBlock {
   int tile_begin, tile_end;
   int slot;
   int merge;      // the unit's FmMerge; -1: it is whole
+  int main_len;   // sparse: entries of the main cache
   int block;      // which block of the unit
 
   // Keys that row `row` sees. Rows past the end see all keys: what they compute is never stored, and a tile
@@ -58,7 +59,7 @@ __device__ __forceinline__ RowBlock load_row_block(const FmDecodeParams& p, int 
   RowBlock r;
   r.block = Map::kSplits ? 0 : cta_index() % p.team;
   r.request = a.x, r.kv_head = a.y, r.row_begin = a.z + r.block * Map::kRows, r.q_begin = a.w;
-  r.q_len = b.x, r.seq_len = min(b.y, p.max_tokens), r.tile_begin = b.z, r.tile_end = b.w, r.slot = c.x, r.merge = c.y;
+  r.q_len = b.x, r.seq_len = min(b.y, p.max_tokens), r.tile_begin = b.z, r.tile_end = b.w, r.slot = c.x, r.merge = c.y, r.main_len = c.z;
   r.rows = r.q_len * p.group;
   int last_seen = r.seq_len;
   if (p.multicast == 1)  // the CTAs of a cluster go through the same tiles
@@ -127,9 +128,15 @@ __device__ __forceinline__ float row_factor(const FmDecodeParams& p, const RowBl
   }
   const float lse = lse2 * kLn2;
   if (write) p.lse[row_offset(p, r, row, p.lse_stride)] = lse;
-  if (p.attn_sink == nullptr || sum == 0.f) return factor;
-  return factor /
+  if (p.attn_sink == nullptr || sum == 0.f) return factor * p.value_scale;
+  return factor * p.value_scale /
          (1.f + __expf(__ldg(p.attn_sink + r.kv_head * p.group + (row < p.group ? row : row % p.group)) - lse));
+}
+
+// Writes a row's highest scaled score where it is wanted; `peak` is in base 2. Only whole units want it.
+__device__ __forceinline__ void write_peak(const FmDecodeParams& p, const RowBlock& r, int block_row, float peak) {
+  const int row = r.row_begin + block_row;
+  if (p.max_logits != nullptr && row < r.rows) p.max_logits[row_offset(p, r, row, p.max_logits_stride)] = peak * kLn2;
 }
 
 // A row of Q, for copies to shared memory: latent part, rope part, and whether it exists. What does not is some row.

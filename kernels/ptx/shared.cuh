@@ -1,0 +1,20 @@
+// Loads and stores of shared memory by its 32-bit addresses.
+#pragma once
+#include <stdint.h>
+
+namespace fm {
+
+__device__ __forceinline__ float2 load_shared_2(uint32_t from) {
+  float2 v;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(from) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ void store_shared(uint32_t to, uint4 v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+__device__ __forceinline__ void store_shared(uint32_t to, float v) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(v) : "memory");
+}
+
+}  // namespace fm
