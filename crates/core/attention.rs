@@ -172,7 +172,7 @@ impl<'a, Indptr: QoIndptr> AttentionArgs<'a, Indptr> {
 
     /// The plan was made for this problem, and nothing asks for another one.
     fn plan_fits(&self, plan: &Plan, problem: &AttentionProblem) -> Result<()> {
-        plan.made_for(problem)?;
+        plan.made_for(&self.plan_args_of(problem), problem.cache.dtype)?;
         if self.num_splits.is_some() && self.num_splits != plan.args().num_splits {
             let number = |parts: Option<u32>| parts.map_or("None".to_owned(), |n| n.to_string());
             let value = format!("{} with a plan", number(self.num_splits));

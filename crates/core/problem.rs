@@ -25,7 +25,25 @@ impl<const N: usize> Strided<N> {
     };
 }
 
+impl Strided<1> {
+    /// As an array with a second dimension, along which nothing changes.
+    pub const fn constant(&self) -> Strided<2> {
+        Strided {
+            ptr: self.ptr,
+            strides: [self.strides[0], 0],
+        }
+    }
+}
+
 impl Strided<2> {
+    /// The first of every row.
+    pub const fn first(&self) -> Strided<1> {
+        Strided {
+            ptr: self.ptr,
+            strides: [self.strides[0]],
+        }
+    }
+
     /// Strides of token and head, as those of an array whose requests share one token axis.
     pub fn without_requests(&self) -> Strided<3> {
         Strided {
@@ -140,10 +158,7 @@ impl AttentionProblem {
 
     /// What a plan of this problem is made from.
     pub fn lengths(&self) -> Lengths {
-        Lengths {
-            seq_lens: self.table.seq_lens,
-            qo_indptr: self.queries.indptr().copied(),
-        }
+        Lengths::of_requests(self.table.seq_lens, self.queries.indptr().copied())
     }
 
     /// No query row at all: nothing to launch.

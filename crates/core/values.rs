@@ -83,6 +83,40 @@ impl Source {
         }
     }
 
+    /// `size` lengths of lists of `most` entries.
+    ///
+    /// # Safety
+    /// As [`Source::read`].
+    unsafe fn list_lens(
+        self,
+        argument: &'static str,
+        lens: &Option<Strided<2>>,
+        size: [usize; 2],
+        most: i64,
+    ) -> Result<()> {
+        let Some(Strided { ptr, strides }) = lens else {
+            return Ok(());
+        };
+        for request in 0..size[0] {
+            let row = ptr.wrapping_add_signed(request as i64 * strides[0] * 4);
+            // SAFETY: the caller's promise.
+            let lens: Vec<i32> = unsafe { self.read(row, size[1], strides[1])? };
+            if let Some(token) = lens
+                .iter()
+                .position(|&len| !(0..=most).contains(&len.into()))
+            {
+                let rule = format!("between 0 and {most}");
+                return Err(offender(
+                    argument,
+                    &[request, token],
+                    lens[token].into(),
+                    rule,
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// `batch + 1` offsets that begin at 0, never fall and end at `tokens`.
     ///
     /// # Safety
@@ -122,9 +156,27 @@ pub(crate) unsafe fn plan_lengths(
     let source = Source { device, stream };
     let args = plan.args();
     let (batch, capacity) = (args.batch as i32, args.max_seq_len.unwrap_or(MAX_SEQ_LEN));
+    let lists = match args.queries {
+        Queries::Sparse {
+            q_len,
+            topk,
+            extra_topk,
+        } => Some((q_len, topk, extra_topk)),
+        Queries::SparsePrefill { num_tokens, topk } => Some((num_tokens, topk, 0)),
+        _ => None,
+    };
+    if let Some((q_len, topk, extra_topk)) = lists {
+        let size = [batch as usize, q_len as usize];
+        // SAFETY: the caller's promise.
+        return unsafe {
+            source.list_lens("topk_lengths", &lengths.seq_lens, size, topk)?;
+            source.list_lens("extra_topk_lengths", &lengths.extra_lens, size, extra_topk)
+        };
+    }
+    let seq_lens = lengths.seq_lens.unwrap_or(Strided::NONE).first();
     // SAFETY: the caller's promise.
     unsafe {
-        source.lens(&lengths.seq_lens, batch, capacity)?;
+        source.lens(&seq_lens, batch, capacity)?;
         if let (Queries::Ragged { num_tokens }, Some(indptr)) = (args.queries, &lengths.qo_indptr) {
             source.indptr(indptr, batch, num_tokens)?;
         }

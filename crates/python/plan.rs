@@ -232,8 +232,8 @@ impl Plan {
     #[getter]
     fn q_len(&self) -> Option<i64> {
         match self.inner.args().queries {
-            Queries::Uniform { q_len } => Some(q_len),
-            Queries::Ragged { .. } => None,
+            Queries::Uniform { q_len } | Queries::Sparse { q_len, .. } => Some(q_len),
+            Queries::Ragged { .. } | Queries::SparsePrefill { .. } => None,
         }
     }
 
@@ -241,8 +241,10 @@ impl Plan {
     #[getter]
     fn num_tokens(&self) -> Option<i64> {
         match self.inner.args().queries {
-            Queries::Uniform { .. } => None,
-            Queries::Ragged { num_tokens } => Some(num_tokens),
+            Queries::Uniform { .. } | Queries::Sparse { .. } => None,
+            Queries::Ragged { num_tokens } | Queries::SparsePrefill { num_tokens, .. } => {
+                Some(num_tokens)
+            }
         }
     }
 
@@ -282,6 +284,14 @@ impl Plan {
         let queries = match args.queries {
             Queries::Uniform { q_len } => format!("q_len={q_len}"),
             Queries::Ragged { num_tokens } => format!("num_tokens={num_tokens}"),
+            Queries::Sparse {
+                q_len,
+                topk,
+                extra_topk,
+            } => format!("q_len={q_len}, topk={topk}, extra_topk={extra_topk}"),
+            Queries::SparsePrefill { num_tokens, topk } => {
+                format!("num_tokens={num_tokens}, topk={topk}")
+            }
         };
         format!(
             "Plan(batch={}, num_heads={}, num_kv_heads={}, {queries}, page_size={}, device={:?})",
