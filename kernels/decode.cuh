@@ -39,7 +39,7 @@ struct Kernel {
   using WideSizes = typename std::conditional<L == Loader::Tma, WidePages, WideTokens<kGroups>>::type;
   using FewSizes = typename std::conditional<L == Loader::Tma, FewPages<Rows>, FewTokens<Rows, kGroups>>::type;
   using Map = SharedMap<typename std::conditional<Rows == kTileRows, WideSizes, FewSizes>::type>;
-  static constexpr int kLoadingWarps = L == Loader::Tma ? 1 : TokenWarps<Map>::kOfTile;  // that arrive for a block
+  static constexpr int kLoaderArrivals = L == Loader::Tma ? 1 : TokenWarps<Map>::kArrivals;  // for a block
   static_assert(Map::kControlOffset + (Rows == kTileRows ? sizeof(DecodeControl) : sizeof(FewControl)) <=
                 FM_DECODE_SMEM_BYTES);
 };
@@ -85,9 +85,9 @@ template <Loader L, int Rows>
 struct Registers {
   static constexpr bool kPages = L == Loader::Tma;
   static constexpr int kLaunched = kPages || Rows == 64 ? 128 : Rows == 32 ? 96 : 72;
-  static constexpr int kScores = Rows == 64 ? (kPages ? 160 : L == Loader::Scaled ? 112 : 104) : Rows == 32 ? (L == Loader::Scaled ? 128 : 112) : 88;
+  static constexpr int kScores = Rows == 64 ? (kPages ? 160 : L == Loader::Scaled ? 112 : 96) : Rows == 32 ? (L == Loader::Scaled ? 128 : 112) : 88;
   static constexpr int kValues = Rows == 64 ? 160 : Rows == 32 ? (L == Loader::Scaled ? 104 : 112) : 80;
-  static constexpr int kLoader = Rows == 64 ? (kPages ? 32 : L == Loader::Scaled ? 80 : 88) : Rows == 32 ? 72 : 64;
+  static constexpr int kLoader = Rows == 64 ? (kPages ? 32 : L == Loader::Scaled ? 80 : 96) : Rows == 32 ? 72 : 64;
 
   template <int Registers>
   static __device__ __forceinline__ void take() {
@@ -107,7 +107,7 @@ __device__ __forceinline__ void decode_wide(const CUtensorMap& latent_map, const
   using R = Registers<L, kTileRows>;
   DecodeControl& control = *reinterpret_cast<DecodeControl*>(smem + Map::kControlOffset);
   if (threadIdx.x == 0) {
-    init_barriers(control, K::kLoadingWarps, p.multicast);
+    init_barriers(control, K::kLoaderArrivals, p.multicast);
     mbarrier_init_fence();
   }
   publish_barriers();
@@ -135,7 +135,7 @@ __device__ __forceinline__ void decode_few(const CUtensorMap& latent_map, const 
   using R = Registers<L, Rows>;
   FewControl& control = *reinterpret_cast<FewControl*>(smem + Map::kControlOffset);
   if (threadIdx.x == 0) {
-    init_barriers(control, K::kLoadingWarps, 1);
+    init_barriers(control, K::kLoaderArrivals, 1);
     mbarrier_init(shared_address(&control.parts_full), 8 * p.splits);
     mbarrier_init(shared_address(&control.parts_empty), 8 * p.splits);
     mbarrier_init_fence();

@@ -36,6 +36,27 @@ __device__ __forceinline__ void arrive_once_per_warp(uint32_t barrier) {
       : "memory");
 }
 
+// `count` arrivals at once, for the whole warp, after all its lanes.
+template <int Count>
+__device__ __forceinline__ void arrive_for_warp(uint32_t barrier) {
+  __syncwarp();
+  asm volatile(
+      "{\n"
+      ".reg .b32 lane;\n"
+      ".reg .pred first;\n"
+      "mov.u32 lane, %%laneid;\n"
+      "setp.eq.u32 first, lane, 0;\n"
+      "@first mbarrier.arrive.shared::cta.b64 _, [%0], %1;\n"
+      "}" ::"r"(barrier),
+      "n"(Count)
+      : "memory");
+}
+
+// This thread's arrival, made when its copies by cp.async so far have landed.
+__device__ __forceinline__ void arrive_when_copied(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 // Arrives at the same barrier in another CTA of the cluster. Release at CTA scope: what it orders is only that
 // this CTA's matrix products have read their operands, which wgmma_wait has made sure of; cluster scope would flush.
 __device__ __forceinline__ void mbarrier_arrive_at(uint32_t barrier, uint32_t rank) {

@@ -101,7 +101,7 @@ __device__ __forceinline__ Values16 e2m1_values(uint2 codes, uint32_t scale_code
   const uint32_t both = scale_code | scale_code << 8, placed = place_e4m3<false>(both);
   const uint32_t scale = multiply_pair(placed, kE4m3Unit) | nan_where(placed);
   const auto pair = [&](uint32_t w, int i) {
-    const uint32_t nibbles = w >> 8 * i, v = nibbles | nibbles << 12;  // one in the lowest bits of each half
+    const uint32_t two = w >> 8 * i, v = (two & 0xFu) | (two << 12 & 0xF0000u);  // one in the lowest bits of each half
     return multiply_pair(multiply_pair((v & 0x00070007u) << 6 | (v & 0x00080008u) << 12, kE2m1Unit), scale);
   };
   const auto eight = [&](uint32_t w) { return make_uint4(pair(w, 0), pair(w, 1), pair(w, 2), pair(w, 3)); };

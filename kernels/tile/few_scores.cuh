@@ -50,6 +50,7 @@ __device__ __forceinline__ void wait_for_tile(DecodeControl& control, TilePlace<
 #pragma unroll
   for (int i = 0; i < kTileBlocks; ++i)
     mbarrier_wait(shared_address(&control.block_full[place.block(i)]), place.block_parity(i));
+  fence_copies<Map>();
 }
 
 // S^T = K Q^T of a tile, the rope part first; four independent sums keep the tensor cores busy.

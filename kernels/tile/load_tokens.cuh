@@ -1,10 +1,11 @@
 // The token loader: warps fetch single rows and place the swizzle by hand. For any page size, for caches of single
 // tokens by index (sparse attention), for any 16-byte aligned strides, and for quantised caches.
 //
-// Half of the warps take the even tiles, half the odd ones, so that two tiles are in flight. A warp goes through its rows
-// one by one, all lanes along one row: rows of 16-bit numbers are copied in 16-byte pieces by cp.async; of quantised rows
-// a lane fetches 16 codes into registers, several rows at a time, and stores them as 16-bit numbers. Where a page or an
-// index points is looked up two tiles ahead, and the rows of the next tile are called to the L2.
+// Half of the warps take the even tiles, half the odd ones. Where a page or an index points is looked up two of a warp's
+// tiles ahead, over the ends of items, and the rows of its next tile are called to the L2. Rows of 16-bit numbers are
+// copied in 16-byte pieces by cp.async, whose arrivals nobody waits for here. Of quantised rows a lane fetches 16 codes
+// into registers, a batch of rows at a time, and stores them as 16-bit numbers; the next batch is under way while a
+// place is waited for.
 #pragma once
 #include <type_traits>
 
@@ -21,12 +22,14 @@ struct TokenWarps {
   // Warps that fetch one tile: as many as registers allow, up to where more were no faster.
   static constexpr int kOfTile = Map::kRows == 16 ? 8 : Map::kRows == 32 ? 4 : 2;
   static constexpr int kThreads = 2 * kOfTile * 32;
+  static constexpr int kArrivals = kOfTile * 32;       // for a block: one of each lane
   static constexpr int kRows = kTileTokens / kOfTile;  // of a warp; a lane knows one
   static_assert(kRows <= 32);
 
   static __device__ __forceinline__ int thread() { return block_thread() - (FM_DECODE_THREADS - 128); }
   static __device__ __forceinline__ int lane() { return block_thread() % 32; }
   static __device__ __forceinline__ int half() { return thread() / (kThreads / 2); }
+  static __device__ __forceinline__ int row() { return first_row() + lane() % kRows; }  // this lane's
   static __device__ __forceinline__ int first_row() { return thread() / 32 % kOfTile * kRows; }
 };
 
@@ -51,25 +54,70 @@ struct TilePositions {
   }
 };
 
-// What the block table or the list of indices says of a token of a tile; -1 where there is none.
-__device__ __forceinline__ int look_up(const FmDecodeParams& p, const RowBlock& r, int tile, int row) {
-  const TilePositions tokens(p, r, tile);
-  const FmKvCache& kv = p.kv[tokens.cache];
-  const int position = tokens.first + row;
-  if (tile >= r.tile_end || position >= tokens.end) return -1;
-  if (kv.indices != nullptr)
-    return load_once(kv.indices + r.request * kv.indices_stride[0] + r.q_begin * kv.indices_stride[1] + position);
-  const int column = position / kv.page_size;
-  return column < p.max_pages ? load_once(p.block_table + r.request * p.block_table_stride + column) : -1;
-}
+// The tiles of a warp, one after another through the items of the worker, and what was looked up for this lane's token.
+template <class Map>
+struct TileCursor {
+  int item, tile, found;
 
-// Where a token is of which `found` was looked up.
-__device__ __forceinline__ TokenPlace place_of(const FmKvCache& kv, int found, int tile, int row) {
-  if (found < 0) return {-1, 0};
-  const bool sparse = kv.indices != nullptr;
-  const int page = sparse ? found / kv.page_size : found;
-  return {page < kv.num_pages ? page : -1, (sparse ? found : tile * kTileTokens + row) % kv.page_size};
-}
+  __device__ __forceinline__ RowBlock row_block(const FmDecodeParams& p) const { return load_row_block<Map>(p, item); }
+  __device__ __forceinline__ bool done(const FmDecodeParams& p) const { return item >= next_worker_item<Map>(p); }
+
+  // To the warp's first tile.
+  __device__ __forceinline__ void begin(const FmDecodeParams& p) {
+    item = first_worker_item<Map>(p) - 1;
+    tile = TokenWarps<Map>::half();
+    enter_next(p);
+  }
+  // To its next tile.
+  __device__ __forceinline__ void advance(const FmDecodeParams& p) {
+    if (done(p)) return;
+    const int end = row_block(p).tile_end;
+    tile += 2;
+    if (tile < end) {
+      look_up(p, row_block(p));
+      return;
+    }
+    tile -= end;
+    enter_next(p);
+  }
+  // To tile `tile` of what follows this item.
+  __device__ __forceinline__ void enter_next(const FmDecodeParams& p) {
+    found = -1;
+    while (++item < next_worker_item<Map>(p)) {
+      const RowBlock r = row_block(p);
+      if (!Map::kSplits && r.row_begin >= r.rows && p.multicast == 1) continue;
+      const int tiles = max(r.tile_end - r.tile_begin, 0);
+      if (tile >= tiles) {
+        tile -= tiles;
+        continue;
+      }
+      tile += r.tile_begin;
+      look_up(p, r);
+      return;
+    }
+  }
+  // What the block table or the list of indices says of this lane's token; -1 where there is none.
+  __device__ __forceinline__ void look_up(const FmDecodeParams& p, const RowBlock& r) {
+    const TilePositions tokens(p, r, tile);
+    const FmKvCache& kv = p.kv[tokens.cache];
+    const int position = tokens.first + TokenWarps<Map>::row();
+    found = -1;
+    if (position >= tokens.end) return;
+    if (kv.indices != nullptr) {
+      found = load_once(kv.indices + r.request * kv.indices_stride[0] + r.q_begin * kv.indices_stride[1] + position);
+    } else {
+      const int column = position / kv.page_size;
+      if (column < p.max_pages) found = load_once(p.block_table + r.request * p.block_table_stride + column);
+    }
+  }
+  // Where the token is.
+  __device__ __forceinline__ TokenPlace place(const FmKvCache& kv) const {
+    if (found < 0) return {-1, 0};
+    const bool sparse = kv.indices != nullptr;
+    const int page = sparse ? found / kv.page_size : found;
+    return {page < kv.num_pages ? page : -1, (sparse ? found : tile * kTileTokens + TokenWarps<Map>::row()) % kv.page_size};
+  }
+};
 
 // The row of a token, or null where it is absent. Strides are in bytes.
 __device__ __forceinline__ const uint8_t* row_of(const void* base, const int64_t (&stride)[3], TokenPlace at,
@@ -166,41 +214,16 @@ __device__ __forceinline__ uint4 load_codes(const uint8_t* at) {
                : "l"(at));
   return v;
 }
+__device__ __forceinline__ uint2 load_codes_8(const uint8_t* at) {
+  uint2 v;
+  asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at));
+  return v;
+}
 __device__ __forceinline__ uint32_t load_byte(const uint8_t* at) {
   uint32_t v;
   asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(v) : "l"(at));
   return v;
 }
-
-// This lane's sixteen columns of a row, on their way: codes, and the scale of their group.
-struct LaneCodes {
-  uint4 codes;
-  uint32_t scale;
-
-  // `lane_scale`: how many lanes share a scale, as a shift; below 0: scales are not the lane's business.
-  __device__ __forceinline__ void load(const uint8_t* row, int scales, int format, int lane, int lane_scale) {
-    codes = make_uint4(0, 0, 0, 0), scale = 0;
-    if (row == nullptr) return;
-    if (format == FM_KV_FP4_V41) {
-      asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(codes.x), "=r"(codes.y) : "l"(row + lane * 8));
-    } else {
-      codes = load_codes(row + lane * 16);
-    }
-    if (lane_scale >= 0) scale = load_byte(row + scales + (lane >> lane_scale));
-  }
-
-  template <class T>
-  __device__ __forceinline__ Values16 values(int format, int lane_scale) const {
-    if constexpr (std::is_same<T, __nv_bfloat16>::value) {
-      if (format == FM_KV_FP4_V41) return e2m1_values(make_uint2(codes.x, codes.y), scale);
-      if (lane_scale >= 0) {
-        const Values16 v = e4m3_values(T(), codes, unit_of_scale(scale));
-        return scale > kMostScale ? scale_on(v, scale) : v;
-      }
-    }
-    return e4m3_values(T(), codes, kE4m3Unit);
-  }
-};
 
 // Sixteen columns of a row, from column 16 x lane on. Lanes of odd chunks store their second piece first: the eight
 // lanes of a phase then use all banks.
@@ -211,153 +234,245 @@ __device__ __forceinline__ void store_values(const Values16& v, uint32_t block, 
   store_shared(to ^ 16, odd ? v.piece[0] : v.piece[1]);
 }
 
-// What a row has besides its 512 columns of codes: rope part and scales of groups.
+// A tile's quantised rows as this warp sees them: where this lane's row is, and how the format is read.
+struct CodedRows {
+  static constexpr uint32_t kAbsent = ~0u;
+  uint32_t row;       // in units of 16 bytes from the cache's beginning
+  int scales;         // from the row's beginning
+  int cache, format;
+
+  // Where row `i` of the warp is; null: absent.
+  __device__ __forceinline__ const uint8_t* at(const FmDecodeParams& p, int i) const {
+    return address(p, __shfl_sync(~0u, row, i));
+  }
+  __device__ __forceinline__ const uint8_t* address(const FmDecodeParams& p, uint32_t there) const {
+    return there == kAbsent ? nullptr : reinterpret_cast<const uint8_t*>(p.kv[cache].rows) + (uint64_t)there * 16;
+  }
+
+  // How many lanes share a scale byte, as a shift; below 0: no scale bytes.
+  __device__ __forceinline__ int lane_scale() const {
+    if (format == FM_KV_FP8_V4) return 2;
+    if (format == FM_KV_FP4_V41) return 0;
+    return format >= FM_KV_FP8_V41 ? 1 : -1;
+  }
+  __device__ __forceinline__ bool has_codes(int lane) const { return format != FM_KV_FP8_V4 || lane < 28; }
+};
+
+// Rows on their way: a lane has sixteen columns of each, with their scale, and a piece of what else a row has.
 template <class T, int QkDim, class Map>
-__device__ __forceinline__ void fetch_rest(const FmKvCache& kv, const uint8_t* own, uint32_t smem,
-                                           TilePlace<Map> place) {
-  const int lane = TokenWarps<Map>::lane(), first_row = TokenWarps<Map>::first_row();
-  if constexpr (QkDim == kLatent) {
-    if (kv.format != FM_KV_FP8_V4) return;
-    const uint32_t to = smem + block_offset(place.block(3));  // the last 64 columns, in bfloat16
-    copy_chunk<Map>(own, 448, kv.rows, [&](int row, int piece) { return to + latent_swizzled(row, 8 + piece); });
-  } else if constexpr (Map::kScaleGroups > 1) {
-    const uint32_t to = smem + Map::rope_offset(place.rope());
-    if constexpr (std::is_same<T, __nv_bfloat16>::value) {
-      copy_chunk<Map>(own, 528, kv.rows, [&](int row, int piece) { return to + swizzled(row, piece); });
-    } else {
-#pragma unroll 1
-      for (int i = lane / 8; i < TokenWarps<Map>::kRows; i += 4) {
-        const uint8_t* row = shuffle(own, i);
-        uint4 v = make_uint4(0, 0, 0, 0);
-        if (row != nullptr) v = load_codes(row + 528 + lane % 8 * 16);
-        v = make_uint4(bf16_to_fp16(v.x), bf16_to_fp16(v.y), bf16_to_fp16(v.z), bf16_to_fp16(v.w));
-        store_shared(to + swizzled(first_row + i, lane % 8), v);
+struct RowBatch {
+  static constexpr int kRows = Map::kRows == kTileRows && QkDim > kLatent && Map::kScaleGroups == 1 ? 8 : 4;
+  static constexpr bool kByteScales = QkDim == kLatent && std::is_same<T, __nv_bfloat16>::value;
+  static constexpr bool kGroups = Map::kScaleGroups > 1;
+  // The rope part in bfloat16, or (FP8 with rows of 576) as codes: so many lanes to a row's.
+  static constexpr int kRopeLanes = QkDim > kLatent && !kGroups ? 4 : 8;
+  static constexpr int kRopeSteps = kRows * kRopeLanes > 32 ? kRows * kRopeLanes / 32 : 1;
+
+  uint4 codes[kRows];
+  uint4 rope[kRopeSteps];  // rows of 576 only
+  uint4 groups;  // float32 scales of this lane's row
+  uint32_t scale[kByteScales ? kRows : 1];
+
+  __device__ __forceinline__ void load(const FmDecodeParams& p, const CodedRows& rows, int first) {
+    const int lane = threadIdx.x % 32, shift = kByteScales ? rows.lane_scale() : -1;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const uint8_t* row = rows.at(p, first + i);
+      codes[i] = make_uint4(0, 0, 0, 0);
+      if (kByteScales) {
+        const int scales = __shfl_sync(~0u, rows.scales, first + i);
+        scale[i] = 0;
+        if (row == nullptr || !rows.has_codes(lane)) continue;
+        if (shift >= 0) scale[i] = load_byte(row + scales + (lane >> max(shift, 0)));
+        if (rows.format == FM_KV_FP4_V41) {
+          const uint2 half = load_codes_8(row + lane * 8);
+          codes[i].x = half.x, codes[i].y = half.y;
+          continue;
+        }
+      }
+      if (row != nullptr) codes[i] = load_codes(row + lane * 16);
+    }
+    if (QkDim == kLatent) return;
+    const int at = kGroups ? 528 : 512;
+#pragma unroll
+    for (int i = 0; i < kRopeSteps; ++i) {
+      const uint8_t* row = rows.at(p, first + rope_row(i));
+      rope[i] = make_uint4(0, 0, 0, 0);
+      if (row != nullptr && rope_row(i) < kRows) rope[i] = load_codes(row + at + lane % kRopeLanes * 16);
+    }
+    if (kGroups) {
+      groups = make_uint4(0, 0, 0, 0);
+      if (rows.row != CodedRows::kAbsent && owns_row(first)) groups = load_codes(rows.address(p, rows.row) + 512);
+    }
+  }
+
+  __device__ __forceinline__ void store(const CodedRows& rows, int first, uint32_t smem, TilePlace<Map> place) const {
+    const int lane = threadIdx.x % 32, first_row = TokenWarps<Map>::first_row() + first;
+    const uint32_t block = smem + block_offset(place.block(lane / 8));
+#pragma unroll
+    for (int i = 0; i < kRows; ++i)
+      if (QkDim > kLatent || rows.has_codes(lane)) store_values(values(rows, i), block, first_row + i, lane);
+    if (QkDim == kLatent) return;
+#pragma unroll
+    for (int i = 0; i < kRopeSteps; ++i)
+      if (rope_row(i) < kRows) store_rope(rope[i], first_row + rope_row(i), lane % kRopeLanes, smem, place);
+    if (kGroups && owns_row(first))
+      leave_scales<Map>(make_float4(__uint_as_float(groups.x), __uint_as_float(groups.y), __uint_as_float(groups.z),
+                                    __uint_as_float(groups.w)),
+                        TokenWarps<Map>::row(), smem, place);
+  }
+
+ private:
+  static __device__ __forceinline__ int rope_row(int i) { return (i * 32 + (int)threadIdx.x % 32) / kRopeLanes; }
+  // Whether this lane's own row is in the batch.
+  static __device__ __forceinline__ bool owns_row(int first) {
+    return (unsigned)(threadIdx.x % 32 - first) < (unsigned)kRows;
+  }
+  __device__ __forceinline__ Values16 values(const CodedRows& rows, int i) const {
+    if constexpr (kByteScales) {
+      if (rows.format == FM_KV_FP4_V41) return e2m1_values(make_uint2(codes[i].x, codes[i].y), scale[i]);
+      if (rows.format != FM_KV_FP8) {
+        const Values16 v = e4m3_values(T(), codes[i], unit_of_scale(scale[i]));
+        return scale[i] > kMostScale ? scale_on(v, scale[i]) : v;
       }
     }
-    if (lane < TokenWarps<Map>::kRows) {
-      const uint4 v = own == nullptr ? make_uint4(0, 0, 0, 0) : load_codes(own + 512);
-      leave_scales<Map>(make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
-                                    __uint_as_float(v.w)),
-                        first_row + lane, smem, place);
-    }
-  } else {  // the rope part is codes as well
+    return e4m3_values(T(), codes[i], kE4m3Unit);
+  }
+  static __device__ __forceinline__ void store_rope(uint4 v, int row, int piece, uint32_t smem, TilePlace<Map> place) {
     const uint32_t to = smem + Map::rope_offset(place.rope());
-#pragma unroll 1
-    for (int i = lane / 4; i < TokenWarps<Map>::kRows; i += 8) {
-      const uint8_t* row = shuffle(own, i);
-      const Values16 v = e4m3_values(T(), row == nullptr ? make_uint4(0, 0, 0, 0) : load_codes(row + 512 + lane % 4 * 16),
-                                     kE4m3Unit);
-      store_shared(to + swizzled(first_row + i, lane % 4 * 2), v.piece[0]);
-      store_shared(to + swizzled(first_row + i, lane % 4 * 2 + 1), v.piece[1]);
+    if (kRopeLanes == 4) {
+      const Values16 numbers = e4m3_values(T(), v, kE4m3Unit);
+      store_shared(to + swizzled(row, piece * 2), numbers.piece[0]);
+      store_shared(to + swizzled(row, piece * 2 + 1), numbers.piece[1]);
+    } else {
+      if (!std::is_same<T, __nv_bfloat16>::value)
+        v = make_uint4(bf16_to_fp16(v.x), bf16_to_fp16(v.y), bf16_to_fp16(v.z), bf16_to_fp16(v.w));
+      store_shared(to + swizzled(row, piece), v);
     }
   }
-}
-
-// Rows that a warp fetches before it converts the first: what registers allow.
-template <int QkDim, class Map>
-constexpr int kTileBatch = Map::kRows == 16 && QkDim == kLatent ? 2 : 4;
-
-template <class T, int QkDim, class Map>
-__device__ __forceinline__ void convert_rows(const FmKvCache& kv, TokenPlace at, uint32_t smem, DecodeControl& control,
-                                             TilePlace<Map> place) {
-  constexpr int kBatch = kTileBatch<QkDim, Map>;  // rows on their way at a time
-  const int lane = TokenWarps<Map>::lane();
-  const int format = QkDim > kLatent ? (Map::kScaleGroups > 1 ? FM_KV_FP8_V32 : FM_KV_FP8) : kv.format;
-  const bool grouped = QkDim == kLatent && format != FM_KV_FP8;
-  const int lane_scale = !grouped ? -1 : format == FM_KV_FP4_V41 ? 0 : format == FM_KV_FP8_V4 ? 2 : 1;
-  const uint8_t* own = row_of(kv.rows, kv.row_stride, at, 0);
-  const int own_scales = grouped ? scales_after(kv, at.offset) : 0;
-  const bool of_codes = format != FM_KV_FP8_V4 || lane < 28;
-  const uint32_t block = smem + block_offset(place.block(lane / 8));
-#pragma unroll 1
-  for (int first = 0; first < TokenWarps<Map>::kRows; first += kBatch) {
-    LaneCodes batch[kBatch];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const uint8_t* row = shuffle(own, first + i);
-      const int scales = grouped ? __shfl_sync(~0u, own_scales, first + i) : 0;
-      batch[i].load(of_codes ? row : nullptr, scales, format, lane, lane_scale);
-    }
-    if (first == 0) {
-      fetch_rest<T, QkDim, Map>(kv, own, smem, place);
-#pragma unroll 1
-      for (int i = 0; i < kTileBlocks; ++i)
-        mbarrier_wait(shared_address(&control.block_empty[place.block(i)]), place.block_parity(i) ^ 1);
-    }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i)
-      if (of_codes)
-        store_values(batch[i].template values<T>(format, lane_scale), block, TokenWarps<Map>::first_row() + first + i,
-                     lane);
-  }
-}
+};
 
 // ---- tiles ----
 
-// Says that this warp's rows of a tile have landed.
+// Waits for the tile's places, and says which of this warp's tokens are there.
 template <class Map>
-__device__ __forceinline__ void publish_tile(DecodeControl& control, TilePlace<Map> place) {
-  fence_async_shared();
-  arrive_once_per_warp(shared_address(&control.tile_full[place.rope()]));
-#pragma unroll 1
-  for (int i = 0; i < kTileBlocks; ++i)
-    arrive_once_per_warp(shared_address(&control.block_full[place.block(i)]));
-}
-
-template <class T, int QkDim, class Map, bool Quantised>
-__device__ __forceinline__ void load_tile(const FmKvCache& kv, int kv_head, TokenPlace at, uint32_t smem,
-                                          DecodeControl& control, TilePlace<Map> place) {
+__device__ __forceinline__ void take_places(DecodeControl& control, TilePlace<Map> place, bool here) {
   constexpr int kRows = TokenWarps<Map>::kRows;
-  mbarrier_wait(shared_address(&control.tile_empty[place.rope()]), place.rope_parity() ^ 1);
-  const uint32_t present = __ballot_sync(~0u, at.page >= 0);
   using OfFew = typename std::conditional<kRows == 16, uint16_t, uint8_t>::type;
   using Bits = typename std::conditional<kRows == 32, uint32_t, OfFew>::type;  // of a warp's rows
+  mbarrier_wait(shared_address(&control.tile_empty[place.rope()]), place.rope_parity() ^ 1);
+  const uint32_t present = __ballot_sync(~0u, here);
   if (TokenWarps<Map>::lane() == 0)
     reinterpret_cast<Bits*>(&control.present[place.rope()])[TokenWarps<Map>::first_row() / kRows] = (Bits)present;
-  if (Quantised && kv.format > FM_KV_FP16) {
-    convert_rows<T, QkDim, Map>(kv, at, smem, control, place);
-  } else {
 #pragma unroll 1
-    for (int i = 0; i < kTileBlocks; ++i)
-      mbarrier_wait(shared_address(&control.block_empty[place.block(i)]), place.block_parity(i) ^ 1);
-    copy_rows<QkDim, Map>(kv, kv_head, at, smem, place);
-  }
-  cp_async_commit();
-  cp_async_wait<0>();
-  publish_tile<Map>(control, place);
+  for (int i = 0; i < kTileBlocks; ++i)
+    mbarrier_wait(shared_address(&control.block_empty[place.block(i)]), place.block_parity(i) ^ 1);
 }
 
-// Calls the rows of a later tile to the L2: a lane its own row.
-__device__ __forceinline__ void prefetch_row(const FmKvCache& kv, TokenPlace at, int kv_head) {
-  const uint8_t* row = row_of(kv.rows, kv.row_stride, at, kv_head);
-  if (row == nullptr) return;
+// Calls arrive(barrier) for the tile and each of its blocks.
+template <class Map, class Arrive>
+__device__ __forceinline__ void publish_tile(DecodeControl& control, TilePlace<Map> place, Arrive arrive) {
+  arrive(shared_address(&control.tile_full[place.rope()]));
 #pragma unroll 1
-  for (int i = 0; i < kv.row_bytes; i += 128) prefetch_l2(row + i);
+  for (int i = 0; i < kTileBlocks; ++i) arrive(shared_address(&control.block_full[place.block(i)]));
+}
+
+template <int QkDim, class Map>
+__device__ __forceinline__ void copy_tile(const FmDecodeParams& p, const TileCursor<Map>& at, uint32_t smem,
+                                          DecodeControl& control, TilePlace<Map> place) {
+  const RowBlock r = at.row_block(p);
+  const FmKvCache& kv = p.kv[TilePositions(p, r, at.tile).cache];
+  const TokenPlace token = at.place(kv);
+  take_places<Map>(control, place, token.page >= 0);
+  copy_rows<QkDim, Map>(kv, r.kv_head, token, smem, place);
+  publish_tile<Map>(control, place, [](uint32_t barrier) { arrive_when_copied(barrier); });
+}
+
+// A warp's way through its tiles of 16-bit numbers.
+template <int QkDim, class Map>
+__device__ __forceinline__ void copy_tiles(const FmDecodeParams& p, uint32_t smem, DecodeControl& control) {
+  TilePlace<Map> place;
+  place.count = TokenWarps<Map>::half();
+  TileCursor<Map> now, next;
+  now.begin(p);
+  next = now;
+#pragma unroll 1
+  while (!now.done(p)) {
+    next.advance(p);
+    copy_tile<QkDim, Map>(p, now, smem, control, place);
+    now = next;
+    place.advance(), place.advance();
+  }
+}
+
+// Where a tile's rows are, if they are codes; of 16-bit rows the format only.
+template <int QkDim, class Map>
+__device__ __forceinline__ CodedRows coded_rows(const FmDecodeParams& p, const TileCursor<Map>& at) {
+  CodedRows rows = {CodedRows::kAbsent, 0, 0, FM_KV_FP8};
+  if (at.done(p)) return rows;
+  rows.cache = TilePositions(p, at.row_block(p), at.tile).cache;
+  const FmKvCache& kv = p.kv[rows.cache];
+  rows.format = kv.format;
+  const TokenPlace token = at.place(kv);
+  if (kv.format <= FM_KV_FP16 || token.page < 0) return rows;
+  rows.row = (token.page * kv.row_stride[0] + token.offset * kv.row_stride[1]) / 16;
+  if (QkDim == kLatent) rows.scales = scales_after(kv, token.offset);
+  return rows;
+}
+
+// A warp's way through its tiles where they may be of codes. While a batch of rows is turned into 16-bit numbers and
+// stored, the next one is not under way (registers are short): it is asked for right after that.
+template <class T, int QkDim, class Map>
+__device__ __forceinline__ void convert_tiles(const FmDecodeParams& p, uint32_t smem, DecodeControl& control) {
+  constexpr int kArrivals = 32;
+  using Batch = RowBatch<T, QkDim, Map>;
+  TilePlace<Map> place;
+  place.count = TokenWarps<Map>::half();
+  TileCursor<Map> now, next;
+  now.begin(p);
+  next = now;
+  next.advance(p);
+  CodedRows rows = coded_rows<QkDim, Map>(p, now);
+  Batch batch;
+  batch.load(p, rows, 0);
+#pragma unroll 1
+  while (!now.done(p)) {
+    if (rows.format <= FM_KV_FP16) {
+      copy_tile<QkDim, Map>(p, now, smem, control, place);
+      rows = coded_rows<QkDim, Map>(p, next);
+      batch.load(p, rows, 0);
+    } else {
+      take_places<Map>(control, place, rows.row != CodedRows::kAbsent);
+      const bool copies = QkDim == kLatent && rows.format == FM_KV_FP8_V4;
+      if (copies) {  // the last 64 columns, in bfloat16
+        const uint32_t to = smem + block_offset(place.block(3));
+        copy_chunk<Map>(rows.address(p, rows.row), 448, p.kv[rows.cache].rows,
+                        [&](int row, int piece) { return to + latent_swizzled(row, 8 + piece); });
+        cp_async_commit();
+      }
+#pragma unroll 1
+      for (int first = 0; first < TokenWarps<Map>::kRows; first += Batch::kRows) {
+        batch.store(rows, first, smem, place);
+        const bool last = first + Batch::kRows == TokenWarps<Map>::kRows;
+        if (last) rows = coded_rows<QkDim, Map>(p, next);
+        batch.load(p, rows, last ? 0 : first + Batch::kRows);
+      }
+      if (copies) cp_async_wait<0>();
+      fence_async_shared();
+      publish_tile<Map>(control, place, [](uint32_t barrier) { arrive_for_warp<kArrivals>(barrier); });
+    }
+    now = next;
+    next.advance(p);
+    place.advance(), place.advance();
+  }
 }
 
 template <class T, int QkDim, class Map, bool Quantised>
 __device__ __forceinline__ void load_tiles_tokens(const FmDecodeParams& p, uint32_t smem, DecodeControl& control) {
-  TilePlace<Map> place;
-  const int row = TokenWarps<Map>::first_row() + TokenWarps<Map>::lane() % TokenWarps<Map>::kRows;
-  for_each_row_block<Map>(p, [&](int item, const RowBlock& range) {
-    int tile = range.tile_begin;
-    if (tile < range.tile_end && place.count % 2 != TokenWarps<Map>::half()) ++tile, place.advance();
-    int now = look_up(p, range, tile, row), next = look_up(p, range, tile + 2, row);
-#pragma unroll 1
-    for (; tile < load_row_block<Map>(p, item).tile_end; tile += 2) {
-      const RowBlock r = load_row_block<Map>(p, item);
-      const int later = look_up(p, r, tile + 4, row);
-      if (Quantised || Map::kRows != 16) {
-        const FmKvCache& kv = p.kv[TilePositions(p, r, tile + 2).cache];
-        prefetch_row(kv, place_of(kv, next, tile + 2, row), r.kv_head);
-      }
-      const FmKvCache& kv = p.kv[TilePositions(p, r, tile).cache];
-      load_tile<T, QkDim, Map, Quantised>(kv, r.kv_head, place_of(kv, now, tile, row), smem, control, place);
-      now = next, next = later;
-      place.advance();
-      if (tile + 1 < load_row_block<Map>(p, item).tile_end) place.advance();
-    }
-  });
+  if constexpr (Quantised)
+    convert_tiles<T, QkDim, Map>(p, smem, control);
+  else
+    copy_tiles<QkDim, Map>(p, smem, control);
 }
 
 }  // namespace fm

@@ -9,6 +9,12 @@ namespace fm {
 constexpr int kScoresBarrier = 1;  // named barrier of the scores warpgroup
 constexpr float kReferenceSlack = 8.f;
 
+// After a wait for blocks: makes what cp.async has written visible to wgmma. TMA's writes are.
+template <class Map>
+__device__ __forceinline__ void fence_copies() {
+  if (Map::kTokens) fence_async_shared();
+}
+
 // The tokens of the tile that exist: valid page, inside the sequence.
 __device__ __forceinline__ uint64_t existing(uint64_t present, int in_sequence) {
   return in_sequence < kTileTokens ? present & ((1ull << max(in_sequence, 0)) - 1) : present;

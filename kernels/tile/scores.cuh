@@ -141,6 +141,7 @@ __device__ __forceinline__ void multiply_query_key(float (&s)[32], const QueryFr
   constexpr bool kHasRope = QkDim > kLatent;
   const uint32_t q_shared = smem + Map::kQueryOffset;
   wait_for_keys<0, kEarlyBlocks>(control, place, held);
+  fence_copies<Map>();
   wgmma_fence();
   if (kHasRope) {
 #pragma unroll
@@ -151,6 +152,7 @@ __device__ __forceinline__ void multiply_query_key(float (&s)[32], const QueryFr
   multiply_block<T, Map, 1>(s, q, q_shared, smem, place, true);
   multiply_block<T, Map, 2>(s, q, q_shared, smem, place, true);
   wait_for_keys<kEarlyBlocks, kTileBlocks>(control, place, held);
+  fence_copies<Map>();
   held.release(control, place);
   wgmma_fence();
   multiply_block<T, Map, 3>(s, q, q_shared, smem, place, true);
@@ -188,10 +190,12 @@ __device__ __forceinline__ void multiply_query_codes(float (&s)[32], const Query
   static_assert(QkDim > kLatent && Map::kScaleGroups == kTileBlocks);
   const uint32_t q_shared = smem + Map::kQueryOffset;
   wait_for_keys<0, kEarlyBlocks>(control, place, held);
+  fence_copies<Map>();
   multiply_group<T, Map, 0>(s, q, q_shared, smem, place);
   multiply_group<T, Map, 1>(s, q, q_shared, smem, place);
   multiply_group<T, Map, 2>(s, q, q_shared, smem, place);
   wait_for_keys<kEarlyBlocks, kTileBlocks>(control, place, held);
+  fence_copies<Map>();
   held.release(control, place);
   multiply_group<T, Map, 3>(s, q, q_shared, smem, place);
   wgmma_fence();

@@ -39,31 +39,31 @@ constexpr uint32_t kPartBytes = kPartRows * kPartStride * 4;
 
 // What decides where things lie: query rows; how many leading column quarters have three blocks, how many at the end have
 // one, the others two; rope blocks; leading chunks of Q that live in registers; groups of columns with scales of their
-// own that are applied to scores and weights (1: none); whether row maxima are wanted.
+// own that are applied to scores and weights (1: none); whether single tokens are loaded, by ordinary stores and copies.
 
 // 64 rows. What a loader of whole pages leaves of the registers holds most of Q.
 struct WidePages {
   static constexpr int kRows = 64, kTriple = 3, kSingle = 0, kRopes = 3, kRegisterChunks = 6, kScaleGroups = 1;
-  static constexpr bool kPeaks = false;
+  static constexpr bool kTokens = false;
 };
 // 64 rows, single tokens: their loader needs registers itself.
 template <int Groups>
 struct WideTokens {
   static constexpr int kRows = 64, kTriple = 0, kSingle = 0, kRopes = Groups == 1 ? 3 : 2,
                        kRegisterChunks = Groups == 1 ? 0 : 3, kScaleGroups = Groups;
-  static constexpr bool kPeaks = true;
+  static constexpr bool kTokens = true;
 };
 template <int Rows>
 struct FewPages {
   static constexpr int kRows = Rows, kTriple = Rows == 16, kSingle = 0, kRopes = 3, kRegisterChunks = 0,
                        kScaleGroups = 1;
-  static constexpr bool kPeaks = false;
+  static constexpr bool kTokens = false;
 };
 template <int Rows, int Groups>
 struct FewTokens {
   static constexpr int kRows = Rows, kTriple = Rows == 16, kSingle = Rows == 32 && Groups > 1, kRopes = 3,
                        kRegisterChunks = 0, kScaleGroups = Groups;
-  static constexpr bool kPeaks = true;
+  static constexpr bool kTokens = true;
 };
 
 template <class Sizes>
@@ -72,6 +72,7 @@ struct SharedMap : Sizes {
   using Sizes::kRows;
   using Sizes::kScaleGroups;
   using Sizes::kTriple;
+  static constexpr bool kPeaks = Sizes::kTokens;        // row maxima may be wanted
   static constexpr bool kSplits = kRows < kTileRows;  // CTAs of a cluster may share the tiles of an item
   static constexpr int kBlocks = kTileBlocks * 2 + kTriple - Sizes::kSingle;
   static constexpr int kFirstSingle = kTileBlocks - Sizes::kSingle;

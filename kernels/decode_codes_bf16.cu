@@ -1,0 +1,12 @@
+// decode over quantised caches, and sparse attention over any, with bf16 queries: see decode.cuh.
+#include "decode.cuh"
+
+FM_DECODE_KERNEL(fm_decode_bf16_576_codes_64, __nv_bfloat16, 576, Codes, 64)
+FM_DECODE_KERNEL(fm_decode_bf16_576_codes_32, __nv_bfloat16, 576, Codes, 32)
+FM_DECODE_KERNEL(fm_decode_bf16_576_codes_16, __nv_bfloat16, 576, Codes, 16)
+FM_DECODE_KERNEL(fm_decode_bf16_512_codes_64, __nv_bfloat16, 512, Codes, 64)
+FM_DECODE_KERNEL(fm_decode_bf16_512_codes_32, __nv_bfloat16, 512, Codes, 32)
+FM_DECODE_KERNEL(fm_decode_bf16_512_codes_16, __nv_bfloat16, 512, Codes, 16)
+FM_DECODE_KERNEL(fm_decode_bf16_576_scaled_64, __nv_bfloat16, 576, Scaled, 64)
+FM_DECODE_KERNEL(fm_decode_bf16_576_scaled_32, __nv_bfloat16, 576, Scaled, 32)
+FM_DECODE_KERNEL(fm_decode_bf16_576_scaled_16, __nv_bfloat16, 576, Scaled, 16)
