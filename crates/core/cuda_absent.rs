@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::lengths::Lengths;
 use crate::plan::Plan;
-use crate::problem::{AppendProblem, AttentionProblem, GatherProblem, MergeProblem};
+use crate::problem::{AppendProblem, AttentionProblem, GatherProblem, MergeProblem, SparseProblem};
 use crate::support::CudaSupport;
 use crate::view::Stream;
 
@@ -42,6 +42,10 @@ pub(crate) unsafe fn download<T>(ordinal: u32, _: u64, _: &mut [T], _: Stream) -
 }
 
 pub(crate) unsafe fn decode(ordinal: u32, _: &AttentionProblem, _: &Plan) -> Result<()> {
+    absent(ordinal)
+}
+
+pub(crate) unsafe fn sparse(ordinal: u32, _: &SparseProblem, _: &Plan) -> Result<()> {
     absent(ordinal)
 }
 

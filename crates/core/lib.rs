@@ -13,6 +13,7 @@ mod check_attention;
 mod check_cache;
 mod check_merge;
 mod check_parts;
+mod check_sparse;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -31,9 +32,12 @@ mod merge;
 #[rustfmt::skip]
 mod params;
 mod plan;
+mod plan_source;
 mod prefill;
 mod problem;
 mod schedule;
+mod sparse;
+mod sparse_prefill;
 mod support;
 mod values;
 mod view;
@@ -49,6 +53,10 @@ pub use lengths::num_tokens;
 pub use merge::{MergeArgs, merge_states};
 pub use plan::{Plan, PlanArgs, Queries, workspace_bytes};
 pub use prefill::{PrefillArgs, prefill, prefill_outputs};
+pub use sparse::{CheckedSparse, ExtraKeys, SparseDecodeArgs, sparse_decode};
+pub use sparse_prefill::{
+    SparsePrefillArgs, SparsePrefillOutputs, sparse_prefill, sparse_prefill_outputs,
+};
 pub use support::{Support, SupportRow, support};
 pub use view::{Dims, MAX_RANK, Parts, Stream, View};
 

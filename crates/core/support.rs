@@ -65,7 +65,7 @@ pub fn support(device: Device) -> Support {
     match device {
         Device::Cpu => Support {
             backend: "cpu",
-            rows: rows(&KvFormat::SUPPORTED),
+            rows: rows(&KvFormat::SUPPORTED, "cpu"),
             ..nothing
         },
         Device::Cuda(ordinal) => match cuda::support(ordinal) {
@@ -82,7 +82,7 @@ pub fn support(device: Device) -> Support {
                 Support {
                     backend: "cuda",
                     device_name: Some(device_name),
-                    rows: rows(formats),
+                    rows: rows(formats, "cuda"),
                     ..nothing
                 }
             }
@@ -90,7 +90,7 @@ pub fn support(device: Device) -> Support {
     }
 }
 
-fn rows(formats: &[KvFormat]) -> Vec<SupportRow> {
+fn rows(formats: &[KvFormat], backend: &str) -> Vec<SupportRow> {
     const D_QK: &[i64] = &[576, 512];
     let mut rows = Vec::new();
     for &format in formats {
@@ -106,6 +106,11 @@ fn rows(formats: &[KvFormat]) -> Vec<SupportRow> {
         };
         for attention in ["decode", "prefill"] {
             rows.push(row(attention, "any that divide the heads"));
+        }
+        for attention in ["sparse_decode", "sparse_prefill"] {
+            if backend == "cpu" {
+                rows.push(row(attention, "1"));
+            }
         }
         rows.push(row("append_kv", "1"));
         rows.push(SupportRow {

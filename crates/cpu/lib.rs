@@ -14,6 +14,7 @@ mod decode;
 mod element;
 mod exp2;
 mod gather;
+mod keys;
 mod matrix;
 mod merge;
 mod output;
@@ -26,6 +27,7 @@ pub use append::{AppendCpu, append_kv};
 pub use decode::{DecodeCpu, decode};
 pub use element::Format;
 pub use gather::{GatherCpu, GatherSource, gather_kv, gather_offsets};
+pub use keys::{ExtraCpu, KeysCpu};
 pub use merge::{MergeCpu, merge_states};
 pub use strided::{Parts, Strided};
 

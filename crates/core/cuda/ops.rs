@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::lengths::Lengths;
 use crate::params::{
     FM_COMBINE_THREADS, FM_OFFSETS_THREADS, FM_ROW_THREADS, FmAppendParams, FmCombineParams,
@@ -10,7 +10,8 @@ use crate::params::{
 };
 use crate::plan::Plan;
 use crate::problem::{
-    AppendProblem, AttentionProblem, GatherProblem, GatherTokens, MergeProblem, PagedCache, Strided,
+    AppendProblem, AttentionProblem, GatherProblem, GatherTokens, MergeProblem, PagedCache,
+    SparseProblem, Strided,
 };
 use crate::view::Stream;
 
@@ -80,6 +81,16 @@ pub(crate) unsafe fn decode(ordinal: u32, problem: &AttentionProblem, plan: &Pla
             Ok(())
         }
     }
+}
+
+/// # Safety
+/// As for [`sparse_decode`](crate::sparse_decode); the plan has been filled for this problem.
+pub(crate) unsafe fn sparse(ordinal: u32, _: &SparseProblem, _: &Plan) -> Result<()> {
+    Err(Error::unsupported(
+        "device",
+        format!("cuda:{ordinal}"),
+        "sparse attention runs on the CPU in this version",
+    ))
 }
 
 /// # Safety

@@ -192,7 +192,9 @@ impl Inputs {
             format: case.format,
             q: self.q.parts(),
             kv_cache: self.cache.parts(),
-            block_table: self.table.view(0),
+            keys: ferromla_cpu::KeysCpu::Pages {
+                block_table: self.table.view(0),
+            },
             group: case.h / case.h_kv,
             causal: case.causal,
             softmax_scale: case.scale,
@@ -201,6 +203,7 @@ impl Inputs {
             unit_rows: shape.unit_rows as usize,
             out: out.view_mut(0),
             lse: lse.view_mut(0),
+            max_logits: None,
             partial_out: partial_out.view_mut(0),
             partial_lse: partial_lse.view_mut(0),
         };
