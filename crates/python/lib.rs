@@ -10,6 +10,7 @@ mod errors;
 mod framework;
 mod plan;
 mod report;
+mod sparse;
 mod tensor;
 
 use pyo3::prelude::*;
@@ -25,6 +26,8 @@ fn _ferromla(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(attention::decode, module)?)?;
     module.add_function(wrap_pyfunction!(attention::prefill, module)?)?;
     module.add_function(wrap_pyfunction!(attention::merge_states, module)?)?;
+    module.add_function(wrap_pyfunction!(sparse::sparse_decode, module)?)?;
+    module.add_function(wrap_pyfunction!(sparse::sparse_prefill, module)?)?;
     module.add_function(wrap_pyfunction!(plan::workspace_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(cache::append_kv, module)?)?;
     module.add_function(wrap_pyfunction!(cache::gather_kv, module)?)?;

@@ -16,6 +16,8 @@ from ferromla._ferromla import (
     gather_kv,
     merge_states,
     prefill,
+    sparse_decode,
+    sparse_prefill,
     support,
     workspace_bytes,
 )
@@ -32,6 +34,8 @@ __all__ = [
     "gather_kv",
     "merge_states",
     "prefill",
+    "sparse_decode",
+    "sparse_prefill",
     "support",
     "workspace_bytes",
 ]
