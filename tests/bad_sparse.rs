@@ -123,6 +123,58 @@ fn caches_of_several_heads_are_not_supported() {
     assert_refused("heads", call.run(None), &expected);
 }
 
+#[test]
+fn formats_and_types_that_do_not_go_together() {
+    type Bend = fn(&mut Decode);
+    let bytes = |bytes| Array::zeros(DType::U8, &[4, 16, bytes]);
+    let of_512 = |call: &mut Decode| {
+        call.q = Array::zeros(DType::Bf16, &[2, 3, 8, 512]);
+        call.cache = Array::zeros(DType::U8, &[4, 16, 584]);
+        call.kv_format = Some(KvFormat::Fp8V4);
+        call.extra_cache = Array::zeros(DType::U8, &[9, 2, 288]);
+        call.extra_kv_format = Some(KvFormat::Fp4V41);
+    };
+    let mut right = Decode::right();
+    of_512(&mut right);
+    right.run(None).unwrap();
+    let cases: &[(Bend, &'static str, &'static str)] = &[
+        (|c| c.q.dtype = DType::F8E4M3, "q", "bfloat16 or float16"),
+        (
+            |c| c.q.dtype = DType::Fp16,
+            "q",
+            "queries over listed keys of a quantised cache are bfloat16",
+        ),
+        (
+            |c| c.kv_format = Some(KvFormat::Fp4V41),
+            "kv_format",
+            "only an extra cache",
+        ),
+    ];
+    for (bend, argument, says) in cases {
+        let mut call = Decode::right();
+        of_512(&mut call);
+        bend(&mut call);
+        if call.kv_format == Some(KvFormat::Fp4V41) {
+            call.cache = bytes(288);
+        }
+        let expected = Expected {
+            argument,
+            unsupported: true,
+            says,
+        };
+        assert_refused(says, call.run(None), &expected);
+    }
+    let mut unnamed = Decode::right();
+    unnamed.extra_cache = bytes(656);
+    assert_refused(
+        "unnamed",
+        unnamed.run(None),
+        &says("extra_kv_format", "tells its format"),
+    );
+    unnamed.extra_kv_format = Some(KvFormat::Fp8V32);
+    unnamed.run(None).unwrap();
+}
+
 fn plan_of(queries: Queries, workspace: &Array) -> Plan {
     let args = PlanArgs {
         queries,

@@ -1,8 +1,9 @@
 //! The arguments of `sparse_decode` and `sparse_prefill`, checked: views to a [`SparseProblem`].
 
-use crate::check::{Access, Arg, Last, device_dtype};
+use crate::check::{Access, Arg, Last, device_dtype, device_format};
 use crate::check_attention::{Query, attn_sink, out, query, row_numbers, scale};
-use crate::check_parts::{KV_CACHE, ListTokens, PartNames, Q, cache, lead, list_lens};
+use crate::check_paged::CacheArg;
+use crate::check_parts::{KV_CACHE, ListTokens, PartNames, Q, lead, list_lens};
 use crate::dtype::{DType, Device, KvFormat};
 use crate::error::{Error, Result};
 use crate::problem::{KeyLists, PagedCache, SparseProblem, Strided};
@@ -14,19 +15,23 @@ const EXTRA: PartNames = ["extra_kv_cache", "extra_kv_cache[0]", "extra_kv_cache
 const KV: PartNames = ["kv", "kv[0]", "kv[1]"];
 
 pub(crate) fn decode(args: &SparseDecodeArgs<'_>) -> Result<SparseProblem> {
-    let query = query(&args.q, false)?;
+    let query = half_query(&args.q, false)?;
     let q = lead(&args.q, &Q);
     let main = GivenLists {
         names: &KV_CACHE,
         cache: args.kv_cache,
+        format_name: "kv_format",
         format: args.kv_format,
+        formats: &KvFormat::SPARSE,
         indices: Arg::new("indices", &args.indices),
         lens: named("topk_lengths", args.topk_lengths.as_ref()),
     };
     let extra = args.extra.as_ref().map(|extra| GivenLists {
         names: &EXTRA,
         cache: extra.kv_cache,
+        format_name: "extra_kv_format",
         format: extra.kv_format.or(args.kv_format),
+        formats: &KvFormat::ALL,
         indices: Arg::new("extra_indices", &extra.indices),
         lens: named("extra_topk_lengths", extra.topk_lengths.as_ref()),
     });
@@ -56,12 +61,14 @@ pub(crate) fn decode(args: &SparseDecodeArgs<'_>) -> Result<SparseProblem> {
 }
 
 pub(crate) fn prefill(args: &SparsePrefillArgs) -> Result<SparseProblem> {
-    let query = query(&args.q, true)?;
+    let query = half_query(&args.q, true)?;
     let q = lead(&args.q, &Q);
     let main = GivenLists {
         names: &KV,
         cache: pages_of_one(&args.kv),
+        format_name: "kv_format",
         format: args.kv_format,
+        formats: &KvFormat::SPARSE,
         indices: Arg::new("indices", &args.indices),
         lens: named("topk_lengths", args.topk_lengths.as_ref()),
     };
@@ -88,6 +95,15 @@ pub(crate) fn prefill(args: &SparsePrefillArgs) -> Result<SparseProblem> {
     })
 }
 
+fn half_query(q: &Parts, ragged: bool) -> Result<Query> {
+    let query = query(q, ragged)?;
+    if query.dtype == DType::F8E4M3 {
+        let rule = "queries over listed keys are bfloat16 or float16";
+        return Err(Error::unsupported(lead(q, &Q).name, query.dtype, rule));
+    }
+    Ok(query)
+}
+
 fn named<'a>(name: &'static str, view: Option<&'a View>) -> Option<Arg<'a>> {
     view.map(|view| Arg::new(name, view))
 }
@@ -108,7 +124,10 @@ fn pages_of_one(kv: &Parts) -> Parts {
 struct GivenLists<'a> {
     names: &'static PartNames,
     cache: Parts,
+    format_name: &'static str,
     format: Option<KvFormat>,
+    /// Those it may have.
+    formats: &'a [KvFormat],
     indices: Arg<'a>,
     lens: Option<Arg<'a>>,
 }
@@ -116,7 +135,15 @@ struct GivenLists<'a> {
 impl GivenLists<'_> {
     fn check(&self, query: &Query, q: &Arg<'_>, tokens: ListTokens) -> Result<KeyLists> {
         let device = (q.view.device(), q.name);
-        let cache = cache(&self.cache, self.names, self.format, device, Access::Read)?;
+        let given = CacheArg {
+            names: self.names,
+            parts: &self.cache,
+            format_name: self.format_name,
+            format: self.format,
+            scale: None,
+        };
+        let cache = given.check(device, Access::Read)?;
+        device_format(self.format_name, device.0, cache.format)?;
         self.fits(query, &cache)?;
         let (indices, topk) = indices(&self.indices, device, tokens)?;
         let lens = match &self.lens {
@@ -134,10 +161,23 @@ impl GivenLists<'_> {
     /// Query and cache belong together: type, width and heads.
     fn fits(&self, query: &Query, cache: &PagedCache) -> Result<()> {
         let arg = lead(&self.cache, self.names);
-        arg.dtype(&[query.dtype], ", as q is")?;
-        if query.rows.dim() != cache.rows.dim() {
+        if !self.formats.contains(&cache.format) {
+            let rule = "only an extra cache has this format";
+            return Err(Error::unsupported(self.format_name, cache.format, rule));
+        }
+        if cache.format.dtype().is_some() {
+            arg.dtype(&[query.dtype], ", as q is")?;
+        } else if query.dtype != DType::Bf16 {
+            let value = format!(
+                "{} with a cache of the format {}",
+                query.dtype, cache.format
+            );
+            let rule = "queries over listed keys of a quantised cache are bfloat16";
+            return Err(Error::unsupported("q", value, rule));
+        }
+        if query.rows.dim() != cache.dim() {
             let rule = format!("q has rows of {}", query.rows.dim());
-            let value = format!("of rows of {}", cache.rows.dim());
+            let value = format!("of rows of {}", cache.dim());
             return Err(Error::invalid(arg.name, value, rule));
         }
         if cache.kv_heads != 1 {

@@ -3,17 +3,20 @@
 use std::sync::OnceLock;
 
 use ferromla_cpu::{
-    AppendCpu, DecodeCpu, ExtraCpu, Format, GatherCpu, GatherSource, KeysCpu, MergeCpu,
-    Parts as CpuParts, Strided as CpuStrided,
+    AppendCpu, CacheCpu, DecodeCpu, DequantizeCpu, ExtraCpu, Format, GatherCpu, GatherSource,
+    KeysCpu, MergeCpu, OutRows, Parts as CpuParts, QuantisedCpu, QuantizeCpu,
+    QueryScale as CpuQueryScale, Rows as CpuRows, Strided as CpuStrided,
 };
+use ferromla_format::Layout;
 use ferromla_schedule::PlanView;
 
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::plan::Plan;
 use crate::problem::{
-    AppendProblem, AttentionProblem, GatherProblem, GatherTokens, KeyLists, MergeProblem, NOPE_DIM,
-    PageTable, PagedCache, SparseProblem, Strided, TwoParts,
+    AppendProblem, AttentionProblem, CacheRows, DequantizeProblem, GatherProblem, GatherTokens,
+    KeyLists, MergeProblem, NOPE_DIM, PageTable, PagedCache, QuantizeProblem, QueryScale,
+    SparseProblem, Strided, TwoParts,
 };
 use crate::schedule::plan_error;
 
@@ -39,24 +42,40 @@ fn view<T, const N: usize>(from: &Strided<N>, shape: [i32; N]) -> CpuStrided<T, 
     )
 }
 
-fn parts<const N: usize>(from: &TwoParts<N>, shape: [i32; N]) -> CpuParts<N> {
+fn parts<T, const N: usize>(from: &TwoParts<N>, shape: [i32; N]) -> CpuParts<N, T> {
     CpuParts {
         nope: view(&from.nope, shape),
         rope: from.rope.as_ref().map(|rope| view(rope, shape)),
     }
 }
 
-/// A cache of one KV head: its pages and tokens.
-fn pages(cache: &PagedCache) -> CpuParts<2> {
-    let two = |from: &Strided<3>| Strided {
-        ptr: from.ptr,
-        strides: [from.strides[0], from.strides[1]],
-    };
-    let rows = TwoParts {
-        nope: two(&cache.rows.nope),
-        rope: cache.rows.rope.as_ref().map(two),
-    };
-    parts(&rows, [cache.num_pages, cache.page_size])
+/// Rows of one of the types that operations take: bf16, fp16, float32 or e4m3.
+fn rows<const N: usize>(from: &TwoParts<N>, dtype: DType, shape: [i32; N]) -> CpuRows<N> {
+    match dtype {
+        DType::Fp16 => CpuRows::Fp16(parts(from, shape)),
+        DType::F32 => CpuRows::F32(parts(from, shape)),
+        DType::F8E4M3 => CpuRows::E4m3(parts(from, shape)),
+        _ => CpuRows::Bf16(parts(from, shape)),
+    }
+}
+
+fn cache(from: &PagedCache) -> CacheCpu {
+    match &from.rows {
+        CacheRows::Half(half) => {
+            let shape = [from.num_pages, from.page_size, from.kv_heads];
+            let dtype = from.format.dtype().unwrap_or(DType::Bf16);
+            CacheCpu::Plain(rows(half, dtype, shape))
+        }
+        CacheRows::Bytes { layout, pages } => CacheCpu::Quantised(bytes(from, layout, pages)),
+    }
+}
+
+fn bytes(from: &PagedCache, layout: &'static Layout, pages: &Strided<2>) -> QuantisedCpu {
+    QuantisedCpu {
+        layout,
+        bytes: view(pages, [from.num_pages, from.page_size]),
+        scale: from.scale,
+    }
 }
 
 fn block_table(table: &PageTable) -> CpuStrided<i32, 2> {
@@ -106,11 +125,15 @@ impl<'a> Filled<'a> {
 pub(crate) unsafe fn decode(problem: &AttentionProblem, plan: &Plan) -> Result<()> {
     // SAFETY: the caller's promise.
     let plan = unsafe { Filled::of(plan)? };
-    let rows = [problem.table.batch, problem.queries.extent(), problem.heads];
+    let shape = [problem.table.batch, problem.queries.extent(), problem.heads];
     let args = DecodeCpu {
-        format: format(problem.dtype),
-        q: parts(&problem.q, rows),
-        kv_cache: rows_of(&problem.cache),
+        format: format(problem.out_dtype()),
+        q: rows(&problem.q, problem.dtype, shape),
+        q_scale: match &problem.q_scale {
+            QueryScale::One(scale) => CpuQueryScale::One(*scale),
+            QueryScale::Rows(scales) => CpuQueryScale::Rows(view(scales, shape)),
+        },
+        kv_cache: cache(&problem.cache),
         keys: KeysCpu::Pages {
             block_table: block_table(&problem.table),
         },
@@ -118,8 +141,8 @@ pub(crate) unsafe fn decode(problem: &AttentionProblem, plan: &Plan) -> Result<(
         causal: problem.causal,
         softmax_scale: problem.scale,
         attn_sink: sink(problem.attn_sink, problem.heads),
-        out: view(&problem.out, rows),
-        lse: view(&problem.lse, rows),
+        out: view(&problem.out, shape),
+        lse: view(&problem.lse, shape),
         max_logits: None,
         plan: plan.view,
         unit_rows: plan.unit_rows,
@@ -136,17 +159,18 @@ pub(crate) unsafe fn decode(problem: &AttentionProblem, plan: &Plan) -> Result<(
 pub(crate) unsafe fn sparse(problem: &SparseProblem, plan: &Plan) -> Result<()> {
     // SAFETY: the caller's promise.
     let plan = unsafe { Filled::of(plan)? };
-    let rows = [problem.batch, problem.q_len, problem.heads];
+    let shape = [problem.batch, problem.q_len, problem.heads];
     let indices = |lists: &KeyLists| view(&lists.indices, [problem.batch, problem.q_len]);
     let args = DecodeCpu {
         format: format(problem.dtype),
-        q: parts(&problem.q, rows),
-        kv_cache: rows_of(&problem.main.cache),
+        q: rows(&problem.q, problem.dtype, shape),
+        q_scale: CpuQueryScale::One(1.0),
+        kv_cache: cache(&problem.main.cache),
         keys: KeysCpu::Lists {
             indices: indices(&problem.main),
             topk: problem.main.topk as usize,
             extra: problem.extra.as_ref().map(|extra| ExtraCpu {
-                kv_cache: rows_of(&extra.cache),
+                kv_cache: cache(&extra.cache),
                 indices: indices(extra),
                 topk: extra.topk as usize,
             }),
@@ -155,9 +179,9 @@ pub(crate) unsafe fn sparse(problem: &SparseProblem, plan: &Plan) -> Result<()> 
         causal: false,
         softmax_scale: problem.scale,
         attn_sink: sink(problem.attn_sink, problem.heads),
-        out: view(&problem.out, rows),
-        lse: view(&problem.lse, rows),
-        max_logits: problem.max_logits.as_ref().map(|max| view(max, rows)),
+        out: view(&problem.out, shape),
+        lse: view(&problem.lse, shape),
+        max_logits: problem.max_logits.as_ref().map(|max| view(max, shape)),
         plan: plan.view,
         unit_rows: plan.unit_rows,
         partial_out: plan.partial_out,
@@ -166,12 +190,6 @@ pub(crate) unsafe fn sparse(problem: &SparseProblem, plan: &Plan) -> Result<()> 
     // SAFETY: the caller's promise; shapes, strides and the plan have been checked.
     unsafe { ferromla_cpu::decode(&args) };
     Ok(())
-}
-
-/// The rows of a cache by page, token and KV head.
-fn rows_of(cache: &PagedCache) -> CpuParts<3> {
-    let shape = [cache.num_pages, cache.page_size, cache.kv_heads];
-    parts(&cache.rows, shape)
 }
 
 fn sink(address: u64, heads: i32) -> Option<CpuStrided<f32, 1>> {
@@ -200,9 +218,10 @@ pub(crate) unsafe fn merge(problem: &MergeProblem) -> Result<()> {
 /// As for [`append_kv`](crate::append_kv).
 pub(crate) unsafe fn append(problem: &AppendProblem) -> Result<()> {
     let args = AppendCpu {
-        tokens: parts(&problem.rows, [problem.tokens as i32]),
-        cache: pages(&problem.cache),
+        tokens: rows(&problem.rows, problem.dtype, [problem.tokens as i32]),
+        cache: cache(&problem.cache),
         slots: view(&problem.slots, [problem.tokens as i32]),
+        round_scale: problem.round_scale,
     };
     // SAFETY: the caller's promise; shapes and strides have been checked.
     unsafe { ferromla_cpu::append_kv(&args) };
@@ -229,12 +248,42 @@ pub(crate) unsafe fn gather(problem: &GatherProblem) -> Result<()> {
         }
     };
     let args = GatherCpu {
-        format: format(problem.cache.dtype),
-        cache: pages(&problem.cache),
+        cache: cache(&problem.cache),
         source,
         out: view(&problem.out, [tokens]),
     };
     // SAFETY: the caller's promise; shapes and strides have been checked.
     unsafe { ferromla_cpu::gather_kv(&args) };
+    Ok(())
+}
+
+/// # Safety
+/// As for [`quantize_kv`](crate::quantize_kv).
+pub(crate) unsafe fn quantize(problem: &QuantizeProblem) -> Result<()> {
+    if let CacheCpu::Quantised(cache) = cache(&problem.cache) {
+        let pages = [problem.cache.num_pages, problem.cache.page_size];
+        let args = QuantizeCpu {
+            rows: rows(&problem.rows, problem.dtype, pages),
+            cache,
+            round_scale: problem.round_scale,
+        };
+        // SAFETY: the caller's promise; shapes and strides have been checked.
+        unsafe { ferromla_cpu::quantize_kv(&args) };
+    }
+    Ok(())
+}
+
+/// # Safety
+/// As for [`dequantize_kv`](crate::dequantize_kv).
+pub(crate) unsafe fn dequantize(problem: &DequantizeProblem) -> Result<()> {
+    if let CacheCpu::Quantised(cache) = cache(&problem.cache) {
+        let pages = [problem.cache.num_pages, problem.cache.page_size];
+        let out = match problem.dtype {
+            DType::F32 => OutRows::F32(view(&problem.out, pages)),
+            _ => OutRows::Bf16(view(&problem.out, pages)),
+        };
+        // SAFETY: the caller's promise; shapes and strides have been checked.
+        unsafe { ferromla_cpu::dequantize_kv(&DequantizeCpu { cache, out }) };
+    }
     Ok(())
 }

@@ -12,6 +12,7 @@ mod check;
 mod check_attention;
 mod check_cache;
 mod check_merge;
+mod check_paged;
 mod check_parts;
 mod check_sparse;
 mod cpu;
@@ -35,6 +36,7 @@ mod plan;
 mod plan_source;
 mod prefill;
 mod problem;
+mod quantize;
 mod schedule;
 mod sparse;
 mod sparse_prefill;
@@ -42,9 +44,9 @@ mod support;
 mod values;
 mod view;
 
-pub use attention::{AttentionArgs, AttentionOutputs, Checked, QoIndptr};
+pub use attention::{AttentionArgs, AttentionOutputs, Checked, QScale, QoIndptr};
 pub use cache::{
-    AppendArgs, CacheShape, GatherArgs, GatherSource, append_kv, cache_shape, gather_kv,
+    AppendArgs, CacheShape, GatherArgs, GatherSource, append_kv, cache_d_qk, cache_shape, gather_kv,
 };
 pub use decode::{DecodeArgs, decode, decode_outputs};
 pub use dtype::{DType, Device, KvFormat};
@@ -53,6 +55,7 @@ pub use lengths::num_tokens;
 pub use merge::{MergeArgs, merge_states};
 pub use plan::{Plan, PlanArgs, Queries, workspace_bytes};
 pub use prefill::{PrefillArgs, prefill, prefill_outputs};
+pub use quantize::{DequantizeArgs, QuantizeArgs, dequantize_kv, quantize_kv};
 pub use sparse::{CheckedSparse, ExtraKeys, SparseDecodeArgs, sparse_decode};
 pub use sparse_prefill::{
     SparsePrefillArgs, SparsePrefillOutputs, sparse_prefill, sparse_prefill_outputs,

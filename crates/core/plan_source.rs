@@ -1,6 +1,6 @@
 //! Where a call's schedule comes from: a plan that was made before, or one of its own.
 
-use crate::dtype::DType;
+use crate::dtype::KvFormat;
 use crate::error::{Error, Result};
 use crate::plan::{Plan, PlanArgs};
 use crate::schedule::Schedule;
@@ -18,10 +18,10 @@ pub(crate) enum PlanSource<'a> {
 }
 
 impl<'a> PlanSource<'a> {
-    /// For a call that needs a plan of these arguments. `dtype` is the cache's.
-    pub fn of(given: Option<&'a Plan>, call: PlanArgs, dtype: DType) -> Result<Self> {
+    /// For a call that needs a plan of these arguments. `format` is the cache's.
+    pub fn of(given: Option<&'a Plan>, call: PlanArgs, format: KvFormat) -> Result<Self> {
         if let Some(plan) = given {
-            fits(plan, &call, dtype)?;
+            fits(plan, &call, format)?;
             return Ok(Self::Given(plan));
         }
         Ok(Self::Own {
@@ -57,8 +57,8 @@ impl<'a> PlanSource<'a> {
 }
 
 /// The plan was made for this call, and nothing asks for another one.
-fn fits(plan: &Plan, call: &PlanArgs, dtype: DType) -> Result<()> {
-    plan.made_for(call, dtype)?;
+fn fits(plan: &Plan, call: &PlanArgs, format: KvFormat) -> Result<()> {
+    plan.made_for(call, format)?;
     if call.num_splits.is_some() && call.num_splits != plan.args().num_splits {
         let number = |parts: Option<u32>| parts.map_or("None".to_owned(), |n| n.to_string());
         let value = format!("{} with a plan", number(call.num_splits));

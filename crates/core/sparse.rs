@@ -99,7 +99,7 @@ impl<'a> SparseDecodeArgs<'a> {
             batch_invariant: self.batch_invariant,
             ..plan_args(&problem)
         };
-        let plan = PlanSource::of(self.plan, call, problem.main.cache.dtype)?;
+        let plan = PlanSource::of(self.plan, call, problem.main.cache.format)?;
         Ok(CheckedSparse { problem, plan })
     }
 }

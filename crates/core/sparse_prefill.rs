@@ -75,7 +75,7 @@ impl SparsePrefillArgs {
             },
             ..plan_args(&problem)
         };
-        let plan = PlanSource::of(None, call, problem.main.cache.dtype)?;
+        let plan = PlanSource::of(None, call, problem.main.cache.format)?;
         Ok(CheckedSparse { problem, plan })
     }
 }

@@ -3,7 +3,7 @@
 use ferromla_schedule::WorkItem;
 
 use crate::tile::{KeyOrder, KeySource};
-use crate::{Parts, Strided, TILE_TOKENS};
+use crate::{CacheCpu, Strided, TILE_TOKENS};
 
 /// The keys of the query tokens of a [`DecodeCpu`](crate::DecodeCpu).
 #[derive(Debug, Clone, Copy)]
@@ -27,8 +27,8 @@ pub enum KeysCpu {
 /// Lists of keys in a second cache.
 #[derive(Debug, Clone, Copy)]
 pub struct ExtraCpu {
-    /// Rows of `[pages, page_size, 1]`.
-    pub kv_cache: Parts<3>,
+    /// Pages of rows as wide as those of the main cache.
+    pub kv_cache: CacheCpu,
     /// As those of [`KeysCpu::Lists`].
     pub indices: Strided<i32, 2>,
     /// Entries of a list.
@@ -37,9 +37,9 @@ pub struct ExtraCpu {
 
 impl KeysCpu {
     /// The most keys there can be: a plan may have been made for longer tables.
-    pub(crate) fn capacity(&self, cache: &Parts<3>) -> usize {
+    pub(crate) fn capacity(&self, cache: &CacheCpu) -> usize {
         match self {
-            Self::Pages { block_table } => block_table.shape()[1] * cache.nope.shape()[1],
+            Self::Pages { block_table } => block_table.shape()[1] * cache.shape()[1],
             Self::Lists { .. } => usize::MAX,
         }
     }
@@ -50,7 +50,7 @@ impl KeysCpu {
     /// The item is one of a plan that was made for these keys; the views describe live memory.
     pub(crate) unsafe fn of_tile<'a>(
         &'a self,
-        cache: &'a Parts<3>,
+        cache: &'a CacheCpu,
         item: &WorkItem,
         start: usize,
     ) -> (KeySource<'a>, usize) {
