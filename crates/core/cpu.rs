@@ -10,6 +10,7 @@ use ferromla_cpu::{
 use ferromla_format::Layout;
 use ferromla_schedule::PlanView;
 
+pub(crate) use crate::cpu_indices::{combine_topk_window, to_physical, window_token_ids};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::plan::Plan;
@@ -34,7 +35,7 @@ fn format(dtype: DType) -> Format {
     }
 }
 
-fn view<T, const N: usize>(from: &Strided<N>, shape: [i32; N]) -> CpuStrided<T, N> {
+pub(crate) fn view<T, const N: usize>(from: &Strided<N>, shape: [i32; N]) -> CpuStrided<T, N> {
     CpuStrided::new(
         from.ptr as *const T,
         shape.map(|dim| dim as usize),

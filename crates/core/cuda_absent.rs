@@ -7,6 +7,7 @@ use crate::problem::{
     AppendProblem, AttentionProblem, DequantizeProblem, GatherProblem, MergeProblem,
     QuantizeProblem, SparseProblem,
 };
+use crate::problem_indices::{CombineProblem, ToPhysicalProblem, WindowProblem};
 use crate::support::CudaSupport;
 use crate::view::Stream;
 
@@ -69,5 +70,17 @@ pub(crate) unsafe fn quantize(ordinal: u32, _: &QuantizeProblem) -> Result<()> {
 }
 
 pub(crate) unsafe fn dequantize(ordinal: u32, _: &DequantizeProblem) -> Result<()> {
+    absent(ordinal)
+}
+
+pub(crate) unsafe fn to_physical(ordinal: u32, _: &ToPhysicalProblem) -> Result<()> {
+    absent(ordinal)
+}
+
+pub(crate) unsafe fn window_token_ids(ordinal: u32, _: &WindowProblem) -> Result<()> {
+    absent(ordinal)
+}
+
+pub(crate) unsafe fn combine_topk_window(ordinal: u32, _: &CombineProblem) -> Result<()> {
     absent(ordinal)
 }

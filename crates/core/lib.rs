@@ -11,11 +11,13 @@ mod cache;
 mod check;
 mod check_attention;
 mod check_cache;
+mod check_indices;
 mod check_merge;
 mod check_paged;
 mod check_parts;
 mod check_sparse;
 mod cpu;
+mod cpu_indices;
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(not(feature = "cuda"))]
@@ -26,6 +28,7 @@ pub mod cudarc_safe;
 mod decode;
 mod dtype;
 mod error;
+mod indices;
 mod lengths;
 mod merge;
 #[cfg(feature = "cuda")]
@@ -36,6 +39,7 @@ mod plan;
 mod plan_source;
 mod prefill;
 mod problem;
+mod problem_indices;
 mod quantize;
 mod schedule;
 mod sparse;
@@ -51,6 +55,9 @@ pub use cache::{
 pub use decode::{DecodeArgs, decode, decode_outputs};
 pub use dtype::{DType, Device, KvFormat};
 pub use error::{Error, Result};
+pub use indices::{
+    CombineArgs, ToPhysicalArgs, WindowArgs, combine_topk_window, to_physical, window_token_ids,
+};
 pub use lengths::num_tokens;
 pub use merge::{MergeArgs, merge_states};
 pub use plan::{Plan, PlanArgs, Queries, workspace_bytes};

@@ -8,6 +8,7 @@ mod attention;
 mod cache;
 mod errors;
 mod framework;
+mod indices;
 mod plan;
 mod report;
 mod sparse;
@@ -32,6 +33,9 @@ fn _ferromla(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(cache::append_kv, module)?)?;
     module.add_function(wrap_pyfunction!(cache::gather_kv, module)?)?;
     module.add_function(wrap_pyfunction!(cache::cache_shape, module)?)?;
+    module.add_function(wrap_pyfunction!(indices::to_physical, module)?)?;
+    module.add_function(wrap_pyfunction!(indices::window_token_ids, module)?)?;
+    module.add_function(wrap_pyfunction!(indices::combine_topk_window, module)?)?;
     module.add_function(wrap_pyfunction!(report::support, module)?)?;
     Ok(())
 }

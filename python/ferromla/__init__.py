@@ -12,6 +12,7 @@ from ferromla._ferromla import (
     Unsupported,
     __version__,
     append_kv,
+    combine_topk_window,
     decode,
     gather_kv,
     merge_states,
@@ -19,6 +20,8 @@ from ferromla._ferromla import (
     sparse_decode,
     sparse_prefill,
     support,
+    to_physical,
+    window_token_ids,
     workspace_bytes,
 )
 
@@ -29,6 +32,7 @@ __all__ = [
     "Unsupported",
     "__version__",
     "append_kv",
+    "combine_topk_window",
     "decode",
     "empty_kv_cache",
     "gather_kv",
@@ -37,5 +41,7 @@ __all__ = [
     "sparse_decode",
     "sparse_prefill",
     "support",
+    "to_physical",
+    "window_token_ids",
     "workspace_bytes",
 ]

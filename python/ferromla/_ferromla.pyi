@@ -217,6 +217,33 @@ def gather_kv(
     out: Tensor | None = None,
     offsets: Tensor | None = None,
 ) -> Any: ...
+def to_physical(indices: Tensor, block_table: Tensor, page_size: int, *, out: Tensor | None = None) -> Tensor: ...
+def window_token_ids(
+    seq_lens: Tensor,
+    query_lens: Tensor,
+    block_table: Tensor,
+    *,
+    page_size: int,
+    window: int,
+    num_tokens: int | None = None,
+    out: Tensor | None = None,
+    offsets: Tensor | None = None,
+    first_pos: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]: ...
+def combine_topk_window(
+    topk_indices: Tensor,
+    positions: Tensor,
+    request_ids: Tensor,
+    *,
+    ratio: int,
+    window: int,
+    compressed_base: Tensor,
+    window_base: Tensor,
+    first_pos: Tensor,
+    pad_to: int = 128,
+    out: Tensor | None = None,
+    lengths: Tensor | None = None,
+) -> tuple[Tensor, Tensor]: ...
 def cache_shape(
     num_pages: int, page_size: int, kv_format: str, d_qk: int, device: Any
 ) -> tuple[list[int], str, str]: ...
