@@ -10,6 +10,7 @@ mod errors;
 mod framework;
 mod indices;
 mod plan;
+mod quantize;
 mod report;
 mod sparse;
 mod tensor;
@@ -32,6 +33,8 @@ fn _ferromla(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(plan::workspace_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(cache::append_kv, module)?)?;
     module.add_function(wrap_pyfunction!(cache::gather_kv, module)?)?;
+    module.add_function(wrap_pyfunction!(quantize::quantize_kv, module)?)?;
+    module.add_function(wrap_pyfunction!(quantize::dequantize_kv, module)?)?;
     module.add_function(wrap_pyfunction!(cache::cache_shape, module)?)?;
     module.add_function(wrap_pyfunction!(indices::to_physical, module)?)?;
     module.add_function(wrap_pyfunction!(indices::window_token_ids, module)?)?;
