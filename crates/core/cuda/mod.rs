@@ -17,7 +17,7 @@ use cudarc::driver::sys;
 
 pub(crate) use indices::{combine_topk_window, to_physical, window_token_ids};
 pub(crate) use kernel::compiled_kernels;
-pub(crate) use ops::{append, decode, gather, merge, plan, sparse};
+pub(crate) use ops::{append, decode, dequantize, gather, merge, plan, quantize, sparse};
 
 use crate::error::{Error, Result};
 use crate::support::CudaSupport;
