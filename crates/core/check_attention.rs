@@ -1,33 +1,31 @@
 //! The arguments of `decode` and `prefill`, checked: views to an [`AttentionProblem`].
 
-use crate::attention::{AttentionArgs, QoIndptr};
-use crate::check::{Access, Arg, Last, device_dtype, supported_format};
-use crate::check_parts::{KV_CACHE, Q, cache, lead, page_table, qo_indptr, rows};
-use crate::dtype::DType;
+use crate::attention::{AttentionArgs, QScale, QoIndptr};
+use crate::check::{Access, Arg, Last, device_dtype, device_format};
+use crate::check_paged::{CacheArg, positive};
+use crate::check_parts::{KV_CACHE, Q, lead, page_table, qo_indptr, rows};
+use crate::dtype::{DType, KvFormat};
 use crate::error::{Error, Result};
 use crate::problem::{
-    AttentionProblem, NOPE_DIM, PageTable, PagedCache, QueryTokens, Strided, TwoParts,
+    AttentionProblem, NOPE_DIM, PageTable, PagedCache, QueryScale, QueryTokens, Strided, TwoParts,
+    out_dtype,
 };
 use crate::view::{Dims, MAX_RANK, Parts, View};
 
-const HALF_TYPES: [DType; 2] = [DType::Bf16, DType::Fp16];
+const QUERY_TYPES: [DType; 3] = [DType::Bf16, DType::Fp16, DType::F8E4M3];
 
 /// `q` by itself.
 pub(crate) struct Query {
-    rows: TwoParts<3>,
+    pub rows: TwoParts<3>,
     pub dtype: DType,
     /// The shape before the width: `[batch, q_len, heads]`, or `[tokens, heads]` when ragged.
     pub leading: Dims,
-    heads: i64,
+    pub heads: i64,
 }
 
 pub(crate) fn query(q: &Parts, ragged: bool) -> Result<Query> {
     let lead = lead(q, &Q);
-    if lead.view.dtype() == DType::F8E4M3 {
-        let rule = "queries are bfloat16 or float16 in this version";
-        return Err(Error::unsupported(lead.name, DType::F8E4M3, rule));
-    }
-    let dtype = lead.dtype(&HALF_TYPES, "")?;
+    let dtype = lead.dtype(&QUERY_TYPES, "")?;
     let rows = if ragged {
         rows::<2>(q, &Q, &[3], "tokens, heads", Access::Read)?.without_requests()
     } else {
@@ -57,22 +55,22 @@ pub(crate) fn out_shape(leading: &[i64]) -> Dims {
 
 /// Everything but `out`, `lse`, `plan` and `workspace`, which the problem does not have yet.
 pub(crate) fn inputs<I: QoIndptr>(args: &AttentionArgs<'_, I>) -> Result<AttentionProblem> {
-    if let Some(format) = args.kv_format {
-        supported_format(format)?;
-    }
     let indptr = args.qo_indptr.view();
     let query = query(&args.q, indptr.is_some())?;
     let q_arg = lead(&args.q, &Q);
     let device = (q_arg.view.device(), q_arg.name);
     device_dtype(q_arg.name, device.0, query.dtype)?;
-    let cache = cache(
-        &args.kv_cache,
-        &KV_CACHE,
-        args.kv_format,
-        device,
-        Access::Read,
-    )?;
-    fits(args, &query, &cache)?;
+    let cache_arg = CacheArg {
+        names: &KV_CACHE,
+        parts: &args.kv_cache,
+        format_name: "kv_format",
+        format: args.kv_format,
+        scale: args.kv_scale,
+    };
+    let cache = cache_arg.check(device, Access::Read)?;
+    dense(cache.format)?;
+    device_format(cache_arg.format_name, device.0, cache.format)?;
+    fits(&cache_arg.lead(), &query, &cache)?;
     let batch = match indptr {
         None => Some((query.leading[0], "the batch of q")),
         Some(_) => None,
@@ -84,11 +82,12 @@ pub(crate) fn inputs<I: QoIndptr>(args: &AttentionArgs<'_, I>) -> Result<Attenti
         queries: tokens(indptr, &query.leading, &table, device)?,
         heads: query.heads as i32,
         q: query.rows,
+        q_scale: q_scale(args, &query)?,
         cache,
         table,
         scale: scale(args.softmax_scale, query.rows.dim())?,
         causal: args.causal,
-        attn_sink: attn_sink(args, query.heads)?,
+        attn_sink: attn_sink(args.attn_sink.as_ref(), &q_arg, query.heads)?,
         out: Strided::NONE,
         lse: Strided::NONE,
         stream: args.stream,
@@ -116,16 +115,35 @@ fn tokens(
     })
 }
 
+/// The format is one that `decode` and `prefill` take.
+pub(crate) fn dense(format: KvFormat) -> Result<()> {
+    if KvFormat::DENSE.contains(&format) {
+        return Ok(());
+    }
+    let names: Vec<_> = KvFormat::DENSE.iter().map(|format| format.name()).collect();
+    let rule = format!("decode and prefill take {}", names.join(", "));
+    Err(Error::unsupported("kv_format", format, rule))
+}
+
 /// Query and cache belong together: type, width and heads.
-fn fits<I>(args: &AttentionArgs<'_, I>, query: &Query, cache: &PagedCache) -> Result<()> {
+fn fits(cache_arg: &Arg<'_>, query: &Query, cache: &PagedCache) -> Result<()> {
     let (q, heads) = (&query.rows, query.heads);
-    let cache_arg = lead(&args.kv_cache, &KV_CACHE);
-    cache_arg.dtype(&[query.dtype], ", as q is")?;
-    if q.dim() != cache.rows.dim() {
+    if query.dtype == DType::F8E4M3 && cache.format != KvFormat::Fp8 {
+        let value = format!(
+            "{} with a cache of the format {}",
+            query.dtype, cache.format
+        );
+        let rule = "such queries go with a cache of the format fp8";
+        return Err(Error::unsupported("q", value, rule));
+    }
+    if cache.format.dtype().is_some() {
+        cache_arg.dtype(&[query.dtype], ", as q is")?;
+    }
+    if q.dim() != cache.dim() {
         let rule = format!("q has rows of {}", q.dim());
         return Err(Error::invalid(
             cache_arg.name,
-            format!("of rows of {}", cache.rows.dim()),
+            format!("of rows of {}", cache.dim()),
             rule,
         ));
     }
@@ -137,7 +155,34 @@ fn fits<I>(args: &AttentionArgs<'_, I>, query: &Query, cache: &PagedCache) -> Re
     Ok(())
 }
 
-fn scale(given: Option<f64>, d_qk: i64) -> Result<f64> {
+/// What the queries are multiplied by: `q_scale` of float8_e4m3fn ones, else 1.
+fn q_scale<I>(args: &AttentionArgs<'_, I>, query: &Query) -> Result<QueryScale> {
+    let Some(given) = &args.q_scale else {
+        return Ok(QueryScale::One(1.0));
+    };
+    if query.dtype != DType::F8E4M3 {
+        let value = format!("given with {} queries", query.dtype);
+        return Err(Error::invalid(
+            "q_scale",
+            value,
+            "None: only float8_e4m3fn queries have one",
+        ));
+    }
+    let view = match given {
+        QScale::One(scale) => return positive("q_scale", *scale).map(QueryScale::One),
+        QScale::Rows(view) => view,
+    };
+    let scale = Arg::new("q_scale", view);
+    scale.exactly(&query.leading, "q without its last dimension")?;
+    scale.dtype(&[DType::F32], "")?;
+    let q = lead(&args.q, &Q);
+    scale.device(q.view.device(), q.name)?;
+    scale.memory(Last::Any, Access::Read)?;
+    Ok(QueryScale::Rows(of_rows(&scale, &query.leading)))
+}
+
+/// The factor of the scores.
+pub(crate) fn scale(given: Option<f64>, d_qk: i64) -> Result<f64> {
     let scale = given.unwrap_or_else(|| (d_qk as f64).powf(-0.5));
     if scale > 0.0 && ((scale * std::f64::consts::LOG2_E) as f32).is_finite() {
         return Ok(scale);
@@ -149,15 +194,15 @@ fn scale(given: Option<f64>, d_qk: i64) -> Result<f64> {
     ))
 }
 
-fn attn_sink<I>(args: &AttentionArgs<'_, I>, heads: i64) -> Result<u64> {
-    let Some(view) = &args.attn_sink else {
+/// The address of `[heads]` float32, or 0.
+pub(crate) fn attn_sink(given: Option<&View>, q: &Arg<'_>, heads: i64) -> Result<u64> {
+    let Some(view) = given else {
         return Ok(0);
     };
     let sink = Arg::new("attn_sink", view);
     sink.rank(&[1], "[heads]")?;
     sink.dim(0, heads, "the heads of q")?;
     sink.dtype(&[DType::F32], "")?;
-    let q = lead(&args.q, &Q);
     sink.device(q.view.device(), q.name)?;
     sink.memory(Last::Unit, Access::Read)?;
     Ok(view.ptr())
@@ -169,23 +214,40 @@ pub(crate) fn outputs<I>(
     problem: &mut AttentionProblem,
 ) -> Result<()> {
     let q = lead(&args.q, &Q);
-    let leading = &q.shape()[..q.shape().len() - 1];
-    let out = Arg::new("out", &args.out);
-    out.exactly(&out_shape(leading), "q but 512 wide")?;
-    out.dtype(&[problem.dtype], ", as q is")?;
-    out.device(problem.device, q.name)?;
-    out.memory(Last::Rows, Access::Write)?;
-    let lse = Arg::new("lse", &args.lse);
-    lse.exactly(leading, "q without its last dimension")?;
-    lse.dtype(&[DType::F32], "")?;
-    lse.device(problem.device, q.name)?;
-    lse.memory(Last::Any, Access::Write)?;
-    (problem.out, problem.lse) = match problem.queries {
-        QueryTokens::Uniform { .. } => (out.strided(), lse.strided()),
-        QueryTokens::Ragged { .. } => (
-            out.strided::<2>().without_requests(),
-            lse.strided::<2>().without_requests(),
-        ),
-    };
+    problem.out = out(&args.out, &q, problem.dtype)?;
+    problem.lse = row_numbers(&Arg::new("lse", &args.lse), &q)?;
     Ok(())
+}
+
+/// `out` for a q of type `dtype`, of its shape but 512 wide: strides of request (0 where q has no such axis), token, head.
+pub(crate) fn out(view: &View, q: &Arg<'_>, dtype: DType) -> Result<Strided<3>> {
+    let leading = &q.shape()[..q.shape().len() - 1];
+    let out = Arg::new("out", view);
+    out.exactly(&out_shape(leading), "q but 512 wide")?;
+    let why = match dtype {
+        DType::F8E4M3 => ", for float8_e4m3fn queries",
+        _ => ", as q is",
+    };
+    out.dtype(&[out_dtype(dtype)], why)?;
+    out.device(q.view.device(), q.name)?;
+    out.memory(Last::Rows, Access::Write)?;
+    Ok(of_rows(&out, leading))
+}
+
+/// A float32 output of one number per row of q, in the same way.
+pub(crate) fn row_numbers(arg: &Arg<'_>, q: &Arg<'_>) -> Result<Strided<3>> {
+    let leading = &q.shape()[..q.shape().len() - 1];
+    arg.exactly(leading, "q without its last dimension")?;
+    arg.dtype(&[DType::F32], "")?;
+    arg.device(q.view.device(), q.name)?;
+    arg.memory(Last::Any, Access::Write)?;
+    Ok(of_rows(arg, leading))
+}
+
+/// Strides of request, token, head for a q with these leading dimensions.
+fn of_rows(arg: &Arg<'_>, leading: &[i64]) -> Strided<3> {
+    match leading.len() {
+        2 => arg.strided::<2>().without_requests(),
+        _ => arg.strided(),
+    }
 }

@@ -3,17 +3,21 @@
 use std::sync::OnceLock;
 
 use ferromla_cpu::{
-    AppendCpu, DecodeCpu, Format, GatherCpu, GatherSource, MergeCpu, Parts as CpuParts,
-    Strided as CpuStrided,
+    AppendCpu, CacheCpu, DecodeCpu, DequantizeCpu, ExtraCpu, Format, GatherCpu, GatherSource,
+    KeysCpu, MergeCpu, OutRows, Parts as CpuParts, QuantisedCpu, QuantizeCpu,
+    QueryScale as CpuQueryScale, Rows as CpuRows, Strided as CpuStrided,
 };
+use ferromla_format::Layout;
 use ferromla_schedule::PlanView;
 
+pub(crate) use crate::cpu_indices::{combine_topk_window, to_physical, window_token_ids};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::plan::Plan;
 use crate::problem::{
-    AppendProblem, AttentionProblem, GatherProblem, GatherTokens, MergeProblem, NOPE_DIM,
-    PageTable, PagedCache, Strided, TwoParts,
+    AppendProblem, AttentionProblem, CacheRows, DequantizeProblem, GatherProblem, GatherTokens,
+    KeyLists, MergeProblem, NOPE_DIM, PageTable, PagedCache, QuantizeProblem, QueryScale,
+    SparseProblem, Strided, TwoParts,
 };
 use crate::schedule::plan_error;
 
@@ -31,7 +35,7 @@ fn format(dtype: DType) -> Format {
     }
 }
 
-fn view<T, const N: usize>(from: &Strided<N>, shape: [i32; N]) -> CpuStrided<T, N> {
+pub(crate) fn view<T, const N: usize>(from: &Strided<N>, shape: [i32; N]) -> CpuStrided<T, N> {
     CpuStrided::new(
         from.ptr as *const T,
         shape.map(|dim| dim as usize),
@@ -39,24 +43,40 @@ fn view<T, const N: usize>(from: &Strided<N>, shape: [i32; N]) -> CpuStrided<T, 
     )
 }
 
-fn parts<const N: usize>(from: &TwoParts<N>, shape: [i32; N]) -> CpuParts<N> {
+fn parts<T, const N: usize>(from: &TwoParts<N>, shape: [i32; N]) -> CpuParts<N, T> {
     CpuParts {
         nope: view(&from.nope, shape),
         rope: from.rope.as_ref().map(|rope| view(rope, shape)),
     }
 }
 
-/// A cache of one KV head: its pages and tokens.
-fn pages(cache: &PagedCache) -> CpuParts<2> {
-    let two = |from: &Strided<3>| Strided {
-        ptr: from.ptr,
-        strides: [from.strides[0], from.strides[1]],
-    };
-    let rows = TwoParts {
-        nope: two(&cache.rows.nope),
-        rope: cache.rows.rope.as_ref().map(two),
-    };
-    parts(&rows, [cache.num_pages, cache.page_size])
+/// Rows of one of the types that operations take: bf16, fp16, float32 or e4m3.
+fn rows<const N: usize>(from: &TwoParts<N>, dtype: DType, shape: [i32; N]) -> CpuRows<N> {
+    match dtype {
+        DType::Fp16 => CpuRows::Fp16(parts(from, shape)),
+        DType::F32 => CpuRows::F32(parts(from, shape)),
+        DType::F8E4M3 => CpuRows::E4m3(parts(from, shape)),
+        _ => CpuRows::Bf16(parts(from, shape)),
+    }
+}
+
+fn cache(from: &PagedCache) -> CacheCpu {
+    match &from.rows {
+        CacheRows::Half(half) => {
+            let shape = [from.num_pages, from.page_size, from.kv_heads];
+            let dtype = from.format.dtype().unwrap_or(DType::Bf16);
+            CacheCpu::Plain(rows(half, dtype, shape))
+        }
+        CacheRows::Bytes { layout, pages } => CacheCpu::Quantised(bytes(from, layout, pages)),
+    }
+}
+
+fn bytes(from: &PagedCache, layout: &'static Layout, pages: &Strided<2>) -> QuantisedCpu {
+    QuantisedCpu {
+        layout,
+        bytes: view(pages, [from.num_pages, from.page_size]),
+        scale: from.scale,
+    }
 }
 
 fn block_table(table: &PageTable) -> CpuStrided<i32, 2> {
@@ -74,40 +94,107 @@ fn vector<T>(ptr: u64, len: usize, stride: i64) -> CpuStrided<T, 1> {
     CpuStrided::new(ptr as *const T, [len], [stride])
 }
 
+/// A plan whose bytes have been written, and where its partial results go.
+struct Filled<'a> {
+    view: PlanView<'a>,
+    unit_rows: usize,
+    partial_out: CpuStrided<f32, 1>,
+    partial_lse: CpuStrided<f32, 1>,
+}
+
+impl<'a> Filled<'a> {
+    /// # Safety
+    /// The plan has been filled, and its workspace is live.
+    unsafe fn of(plan: &'a Plan) -> Result<Self> {
+        let (schedule, workspace) = (&plan.schedule, &plan.workspace);
+        let words = schedule.layout.words();
+        // SAFETY: the plan's workspace is live host memory that its layout fits; `fill` has written it.
+        let words = unsafe { std::slice::from_raw_parts(workspace.plan as *const i32, words) };
+        let unit_rows = schedule.shape.unit_rows as usize;
+        let partial_rows = schedule.layout.max_slots as usize * unit_rows;
+        Ok(Self {
+            view: PlanView::new(&schedule.shape, words).map_err(plan_error)?,
+            unit_rows,
+            partial_out: vector(workspace.partial_out, partial_rows, NOPE_DIM),
+            partial_lse: vector(workspace.partial_lse, partial_rows, 1),
+        })
+    }
+}
+
 /// # Safety
 /// As for [`decode`](crate::decode); the plan has been filled for this problem.
 pub(crate) unsafe fn decode(problem: &AttentionProblem, plan: &Plan) -> Result<()> {
-    let (schedule, workspace) = (&plan.schedule, &plan.workspace);
-    let words = schedule.layout.words();
-    // SAFETY: the plan's workspace is live host memory that its layout fits; `fill` has written it.
-    let words = unsafe { std::slice::from_raw_parts(workspace.plan as *const i32, words) };
-    let view_of_plan = PlanView::new(&schedule.shape, words).map_err(plan_error)?;
-    let rows = [problem.table.batch, problem.queries.extent(), problem.heads];
-    let cache = &problem.cache;
-    let partial_rows = schedule.layout.max_slots as usize * schedule.shape.unit_rows as usize;
-    let heads = problem.heads as usize;
+    // SAFETY: the caller's promise.
+    let plan = unsafe { Filled::of(plan)? };
+    let shape = [problem.table.batch, problem.queries.extent(), problem.heads];
     let args = DecodeCpu {
-        format: format(problem.dtype),
-        q: parts(&problem.q, rows),
-        kv_cache: parts(
-            &cache.rows,
-            [cache.num_pages, cache.page_size, cache.kv_heads],
-        ),
-        block_table: block_table(&problem.table),
+        format: format(problem.out_dtype()),
+        q: rows(&problem.q, problem.dtype, shape),
+        q_scale: match &problem.q_scale {
+            QueryScale::One(scale) => CpuQueryScale::One(*scale),
+            QueryScale::Rows(scales) => CpuQueryScale::Rows(view(scales, shape)),
+        },
+        kv_cache: cache(&problem.cache),
+        keys: KeysCpu::Pages {
+            block_table: block_table(&problem.table),
+        },
         group: problem.group() as usize,
         causal: problem.causal,
         softmax_scale: problem.scale,
-        attn_sink: (problem.attn_sink != 0).then(|| vector(problem.attn_sink, heads, 1)),
-        plan: view_of_plan,
-        unit_rows: schedule.shape.unit_rows as usize,
-        out: view(&problem.out, rows),
-        lse: view(&problem.lse, rows),
-        partial_out: vector(workspace.partial_out, partial_rows, NOPE_DIM),
-        partial_lse: vector(workspace.partial_lse, partial_rows, 1),
+        attn_sink: sink(problem.attn_sink, problem.heads),
+        out: view(&problem.out, shape),
+        lse: view(&problem.lse, shape),
+        max_logits: None,
+        plan: plan.view,
+        unit_rows: plan.unit_rows,
+        partial_out: plan.partial_out,
+        partial_lse: plan.partial_lse,
     };
     // SAFETY: the caller's promise; shapes, strides and the plan have been checked.
     unsafe { ferromla_cpu::decode(&args) };
     Ok(())
+}
+
+/// # Safety
+/// As for [`sparse_decode`](crate::sparse_decode); the plan has been filled for this problem.
+pub(crate) unsafe fn sparse(problem: &SparseProblem, plan: &Plan) -> Result<()> {
+    // SAFETY: the caller's promise.
+    let plan = unsafe { Filled::of(plan)? };
+    let shape = [problem.batch, problem.q_len, problem.heads];
+    let indices = |lists: &KeyLists| view(&lists.indices, [problem.batch, problem.q_len]);
+    let args = DecodeCpu {
+        format: format(problem.dtype),
+        q: rows(&problem.q, problem.dtype, shape),
+        q_scale: CpuQueryScale::One(1.0),
+        kv_cache: cache(&problem.main.cache),
+        keys: KeysCpu::Lists {
+            indices: indices(&problem.main),
+            topk: problem.main.topk as usize,
+            extra: problem.extra.as_ref().map(|extra| ExtraCpu {
+                kv_cache: cache(&extra.cache),
+                indices: indices(extra),
+                topk: extra.topk as usize,
+            }),
+        },
+        group: problem.heads as usize,
+        causal: false,
+        softmax_scale: problem.scale,
+        attn_sink: sink(problem.attn_sink, problem.heads),
+        out: view(&problem.out, shape),
+        lse: view(&problem.lse, shape),
+        max_logits: problem.max_logits.as_ref().map(|max| view(max, shape)),
+        plan: plan.view,
+        unit_rows: plan.unit_rows,
+        partial_out: plan.partial_out,
+        partial_lse: plan.partial_lse,
+    };
+    // SAFETY: the caller's promise; shapes, strides and the plan have been checked.
+    unsafe { ferromla_cpu::decode(&args) };
+    Ok(())
+}
+
+fn sink(address: u64, heads: i32) -> Option<CpuStrided<f32, 1>> {
+    (address != 0).then(|| vector(address, heads as usize, 1))
 }
 
 /// # Safety
@@ -132,9 +219,10 @@ pub(crate) unsafe fn merge(problem: &MergeProblem) -> Result<()> {
 /// As for [`append_kv`](crate::append_kv).
 pub(crate) unsafe fn append(problem: &AppendProblem) -> Result<()> {
     let args = AppendCpu {
-        tokens: parts(&problem.rows, [problem.tokens as i32]),
-        cache: pages(&problem.cache),
+        tokens: rows(&problem.rows, problem.dtype, [problem.tokens as i32]),
+        cache: cache(&problem.cache),
         slots: view(&problem.slots, [problem.tokens as i32]),
+        round_scale: problem.round_scale,
     };
     // SAFETY: the caller's promise; shapes and strides have been checked.
     unsafe { ferromla_cpu::append_kv(&args) };
@@ -161,12 +249,42 @@ pub(crate) unsafe fn gather(problem: &GatherProblem) -> Result<()> {
         }
     };
     let args = GatherCpu {
-        format: format(problem.cache.dtype),
-        cache: pages(&problem.cache),
+        cache: cache(&problem.cache),
         source,
         out: view(&problem.out, [tokens]),
     };
     // SAFETY: the caller's promise; shapes and strides have been checked.
     unsafe { ferromla_cpu::gather_kv(&args) };
+    Ok(())
+}
+
+/// # Safety
+/// As for [`quantize_kv`](crate::quantize_kv).
+pub(crate) unsafe fn quantize(problem: &QuantizeProblem) -> Result<()> {
+    if let CacheCpu::Quantised(cache) = cache(&problem.cache) {
+        let pages = [problem.cache.num_pages, problem.cache.page_size];
+        let args = QuantizeCpu {
+            rows: rows(&problem.rows, problem.dtype, pages),
+            cache,
+            round_scale: problem.round_scale,
+        };
+        // SAFETY: the caller's promise; shapes and strides have been checked.
+        unsafe { ferromla_cpu::quantize_kv(&args) };
+    }
+    Ok(())
+}
+
+/// # Safety
+/// As for [`dequantize_kv`](crate::dequantize_kv).
+pub(crate) unsafe fn dequantize(problem: &DequantizeProblem) -> Result<()> {
+    if let CacheCpu::Quantised(cache) = cache(&problem.cache) {
+        let pages = [problem.cache.num_pages, problem.cache.page_size];
+        let out = match problem.dtype {
+            DType::F32 => OutRows::F32(view(&problem.out, pages)),
+            _ => OutRows::Bf16(view(&problem.out, pages)),
+        };
+        // SAFETY: the caller's promise; shapes and strides have been checked.
+        unsafe { ferromla_cpu::dequantize_kv(&DequantizeCpu { cache, out }) };
+    }
     Ok(())
 }

@@ -3,7 +3,11 @@
 use crate::error::{Error, Result};
 use crate::lengths::Lengths;
 use crate::plan::Plan;
-use crate::problem::{AppendProblem, AttentionProblem, GatherProblem, MergeProblem};
+use crate::problem::{
+    AppendProblem, AttentionProblem, DequantizeProblem, GatherProblem, MergeProblem,
+    QuantizeProblem, SparseProblem,
+};
+use crate::problem_indices::{CombineProblem, ToPhysicalProblem, WindowProblem};
 use crate::support::CudaSupport;
 use crate::view::Stream;
 
@@ -45,6 +49,10 @@ pub(crate) unsafe fn decode(ordinal: u32, _: &AttentionProblem, _: &Plan) -> Res
     absent(ordinal)
 }
 
+pub(crate) unsafe fn sparse(ordinal: u32, _: &SparseProblem, _: &Plan) -> Result<()> {
+    absent(ordinal)
+}
+
 pub(crate) unsafe fn merge(ordinal: u32, _: &MergeProblem) -> Result<()> {
     absent(ordinal)
 }
@@ -54,5 +62,25 @@ pub(crate) unsafe fn append(ordinal: u32, _: &AppendProblem) -> Result<()> {
 }
 
 pub(crate) unsafe fn gather(ordinal: u32, _: &GatherProblem) -> Result<()> {
+    absent(ordinal)
+}
+
+pub(crate) unsafe fn quantize(ordinal: u32, _: &QuantizeProblem) -> Result<()> {
+    absent(ordinal)
+}
+
+pub(crate) unsafe fn dequantize(ordinal: u32, _: &DequantizeProblem) -> Result<()> {
+    absent(ordinal)
+}
+
+pub(crate) unsafe fn to_physical(ordinal: u32, _: &ToPhysicalProblem) -> Result<()> {
+    absent(ordinal)
+}
+
+pub(crate) unsafe fn window_token_ids(ordinal: u32, _: &WindowProblem) -> Result<()> {
+    absent(ordinal)
+}
+
+pub(crate) unsafe fn combine_topk_window(ordinal: u32, _: &CombineProblem) -> Result<()> {
     absent(ordinal)
 }

@@ -6,7 +6,7 @@ use crate::check::Arg;
 use crate::check_parts::{
     ListTokens, list_lens, qo_indptr as check_qo_indptr, seq_lens as check_seq_lens,
 };
-use crate::dtype::{DType, Device, KvFormat};
+use crate::dtype::{Device, KvFormat};
 use crate::error::{Error, Result};
 use crate::lengths::{HostLists, Lengths, host_values, never_falling};
 use crate::problem::Strided;
@@ -99,7 +99,7 @@ pub struct PlanArgs {
     pub num_kv_heads: i64,
     /// How many query tokens, and whether every request has as many.
     pub queries: Queries,
-    /// Of the cache; `None`: any unquantised one.
+    /// Of the cache; `None`: any.
     pub kv_format: Option<KvFormat>,
     /// Tokens of a page.
     pub page_size: i64,
@@ -479,9 +479,9 @@ impl Plan {
         workspace_bytes(args)
     }
 
-    /// Refuses a call other than the one the plan was made for, by the field that differs. `dtype` is the
+    /// Refuses a call other than the one the plan was made for, by the field that differs. `format` is the
     /// cache's.
-    pub(crate) fn made_for(&self, call: &PlanArgs, dtype: DType) -> Result<()> {
+    pub(crate) fn made_for(&self, call: &PlanArgs, format: KvFormat) -> Result<()> {
         let made_for = &self.args;
         if made_for.device != call.device {
             return differs("device", &made_for.device, &call.device);
@@ -512,7 +512,7 @@ impl Plan {
             return differs("causal", &made_for.causal, &call.causal);
         }
         match made_for.kv_format {
-            Some(format) if format.dtype() != Some(dtype) => differs("kv_format", &format, &dtype),
+            Some(made_for) if made_for != format => differs("kv_format", &made_for, &format),
             _ => Ok(()),
         }
     }

@@ -13,8 +13,8 @@ use crate::error::{Error, Result};
 use crate::lengths::Lengths;
 use crate::plan::{Plan, Queries};
 use crate::problem::{
-    AppendProblem, AttentionProblem, GatherProblem, GatherTokens, PageTable, PagedCache,
-    QueryTokens, Strided,
+    AppendProblem, AttentionProblem, GatherProblem, GatherTokens, KeyLists, PageTable, PagedCache,
+    QueryTokens, SparseProblem, Strided,
 };
 use crate::view::Stream;
 
@@ -83,7 +83,7 @@ impl Source {
         }
     }
 
-    /// `size` lengths of lists of `most` entries.
+    /// `size` lengths of lists of `most` entries, one row of tokens after another.
     ///
     /// # Safety
     /// As [`Source::read`].
@@ -93,10 +93,11 @@ impl Source {
         lens: &Option<Strided<2>>,
         size: [usize; 2],
         most: i64,
-    ) -> Result<()> {
+    ) -> Result<Vec<usize>> {
         let Some(Strided { ptr, strides }) = lens else {
-            return Ok(());
+            return Ok(vec![most as usize; size[0] * size[1]]);
         };
+        let mut all = Vec::new();
         for request in 0..size[0] {
             let row = ptr.wrapping_add_signed(request as i64 * strides[0] * 4);
             // SAFETY: the caller's promise.
@@ -113,8 +114,9 @@ impl Source {
                     rule,
                 ));
             }
+            all.extend(lens.into_iter().map(|len| len as usize));
         }
-        Ok(())
+        Ok(all)
     }
 
     /// `batch + 1` offsets that begin at 0, never fall and end at `tokens`.
@@ -170,7 +172,8 @@ pub(crate) unsafe fn plan_lengths(
         // SAFETY: the caller's promise.
         return unsafe {
             source.list_lens("topk_lengths", &lengths.seq_lens, size, topk)?;
-            source.list_lens("extra_topk_lengths", &lengths.extra_lens, size, extra_topk)
+            source.list_lens("extra_topk_lengths", &lengths.extra_lens, size, extra_topk)?;
+            Ok(())
         };
     }
     let seq_lens = lengths.seq_lens.unwrap_or(Strided::NONE).first();
@@ -290,6 +293,53 @@ pub(crate) unsafe fn gather(problem: &GatherProblem) -> Result<()> {
             below_tokens("ids", &ids, &problem.cache)
         }
     }
+}
+
+/// The lengths of the lists are those of lists, and the entries that count are the cache's tokens or negative.
+///
+/// # Safety
+/// The index arrays are live memory of the problem's device.
+pub(crate) unsafe fn sparse(problem: &SparseProblem) -> Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        lists(problem, &problem.main, ["topk_lengths", "indices"])?;
+        if let Some(extra) = &problem.extra {
+            lists(problem, extra, ["extra_topk_lengths", "extra_indices"])?;
+        }
+    }
+    Ok(())
+}
+
+/// # Safety
+/// As [`sparse`].
+unsafe fn lists(
+    problem: &SparseProblem,
+    lists: &KeyLists,
+    [lens_name, indices_name]: [&'static str; 2],
+) -> Result<()> {
+    let source = Source {
+        device: problem.device,
+        stream: problem.stream,
+    };
+    let size = [problem.batch as usize, problem.q_len as usize];
+    let most = i64::from(lists.topk);
+    // SAFETY: the caller's promise.
+    let lens = unsafe { source.list_lens(lens_name, &lists.lens, size, most)? };
+    let tokens = i64::from(lists.cache.num_pages) * i64::from(lists.cache.page_size);
+    let Strided { ptr, strides } = lists.indices;
+    for (row, len) in lens.into_iter().enumerate() {
+        let [request, token] = [row / size[1], row % size[1]];
+        let offset = request as i64 * strides[0] + token as i64 * strides[1];
+        // SAFETY: the caller's promise; the length is within the list.
+        let entries: Vec<i32> =
+            unsafe { source.read(ptr.wrapping_add_signed(4 * offset), len, 1)? };
+        if let Some(at) = entries.iter().position(|&entry| i64::from(entry) >= tokens) {
+            let rule = format!("below {tokens}, the cache's tokens");
+            let place = [request, token, at];
+            return Err(offender(indices_name, &place, entries[at].into(), rule));
+        }
+    }
+    Ok(())
 }
 
 fn below_tokens<T: Copy + Into<i64>>(

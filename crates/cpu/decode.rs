@@ -1,4 +1,5 @@
-//! Decode and prefill: attention of the query tokens of each request over a paged latent cache.
+//! Attention of query tokens over a paged latent cache: over the tokens of a request (decode and prefill), or
+//! over lists of tokens (sparse decode and prefill).
 //!
 //! The plan's workers run in parallel, each going through its items in order: the same items, split
 //! and partial results as on a GPU. Within an item the keys go by in tiles of 64 tokens: scores by one
@@ -11,25 +12,37 @@ use rayon::prelude::*;
 
 use crate::combine::combine;
 use crate::element::{Element, with_element};
+use crate::keys::KeysCpu;
 use crate::matrix::{Matrix, multiply};
 use crate::output::Output;
 use crate::softmax::RowState;
-use crate::tile::{KeySource, Tile, widen_row};
+use crate::tile::Tile;
 use crate::unit::{Unit, keys_seen};
-use crate::{Format, NOPE_DIM, Parts, ROPE_DIM, Strided, TILE_TOKENS};
+use crate::{CacheCpu, Format, NOPE_DIM, Rows, Strided, TILE_TOKENS};
+
+/// What queries are multiplied by.
+#[derive(Debug, Clone, Copy)]
+pub enum QueryScale {
+    /// All by one number.
+    One(f32),
+    /// Each row by its own: `[b, s_q, h]`, as the rows of `q`.
+    Rows(Strided<f32, 3>),
+}
 
 /// Arguments of [`decode`]. `h = h_kv * group`; `d_qk` is 576, or 512 where the rope parts are absent.
 #[derive(Debug, Clone, Copy)]
 pub struct DecodeCpu<'a> {
-    /// Element type of q, cache and out.
+    /// Element type of out.
     pub format: Format,
     /// Rows of `[b, s_q, h]`. Ragged queries: `[b, t, h]` with stride 0 along `b`, as `out` and `lse`; the plan's
     /// items say which tokens are a request's.
-    pub q: Parts<3>,
-    /// Rows of `[pages, page_size, h_kv]`.
-    pub kv_cache: Parts<3>,
-    /// `[b, max_pages]`; an id outside the cache makes its tokens absent.
-    pub block_table: Strided<i32, 2>,
+    pub q: Rows<3>,
+    /// What they are multiplied by.
+    pub q_scale: QueryScale,
+    /// Pages of rows as wide as those of `q`.
+    pub kv_cache: CacheCpu,
+    /// Which tokens of the cache are the keys.
+    pub keys: KeysCpu,
     /// Query heads per KV head.
     pub group: usize,
     /// Query token `i` sees keys `0 ..= seq_len - q_len + i` only.
@@ -46,17 +59,12 @@ pub struct DecodeCpu<'a> {
     pub out: Strided<u16, 3>,
     /// `[b, s_q, h]`, natural logarithm.
     pub lse: Strided<f32, 3>,
+    /// `[b, s_q, h]`: the largest scaled score, -inf where there is no key. With a plan that splits nothing.
+    pub max_logits: Option<Strided<f32, 3>>,
     /// `[slots * unit_rows]` rows of 512: partial results of split units.
     pub partial_out: Strided<f32, 1>,
     /// `[slots * unit_rows]`, base 2.
     pub partial_lse: Strided<f32, 1>,
-}
-
-impl DecodeCpu<'_> {
-    /// The most tokens a request can have: a plan may have been made for longer tables.
-    fn capacity(&self) -> usize {
-        self.block_table.shape()[1] * self.kv_cache.nope.shape()[1]
-    }
 }
 
 /// Decodes. A row that sees no key gives zeros and an `lse` of -inf; so does one whose every score is
@@ -67,15 +75,17 @@ impl DecodeCpu<'_> {
 ///   and rope parts, 512 for `out` and `partial_out`) for the whole call; `out`, `lse`, `partial_out` and
 ///   `partial_lse` are writable, used by nobody else, and overlap neither each other nor themselves. (Along a
 ///   batch of stride 0 they do: then no two requests of the plan have a query token in common.)
-/// - `q`, `out` and `lse` have one shape, with `group` dividing its heads; `rope` is present in both of
-///   q and cache or in neither, with the shape of `nope`; pages hold at least one token.
-/// - The plan was made for this batch, these query tokens, `group`, KV heads and `causal`.
+/// - `q`, `out` and `lse` have one shape, with `group` dividing its heads; rows of q and cache have one width,
+///   and their two parts one shape; pages hold at least one token.
+/// - The plan was made for this batch, these query tokens, `group`, KV heads and `causal`, and for lists where the
+///   keys are lists, of these numbers of entries; an extra cache has rows as `kv_cache` and one KV head, as
+///   `kv_cache` has then.
 ///
 /// # Panics
 /// When the partial buffers are too small for the plan's slots.
 ///
 /// ```
-/// use ferromla_cpu::{DecodeCpu, Format, Parts, Strided, decode};
+/// use ferromla_cpu::{CacheCpu, DecodeCpu, Format, KeysCpu, Parts, QueryScale, Rows, Strided, decode};
 /// use ferromla_schedule::{PlanView, Problem, Queries, Split, Target, layout, plan_into};
 /// // One request, one head, one cached token: attention gives back its value.
 /// let problem = Problem {
@@ -99,9 +109,10 @@ impl DecodeCpu<'_> {
 /// let none = Strided::new(std::ptr::NonNull::dangling().as_ptr(), [0], [1]);
 /// let args = DecodeCpu {
 ///     format: Format::Bf16,
-///     q: Parts { nope: rows(q.as_ptr()), rope: None },
-///     kv_cache: Parts { nope: rows(kv.as_ptr()), rope: None },
-///     block_table: Strided::new(table.as_ptr(), [1, 1], [1, 1]),
+///     q: Rows::Bf16(Parts { nope: rows(q.as_ptr()), rope: None }),
+///     q_scale: QueryScale::One(1.0),
+///     kv_cache: CacheCpu::Plain(Rows::Bf16(Parts { nope: rows(kv.as_ptr()), rope: None })),
+///     keys: KeysCpu::Pages { block_table: Strided::new(table.as_ptr(), [1, 1], [1, 1]) },
 ///     group: 1,
 ///     causal: true,
 ///     softmax_scale: 512f64.powf(-0.5),
@@ -110,6 +121,7 @@ impl DecodeCpu<'_> {
 ///     unit_rows: shape.unit_rows as usize,
 ///     out: rows(out.as_mut_ptr()),
 ///     lse: Strided::new(lse.as_mut_ptr(), [1, 1, 1], [1, 1, 1]),
+///     max_logits: None,
 ///     partial_out: none,
 ///     partial_lse: none,
 /// };
@@ -131,6 +143,7 @@ unsafe fn decode_as<E: Element>(args: &DecodeCpu) {
         out: args.out,
         lse: args.lse,
         attn_sink: args.attn_sink,
+        max_logits: args.max_logits,
     };
     (0..plan.workers())
         .into_par_iter()
@@ -174,8 +187,8 @@ struct Run {
 
 impl Scratch {
     fn new(args: &DecodeCpu) -> Self {
-        let width = NOPE_DIM + if args.q.rope.is_some() { ROPE_DIM } else { 0 };
-        let rows = args.unit_rows.min(args.q.nope.shape()[1] * args.group);
+        let width = args.q.width();
+        let rows = args.unit_rows.min(args.q.shape()[1] * args.group);
         Self {
             q: vec![0.0; rows * width],
             tile: Tile::new(width),
@@ -189,16 +202,26 @@ impl Scratch {
     /// Loads the unit's queries and forgets the last item.
     ///
     /// # Safety
-    /// The unit lies in `q`, which describes live memory.
-    unsafe fn begin<E: Element>(&mut self, unit: &Unit, q: &Parts<3>) {
+    /// The unit lies in the queries, which describe live memory.
+    unsafe fn begin(&mut self, unit: &Unit, args: &DecodeCpu) {
         for (row, out) in self
             .q
             .chunks_exact_mut(self.tile.width)
             .take(unit.rows)
             .enumerate()
         {
+            let index = unit.index(row);
             // SAFETY: the caller's promise.
-            unsafe { widen_row::<E, 3>(q, unit.index(row), out) };
+            let scale = unsafe {
+                args.q.read(index, out);
+                match &args.q_scale {
+                    QueryScale::One(scale) => *scale,
+                    QueryScale::Rows(scales) => scales.read(index),
+                }
+            };
+            if scale != 1.0 {
+                out.iter_mut().for_each(|x| *x *= scale);
+            }
         }
         self.acc[..unit.rows * NOPE_DIM].fill(0.0);
         self.state[..unit.rows].fill(RowState::EMPTY);
@@ -275,7 +298,7 @@ unsafe fn run_item<E: Element>(
     item: &WorkItem,
     scratch: &mut Scratch,
 ) {
-    let seq_len = (item.seq_len as usize).min(args.capacity());
+    let seq_len = (item.seq_len as usize).min(args.keys.capacity(&args.kv_cache));
     let q_len = item.q_len as usize;
     let unit = Unit {
         request: item.request as usize,
@@ -291,21 +314,18 @@ unsafe fn run_item<E: Element>(
         return;
     };
     let keys = |token| keys_seen(args.causal, seq_len, q_len, token);
-    let source = KeySource {
-        kv: &args.kv_cache,
-        block_table: &args.block_table,
-        request: unit.request,
-        kv_head: unit.kv_head,
-    };
     let scale_log2 = (args.softmax_scale * std::f64::consts::LOG2_E) as f32;
 
     // SAFETY: the unit lies in q (caller's promise).
-    unsafe { scratch.begin::<E>(&unit, &args.q) };
+    unsafe { scratch.begin(&unit, args) };
     for tile in item.tile_begin as usize..item.tile_end as usize {
         let start = tile * TILE_TOKENS;
-        let len = keys(last_token).saturating_sub(start).min(TILE_TOKENS);
+        // SAFETY: the item is one of the plan's, which was made for these keys (caller's promise).
+        let (source, end) = unsafe { args.keys.of_tile(&args.kv_cache, item, start) };
+        let end = end.min(keys(last_token));
+        let len = end.saturating_sub(start).min(TILE_TOKENS);
         // SAFETY: request and KV head lie in table and cache (caller's promise).
-        unsafe { scratch.tile.load::<E>(&source, start, len) };
+        unsafe { scratch.tile.load(&source, start, len) };
         if scratch.tile.present > 0 {
             scratch.find_runs(&unit, |token| keys(token).saturating_sub(start).min(len));
             scratch.attend(scale_log2);
@@ -321,7 +341,10 @@ unsafe fn run_item<E: Element>(
         acc.iter_mut().for_each(|x| *x *= state.normaliser());
         match usize::try_from(item.slot) {
             // SAFETY: the row is this item's alone (caller's promise).
-            Err(_) => unsafe { output.write_row::<E>(unit.index(row), acc, state.lse2()) },
+            Err(_) => unsafe {
+                output.write_row::<E>(unit.index(row), acc, state.lse2());
+                output.write_max(unit.index(row), state.max);
+            },
             Ok(slot) => {
                 let index = slot * args.unit_rows + row;
                 // SAFETY: the slot is this item's alone (caller's promise), and inside (asserted).

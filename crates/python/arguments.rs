@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
 use crate::errors;
+use crate::framework;
 use crate::tensor::{self, Tensor};
 
 /// One tensor, or a `(512-wide, 64-wide)` pair of them; `first` is the one whose framework and device count.
@@ -67,6 +68,19 @@ pub fn output<'py>(
     }
 }
 
+/// The caller's workspace, or a new one like `like` where the call needs one.
+pub fn workspace<'py>(
+    bytes: u64,
+    like: &Tensor<'py>,
+    given: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Option<Tensor<'py>>> {
+    match (given, bytes) {
+        (Some(given), _) => tensor::read_output(given, "workspace").map(Some),
+        (None, 0) => Ok(None),
+        (None, bytes) => framework::bytes(like, like.view.device(), bytes).map(Some),
+    }
+}
+
 /// A format by name; None stays None.
 pub fn kv_format(name: Option<&str>) -> PyResult<Option<KvFormat>> {
     name.map(KvFormat::parse)
@@ -106,7 +120,7 @@ pub fn device(object: &Bound<'_, PyAny>) -> PyResult<Device> {
     })
 }
 
-/// Refuses an argument that belongs to formats or operations this version does not have.
+/// Refuses an argument that the others leave no meaning.
 pub fn absent(
     object: Option<&Bound<'_, PyAny>>,
     argument: &'static str,

@@ -6,6 +6,7 @@
 mod driver;
 mod engine;
 mod images;
+mod indices;
 mod kernel;
 mod ops;
 mod tensor_map;
@@ -14,8 +15,9 @@ use std::ffi::c_void;
 
 use cudarc::driver::sys;
 
+pub(crate) use indices::{combine_topk_window, to_physical, window_token_ids};
 pub(crate) use kernel::compiled_kernels;
-pub(crate) use ops::{append, decode, gather, merge, plan};
+pub(crate) use ops::{append, decode, dequantize, gather, merge, plan, quantize, sparse};
 
 use crate::error::{Error, Result};
 use crate::support::CudaSupport;
