@@ -4,7 +4,7 @@ use crate::check_attention;
 use crate::dtype::{DType, Device, KvFormat};
 use crate::error::{Error, Result};
 use crate::plan::{Plan, PlanArgs, Queries};
-use crate::problem::{AttentionProblem, QueryTokens};
+use crate::problem::{AttentionProblem, QueryTokens, out_dtype};
 use crate::schedule::Schedule;
 use crate::view::{Dims, Parts, Stream, View};
 use crate::{cpu, cuda, values};
@@ -17,9 +17,11 @@ use crate::{cpu, cuda, values};
 /// that of a prefill begins with `[t, ...]`.
 #[derive(Debug, Clone)]
 pub struct AttentionArgs<'a, Indptr> {
-    /// `[b, s_q, h, d_qk]`, bf16 or fp16, or `([b, s_q, h, 512], [b, s_q, h, 64])`.
+    /// `[b, s_q, h, d_qk]`, bf16 or fp16, or `([b, s_q, h, 512], [b, s_q, h, 64])`; e4m3 too over a cache of
+    /// the format `fp8`.
     pub q: Parts,
-    /// `[n, P, d_qk]` or `[n, P, h_kv, d_qk]` in q's type, or the pair `([..., 512], [..., 64])`.
+    /// `[n, P, d_qk]` or `[n, P, h_kv, d_qk]` in q's type, or the pair `([..., 512], [..., 64])`. Of the
+    /// formats `fp8` and `fp8_v32`: `[n, P, bytes]` or `[n, P, 1, bytes]`, uint8, int8 or e4m3.
     pub kv_cache: Parts,
     /// `[b, max_pages]` int32: the page of each request's tokens `P * column ..`.
     pub block_table: View,
@@ -31,8 +33,12 @@ pub struct AttentionArgs<'a, Indptr> {
     pub softmax_scale: Option<f64>,
     /// Query `i` of the `s_q` of its request sees keys `0 ..= seq_len - s_q + i` only.
     pub causal: bool,
-    /// `None`: the cache's element type says it.
+    /// `None`: the cache's element type says it (bf16, fp16; e4m3: `fp8`).
     pub kv_format: Option<KvFormat>,
+    /// What the numbers of an `fp8` cache are multiplied by, as float32; 1 when `None`. Only for that format.
+    pub kv_scale: Option<f64>,
+    /// What e4m3 queries are multiplied by; 1 when `None`. Only for them.
+    pub q_scale: Option<QScale>,
     /// `[h]` float32: `out *= exp(lse) / (exp(lse) + exp(sink))`; `lse` stays as it is.
     pub attn_sink: Option<View>,
     /// A schedule made before for these shapes; `None`: this call makes its own. What it was made or last
@@ -44,7 +50,7 @@ pub struct AttentionArgs<'a, Indptr> {
     /// A request's result depends on nothing else in the batch, bit for bit. Not with `num_splits`; with a
     /// `plan` only if that was made so.
     pub batch_invariant: bool,
-    /// `[b, s_q, h, 512]` in q's type.
+    /// `[b, s_q, h, 512]` in q's type; bf16 for e4m3 queries.
     pub out: View,
     /// `[b, s_q, h]` float32: natural logarithm of the sum of exponentials; -inf where no key is seen.
     pub lse: View,
@@ -52,6 +58,16 @@ pub struct AttentionArgs<'a, Indptr> {
     pub workspace: Option<View>,
     /// Where to launch.
     pub stream: Stream,
+}
+
+/// What e4m3 queries are multiplied by.
+#[derive(Debug, Clone, Copy)]
+#[allow(clippy::large_enum_variant)] // lives for one call, and views are `Copy`
+pub enum QScale {
+    /// One number, as float32.
+    One(f64),
+    /// `[b, s_q, h]` float32, for a prefill `[t, h]`.
+    Rows(View),
 }
 
 /// What tells which query tokens are whose: `()` where every request has the same number, else a [`View`].
@@ -100,6 +116,8 @@ impl<'a, Indptr: QoIndptr> AttentionArgs<'a, Indptr> {
             softmax_scale: None,
             causal: true,
             kv_format: None,
+            kv_scale: None,
+            q_scale: None,
             attn_sink: None,
             plan: None,
             num_splits: None,
@@ -300,7 +318,7 @@ unsafe fn attend(problem: &AttentionProblem, plan: &Plan, fill: bool) -> Result<
 pub struct AttentionOutputs {
     /// q's shape but 512 wide.
     pub out: Dims,
-    /// Of `out`: q's.
+    /// Of `out`: q's, or bf16 for e4m3 queries.
     pub dtype: DType,
     /// q's shape without its last dimension; float32.
     pub lse: Dims,
@@ -311,7 +329,7 @@ impl AttentionOutputs {
         let query = check_attention::query(q, ragged)?;
         Ok(Self {
             out: check_attention::out_shape(&query.leading),
-            dtype: query.dtype,
+            dtype: out_dtype(query.dtype),
             lse: query.leading,
         })
     }

@@ -1,30 +1,36 @@
 //! Writing to and reading from a paged cache: `append_kv`, `gather_kv`, `cache_shape`.
 
-use crate::check::supported_format;
 use crate::dtype::{DType, Device, KvFormat};
 use crate::error::{Error, Result};
-use crate::problem::{NOPE_DIM, ROPE_DIM};
 use crate::view::{Dims, Parts, Stream, View};
 use crate::{check_cache, cpu, cuda, values};
 
 /// The arguments of [`append_kv`].
 #[derive(Debug, Clone)]
 pub struct AppendArgs {
-    /// `[t, 512]`: the latent parts of the new tokens, in the cache's type.
+    /// `[t, 512]`: the latent parts of the new tokens, in the cache's type; for a quantised cache bf16, fp16 or
+    /// float32.
     pub kv_c: View,
-    /// `[t, 64]`: their rotary parts; `None` for a cache of `d_qk` 512.
+    /// `[t, 64]`: their rotary parts, in the type of `kv_c`; `None` for a cache of `d_qk` 512.
     pub k_pe: Option<View>,
-    /// `[n, P, d_qk]` or `[n, P, 1, d_qk]`, or the pair of parts; written.
+    /// `[n, P, d_qk]` or `[n, P, 1, d_qk]`, or the pair of parts; quantised `[n, P, bytes]` or
+    /// `[n, P, 1, bytes]`. Written.
     pub kv_cache: Parts,
     /// `[t]` int64: `page * P + offset`; negative slots are skipped.
     pub slots: View,
-    /// `None`: the cache's element type says it.
+    /// `None`: the cache's element type says it (bf16, fp16; e4m3: `fp8`).
     pub kv_format: Option<KvFormat>,
+    /// What the numbers of an `fp8` cache are multiplied by, as float32; 1 when `None`. Only for that format.
+    pub kv_scale: Option<f64>,
+    /// Round the float32 scales of `fp8_v32` up to powers of two. Those of the other formats always are, or
+    /// never.
+    pub round_scale: bool,
     /// Where to launch.
     pub stream: Stream,
 }
 
-/// Writes new tokens into their slots of a paged cache. A slot past the cache is skipped too.
+/// Writes new tokens into their slots of a paged cache, quantised where its format is. A slot past the cache is
+/// skipped too.
 ///
 /// # Errors
 /// As [`decode`](crate::decode).
@@ -45,6 +51,8 @@ pub struct AppendArgs {
 ///         kv_cache: view(cache.as_mut_ptr().cast(), DType::Bf16, &[2, 64, 512]).into(),
 ///         slots: view(slots.as_ptr().cast(), DType::I64, &[1]),
 ///         kv_format: None,
+///         kv_scale: None,
+///         round_scale: true,
 ///         stream: Stream::default(),
 ///     })?;
 /// }
@@ -88,19 +96,22 @@ pub enum GatherSource {
 /// The arguments of [`gather_kv`].
 #[derive(Debug, Clone)]
 pub struct GatherArgs {
-    /// `[n, P, d_qk]` or `[n, P, 1, d_qk]`, or the pair of parts.
+    /// `[n, P, d_qk]` or `[n, P, 1, d_qk]`, or the pair of parts; quantised `[n, P, bytes]` or
+    /// `[n, P, 1, bytes]`.
     pub cache: Parts,
     /// Which tokens.
     pub source: GatherSource,
     /// `[t, d_qk]` bf16. Rows past the last token are zeroed; tokens past the last row are dropped.
     pub out: View,
-    /// `None`: the cache's element type says it.
+    /// `None`: the cache's element type says it (bf16, fp16; e4m3: `fp8`).
     pub kv_format: Option<KvFormat>,
+    /// What the numbers of an `fp8` cache are multiplied by, as float32; 1 when `None`. Only for that format.
+    pub kv_scale: Option<f64>,
     /// Where to launch.
     pub stream: Stream,
 }
 
-/// Copies cached tokens to one contiguous bf16 array. Absent tokens (a page id outside the cache) give zeros.
+/// Copies cached tokens to one contiguous bf16 array, dequantised. Absent tokens (a page id outside the cache) give zeros.
 ///
 /// # Errors
 /// As [`decode`](crate::decode).
@@ -120,6 +131,7 @@ pub struct GatherArgs {
 ///         source: GatherSource::Ids(view(ids.as_ptr().cast(), DType::I64, &[2])),
 ///         out: view(out.as_mut_ptr().cast(), DType::Bf16, &[2, 512]),
 ///         kv_format: None,
+///         kv_scale: None,
 ///         stream: Stream::default(),
 ///     })?;
 /// }
@@ -143,11 +155,11 @@ pub unsafe fn gather_kv(args: &GatherArgs) -> Result<()> {
 /// How to allocate a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheShape {
-    /// `[num_pages, page_size, d_qk]`.
+    /// `[num_pages, page_size, d_qk]`, of a quantised format `[num_pages, page_size, bytes]`.
     pub shape: Dims,
-    /// In elements.
+    /// In elements. Pages of `fp8_v4` begin on multiples of 576 bytes, those of `fp8_v41_split` of 512.
     pub strides: Dims,
-    /// Element type.
+    /// Element type: that of the numbers where they are all of one type, else uint8.
     pub dtype: DType,
     /// Of the whole allocation.
     pub bytes: u64,
@@ -156,13 +168,15 @@ pub struct CacheShape {
 /// Shape, strides and bytes of an empty cache.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for a negative size, a `page_size` of 0, a `d_qk` other than 576 and 512, or
-/// more bytes than an address can name; [`Error::Unsupported`] for a quantised format.
+/// [`Error::InvalidArgument`] for a negative size, a `page_size` of 0, a `d_qk` that is not one of
+/// [`KvFormat::d_qk`], or more bytes than an address can name.
 ///
 /// ```
 /// use ferromla::{KvFormat, cache_shape};
 /// let cache = cache_shape(100, 64, KvFormat::Bf16, 576)?;
 /// assert_eq!((&cache.shape[..], cache.bytes), (&[100, 64, 576][..], 100 * 64 * 1152));
+/// let cache = cache_shape(100, 64, KvFormat::Fp8V4, 512)?;
+/// assert_eq!((&cache.shape[..], cache.strides[0]), (&[100, 64, 584][..], 37_440));
 /// # Ok::<(), ferromla::Error>(())
 /// ```
 pub fn cache_shape(
@@ -180,13 +194,24 @@ pub fn cache_shape(
             ));
         }
     }
-    if d_qk != NOPE_DIM && d_qk != NOPE_DIM + ROPE_DIM {
-        return Err(Error::invalid("d_qk", d_qk, "576 or 512"));
+    if !kv_format.d_qk().contains(&d_qk) {
+        let widths: Vec<_> = kv_format.d_qk().iter().map(i64::to_string).collect();
+        let rule = format!("{} for the format {kv_format}", widths.join(" or "));
+        return Err(Error::invalid("d_qk", d_qk, rule));
     }
-    supported_format(kv_format)?;
-    let dtype = kv_format.dtype().unwrap_or(DType::Bf16);
-    let bytes =
-        i128::from(num_pages) * i128::from(page_size) * i128::from(d_qk) * i128::from(dtype.size());
+    let layout = kv_format
+        .layouts()
+        .iter()
+        .find(|layout| layout.width as i64 == d_qk);
+    let dtype = kv_format.dtype().unwrap_or(match kv_format {
+        KvFormat::Fp8 => DType::F8E4M3,
+        _ => DType::U8,
+    });
+    let width = layout.map_or(d_qk, |layout| layout.bytes() as i64);
+    // Pages are whole multiples of this many elements.
+    let unit = layout.map_or(1, |layout| layout.page_alignment() as i64);
+    let page = (page_size * width + unit - 1) / unit * unit;
+    let bytes = i128::from(num_pages) * i128::from(page) * i128::from(dtype.size());
     if bytes > i128::from(i64::MAX) {
         return Err(Error::invalid(
             "num_pages",
@@ -194,10 +219,9 @@ pub fn cache_shape(
             "a cache of fewer than 2^63 bytes",
         ));
     }
-    let shape = Dims::new(&[num_pages, page_size, d_qk]);
     Ok(CacheShape {
-        shape,
-        strides: shape.contiguous_strides(),
+        shape: Dims::new(&[num_pages, page_size, width]),
+        strides: Dims::new(&[page, width, 1]),
         dtype,
         bytes: bytes as u64,
     })

@@ -4,6 +4,7 @@
 //! how a rule is checked and how its error reads. Nothing here touches the memory a view describes.
 
 use std::fmt::Display;
+use std::ops::Range;
 
 use crate::dtype::{DType, Device, KvFormat};
 use crate::error::{Error, Result};
@@ -180,7 +181,7 @@ impl<'a> Arg<'a> {
         ))
     }
 
-    fn stride_error(&self, axis: usize, rule: impl ToString) -> Error {
+    pub fn stride_error(&self, axis: usize, rule: impl ToString) -> Error {
         let value = format!(
             "of shape {} with stride {} along dimension {axis}",
             self.view.shape(),
@@ -198,6 +199,11 @@ impl<'a> Arg<'a> {
     }
 
     fn aligned_rows(&self) -> Result<()> {
+        self.aligned(0..self.shape().len() - 1)
+    }
+
+    /// The pointer and the strides of these dimensions are multiples of what CUDA kernels load.
+    pub fn aligned(&self, axes: Range<usize>) -> Result<()> {
         if !self.view.ptr().is_multiple_of(CUDA_ROW_ALIGNMENT) {
             let rule = format!("on CUDA rows begin on {CUDA_ROW_ALIGNMENT}-byte boundaries");
             return Err(Error::invalid(
@@ -207,7 +213,7 @@ impl<'a> Arg<'a> {
             ));
         }
         let step = (CUDA_ROW_ALIGNMENT / self.view.dtype().size()) as i64;
-        for axis in 0..self.shape().len() - 1 {
+        for axis in axes {
             if self.shape()[axis] > 1 && self.view.strides()[axis] % step != 0 {
                 let rule =
                     format!("on CUDA this stride is a multiple of {step} elements (16 bytes)");
@@ -254,49 +260,22 @@ impl<'a> Arg<'a> {
     }
 }
 
-/// The format of a cache of this element type, and that it is one this version has.
-pub(crate) fn kv_format(given: Option<KvFormat>, cache: &Arg<'_>) -> Result<KvFormat> {
-    let dtype = cache.view.dtype();
-    let by_dtype = KvFormat::SUPPORTED
-        .into_iter()
-        .find(|format| format.dtype() == Some(dtype));
-    let Some(format) = given.or(by_dtype) else {
-        let value = format!("None with {} of type {dtype}", cache.name);
-        return Err(Error::invalid(
-            "kv_format",
-            value,
-            "only a bfloat16 or float16 cache tells its format",
-        ));
-    };
-    supported_format(format)?;
-    if by_dtype != Some(format) {
-        let rule = format!("{} is {dtype}", cache.name);
-        return Err(Error::invalid("kv_format", format, rule));
-    }
-    Ok(format)
-}
-
-/// The format is one this version has.
-pub(crate) fn supported_format(format: KvFormat) -> Result<()> {
-    if KvFormat::SUPPORTED.contains(&format) {
-        return Ok(());
-    }
-    let names: Vec<_> = KvFormat::SUPPORTED
-        .iter()
-        .map(|format| format.name())
-        .collect();
-    Err(Error::unsupported(
-        "kv_format",
-        format,
-        format!("the formats are {}", names.join(" and ")),
-    ))
-}
-
 /// A CUDA device needs a build with its kernels; fp16 is a feature of its own there.
 pub(crate) fn device_dtype(name: &'static str, device: Device, dtype: DType) -> Result<()> {
     if device.is_cuda() && dtype == DType::Fp16 && !cfg!(feature = "fp16") {
         let rule = "this build has no fp16 kernels: build ferromla with its feature `fp16`";
         return Err(Error::unsupported(name, dtype, rule));
+    }
+    Ok(())
+}
+
+/// Which formats CUDA kernels take.
+pub(crate) const CUDA_FORMATS: &str = "on CUDA the formats are bf16 and fp16";
+
+/// The device has kernels for the format.
+pub(crate) fn device_format(name: &'static str, device: Device, format: KvFormat) -> Result<()> {
+    if device.is_cuda() && format.dtype().is_none() {
+        return Err(Error::unsupported(name, format, CUDA_FORMATS));
     }
     Ok(())
 }

@@ -1,16 +1,18 @@
 //! The arguments of `decode` and `prefill`, checked: views to an [`AttentionProblem`].
 
-use crate::attention::{AttentionArgs, QoIndptr};
-use crate::check::{Access, Arg, Last, device_dtype, supported_format};
-use crate::check_parts::{KV_CACHE, Q, cache, lead, page_table, qo_indptr, rows};
-use crate::dtype::DType;
+use crate::attention::{AttentionArgs, QScale, QoIndptr};
+use crate::check::{Access, Arg, Last, device_dtype, device_format};
+use crate::check_paged::{CacheArg, positive};
+use crate::check_parts::{KV_CACHE, Q, lead, page_table, qo_indptr, rows};
+use crate::dtype::{DType, KvFormat};
 use crate::error::{Error, Result};
 use crate::problem::{
-    AttentionProblem, NOPE_DIM, PageTable, PagedCache, QueryTokens, Strided, TwoParts,
+    AttentionProblem, NOPE_DIM, PageTable, PagedCache, QueryScale, QueryTokens, Strided, TwoParts,
+    out_dtype,
 };
 use crate::view::{Dims, MAX_RANK, Parts, View};
 
-const HALF_TYPES: [DType; 2] = [DType::Bf16, DType::Fp16];
+const QUERY_TYPES: [DType; 3] = [DType::Bf16, DType::Fp16, DType::F8E4M3];
 
 /// `q` by itself.
 pub(crate) struct Query {
@@ -23,11 +25,7 @@ pub(crate) struct Query {
 
 pub(crate) fn query(q: &Parts, ragged: bool) -> Result<Query> {
     let lead = lead(q, &Q);
-    if lead.view.dtype() == DType::F8E4M3 {
-        let rule = "queries are bfloat16 or float16 in this version";
-        return Err(Error::unsupported(lead.name, DType::F8E4M3, rule));
-    }
-    let dtype = lead.dtype(&HALF_TYPES, "")?;
+    let dtype = lead.dtype(&QUERY_TYPES, "")?;
     let rows = if ragged {
         rows::<2>(q, &Q, &[3], "tokens, heads", Access::Read)?.without_requests()
     } else {
@@ -57,22 +55,22 @@ pub(crate) fn out_shape(leading: &[i64]) -> Dims {
 
 /// Everything but `out`, `lse`, `plan` and `workspace`, which the problem does not have yet.
 pub(crate) fn inputs<I: QoIndptr>(args: &AttentionArgs<'_, I>) -> Result<AttentionProblem> {
-    if let Some(format) = args.kv_format {
-        supported_format(format)?;
-    }
     let indptr = args.qo_indptr.view();
     let query = query(&args.q, indptr.is_some())?;
     let q_arg = lead(&args.q, &Q);
     let device = (q_arg.view.device(), q_arg.name);
     device_dtype(q_arg.name, device.0, query.dtype)?;
-    let cache = cache(
-        &args.kv_cache,
-        &KV_CACHE,
-        args.kv_format,
-        device,
-        Access::Read,
-    )?;
-    fits(args, &query, &cache)?;
+    let cache_arg = CacheArg {
+        names: &KV_CACHE,
+        parts: &args.kv_cache,
+        format_name: "kv_format",
+        format: args.kv_format,
+        scale: args.kv_scale,
+    };
+    let cache = cache_arg.check(device, Access::Read)?;
+    dense(cache.format)?;
+    device_format(cache_arg.format_name, device.0, cache.format)?;
+    fits(&cache_arg.lead(), &query, &cache)?;
     let batch = match indptr {
         None => Some((query.leading[0], "the batch of q")),
         Some(_) => None,
@@ -84,6 +82,7 @@ pub(crate) fn inputs<I: QoIndptr>(args: &AttentionArgs<'_, I>) -> Result<Attenti
         queries: tokens(indptr, &query.leading, &table, device)?,
         heads: query.heads as i32,
         q: query.rows,
+        q_scale: q_scale(args, &query)?,
         cache,
         table,
         scale: scale(args.softmax_scale, query.rows.dim())?,
@@ -116,16 +115,35 @@ fn tokens(
     })
 }
 
+/// The format is one that `decode` and `prefill` take.
+pub(crate) fn dense(format: KvFormat) -> Result<()> {
+    if KvFormat::DENSE.contains(&format) {
+        return Ok(());
+    }
+    let names: Vec<_> = KvFormat::DENSE.iter().map(|format| format.name()).collect();
+    let rule = format!("decode and prefill take {}", names.join(", "));
+    Err(Error::unsupported("kv_format", format, rule))
+}
+
 /// Query and cache belong together: type, width and heads.
-fn fits<I>(args: &AttentionArgs<'_, I>, query: &Query, cache: &PagedCache) -> Result<()> {
+fn fits(cache_arg: &Arg<'_>, query: &Query, cache: &PagedCache) -> Result<()> {
     let (q, heads) = (&query.rows, query.heads);
-    let cache_arg = lead(&args.kv_cache, &KV_CACHE);
-    cache_arg.dtype(&[query.dtype], ", as q is")?;
-    if q.dim() != cache.rows.dim() {
+    if query.dtype == DType::F8E4M3 && cache.format != KvFormat::Fp8 {
+        let value = format!(
+            "{} with a cache of the format {}",
+            query.dtype, cache.format
+        );
+        let rule = "such queries go with a cache of the format fp8";
+        return Err(Error::unsupported("q", value, rule));
+    }
+    if cache.format.dtype().is_some() {
+        cache_arg.dtype(&[query.dtype], ", as q is")?;
+    }
+    if q.dim() != cache.dim() {
         let rule = format!("q has rows of {}", q.dim());
         return Err(Error::invalid(
             cache_arg.name,
-            format!("of rows of {}", cache.rows.dim()),
+            format!("of rows of {}", cache.dim()),
             rule,
         ));
     }
@@ -135,6 +153,35 @@ fn fits<I>(args: &AttentionArgs<'_, I>, query: &Query, cache: &PagedCache) -> Re
         return Err(Error::invalid(cache_arg.name, value, rule));
     }
     Ok(())
+}
+
+/// What the queries are multiplied by: `q_scale` of float8_e4m3fn ones, else 1.
+fn q_scale<I>(args: &AttentionArgs<'_, I>, query: &Query) -> Result<QueryScale> {
+    let Some(given) = &args.q_scale else {
+        return Ok(QueryScale::One(1.0));
+    };
+    if query.dtype != DType::F8E4M3 {
+        let value = format!("given with {} queries", query.dtype);
+        return Err(Error::invalid(
+            "q_scale",
+            value,
+            "None: only float8_e4m3fn queries have one",
+        ));
+    }
+    let view = match given {
+        QScale::One(scale) => return positive("q_scale", *scale).map(QueryScale::One),
+        QScale::Rows(view) => view,
+    };
+    let scale = Arg::new("q_scale", view);
+    scale.exactly(&query.leading, "q without its last dimension")?;
+    scale.dtype(&[DType::F32], "")?;
+    let q = lead(&args.q, &Q);
+    scale.device(q.view.device(), q.name)?;
+    scale.memory(Last::Any, Access::Read)?;
+    Ok(QueryScale::Rows(match query.leading.len() {
+        3 => scale.strided(),
+        _ => scale.strided::<2>().without_requests(),
+    }))
 }
 
 fn scale(given: Option<f64>, d_qk: i64) -> Result<f64> {
@@ -172,7 +219,11 @@ pub(crate) fn outputs<I>(
     let leading = &q.shape()[..q.shape().len() - 1];
     let out = Arg::new("out", &args.out);
     out.exactly(&out_shape(leading), "q but 512 wide")?;
-    out.dtype(&[problem.dtype], ", as q is")?;
+    let why = match problem.dtype {
+        DType::F8E4M3 => ", for float8_e4m3fn queries",
+        _ => ", as q is",
+    };
+    out.dtype(&[out_dtype(problem.dtype)], why)?;
     out.device(problem.device, q.name)?;
     out.memory(Last::Rows, Access::Write)?;
     let lse = Arg::new("lse", &args.lse);

@@ -1,31 +1,36 @@
-//! The arguments of `append_kv` and `gather_kv`, checked.
+//! The arguments of `append_kv`, `quantize_kv`, `dequantize_kv` and `gather_kv`, checked.
 
 use crate::cache::{AppendArgs, GatherArgs, GatherSource};
-use crate::check::{Access, Arg, Last, device_dtype};
-use crate::check_parts::{CACHE, KV_CACHE, PartNames, cache, lead, page_table};
-use crate::dtype::DType;
+use crate::check::{Access, Arg, Last, device_dtype, device_format};
+use crate::check_paged::CacheArg;
+use crate::check_parts::{CACHE, KV, KV_CACHE, OUT, page_table, rows};
+use crate::dtype::{DType, Device, KvFormat};
 use crate::error::{Error, Result};
 use crate::problem::{
-    AppendProblem, GatherProblem, GatherTokens, NOPE_DIM, PagedCache, ROPE_DIM, Strided, TwoParts,
+    AppendProblem, DequantizeProblem, GatherProblem, GatherTokens, NOPE_DIM, PagedCache,
+    QuantizeProblem, ROPE_DIM, Strided, TwoParts,
 };
+use crate::quantize::{DequantizeArgs, QuantizeArgs};
 use crate::view::{Parts, View};
+
+/// What can be quantised.
+const SOURCE_TYPES: [DType; 3] = [DType::Bf16, DType::Fp16, DType::F32];
 
 pub(crate) fn append(args: &AppendArgs) -> Result<AppendProblem> {
     let kv_c = Arg::new("kv_c", &args.kv_c);
     let device = (args.kv_c.device(), "kv_c");
-    let cache = cache(
-        &args.kv_cache,
-        &KV_CACHE,
-        args.kv_format,
-        device,
-        Access::Write,
-    )?;
-    one_head(&cache, &args.kv_cache, &KV_CACHE)?;
-    device_dtype(lead(&args.kv_cache, &KV_CACHE).name, device.0, cache.dtype)?;
+    let cache_arg = CacheArg {
+        names: &KV_CACHE,
+        parts: &args.kv_cache,
+        format_name: "kv_format",
+        format: args.kv_format,
+        scale: args.kv_scale,
+    };
+    let cache = one_head(&cache_arg, device, Access::Write)?;
 
     let shape = kv_c.rank(&[2], "[tokens, 512]")?;
     kv_c.dim(1, NOPE_DIM, "the width of a latent row")?;
-    kv_c.dtype(&[cache.dtype], ", as kv_cache is")?;
+    let dtype = source_dtype(&kv_c, cache.format)?;
     kv_c.memory(Last::Rows, Access::Read)?;
     let slots = Arg::new("slots", &args.slots);
     slots.rank(&[1], "[tokens]")?;
@@ -38,29 +43,34 @@ pub(crate) fn append(args: &AppendArgs) -> Result<AppendProblem> {
         tokens: shape[0],
         rows: TwoParts {
             nope: kv_c.strided(),
-            rope: rope(args, &cache, shape[0], cache.dtype)?,
+            rope: rope(args, &cache, shape[0])?,
         },
+        dtype,
         slots: slots.strided(),
         cache,
+        round_scale: args.round_scale,
         stream: args.stream,
     })
 }
 
-/// `k_pe` is there exactly when the cache has a rotary part.
-fn rope(
-    args: &AppendArgs,
-    cache: &PagedCache,
-    tokens: i64,
-    dtype: DType,
-) -> Result<Option<Strided<1>>> {
-    match (&args.k_pe, cache.rows.rope) {
-        (None, None) => Ok(None),
-        (None, Some(_)) => Err(Error::invalid(
+/// The type of new rows: the cache's, or one that can be quantised.
+fn source_dtype(arg: &Arg<'_>, format: KvFormat) -> Result<DType> {
+    match format.dtype() {
+        Some(half) => arg.dtype(&[half], ", as kv_cache is"),
+        None => arg.dtype(&SOURCE_TYPES, ""),
+    }
+}
+
+/// `k_pe` is there exactly when the cache has a rotary part beside the latent one.
+fn rope(args: &AppendArgs, cache: &PagedCache, tokens: i64) -> Result<Option<Strided<1>>> {
+    match (&args.k_pe, cache.dim() > NOPE_DIM) {
+        (None, false) => Ok(None),
+        (None, true) => Err(Error::invalid(
             "k_pe",
             "None",
             "a cache with rows of 576 takes the rotary parts [tokens, 64]",
         )),
-        (Some(view), None) => {
+        (Some(view), false) => {
             let value = format!("of shape {}", view.shape());
             Err(Error::invalid(
                 "k_pe",
@@ -68,10 +78,14 @@ fn rope(
                 "None, for a cache with rows of 512",
             ))
         }
-        (Some(view), Some(_)) => {
+        (Some(view), true) => {
             let k_pe = Arg::new("k_pe", view);
             k_pe.exactly(&[tokens, ROPE_DIM], "[tokens, 64] with the tokens of kv_c")?;
-            k_pe.dtype(&[dtype], ", as kv_cache is")?;
+            let like = match cache.format.dtype() {
+                Some(_) => "kv_cache",
+                None => "kv_c",
+            };
+            k_pe.dtype(&[args.kv_c.dtype()], format_args!(", as {like} is"))?;
             k_pe.device(args.kv_c.device(), "kv_c")?;
             k_pe.memory(Last::Rows, Access::Read)?;
             Ok(Some(k_pe.strided()))
@@ -79,29 +93,116 @@ fn rope(
     }
 }
 
-fn one_head(cache: &PagedCache, parts: &Parts, names: &PartNames) -> Result<()> {
-    if cache.kv_heads == 1 {
+/// A cache of one KV head, in a type that the device has kernels for.
+fn one_head(arg: &CacheArg<'_>, device: (Device, &str), access: Access) -> Result<PagedCache> {
+    let cache = arg.check(device, access)?;
+    let lead = arg.lead();
+    if cache.kv_heads != 1 {
+        let value = format!("of shape {}", lead.view.shape());
+        let rule = "this operation takes caches of one KV head";
+        return Err(Error::unsupported(lead.name, value, rule));
+    }
+    device_dtype(lead.name, device.0, lead.view.dtype())?;
+    device_format(arg.format_name, device.0, cache.format)?;
+    Ok(cache)
+}
+
+/// The format is a quantised one.
+fn quantised(format: KvFormat) -> Result<()> {
+    if !format.layouts().is_empty() {
         return Ok(());
     }
-    let arg = lead(parts, names);
-    let value = format!("of shape {}", arg.view.shape());
-    Err(Error::unsupported(
-        arg.name,
-        value,
-        "this operation takes caches of one KV head",
-    ))
+    let rule = "a quantised format: rows of a 16-bit cache are as they are";
+    Err(Error::invalid("kv_format", format, rule))
+}
+
+pub(crate) fn quantize(args: &QuantizeArgs) -> Result<QuantizeProblem> {
+    quantised(args.kv_format)?;
+    let kv = Arg::new("kv", &args.kv);
+    let device = (args.kv.device(), "kv");
+    let parts = Parts::One(args.kv);
+    let rows = rows::<2>(
+        &parts,
+        &KV,
+        &[3, 4],
+        "num_pages, page_size, (1)",
+        Access::Read,
+    )?;
+    let dtype = kv.dtype(&SOURCE_TYPES, "")?;
+    let shape = kv.shape();
+    if shape.len() == 4 {
+        kv.dim(2, 1, "the KV heads of a quantised cache")?;
+    }
+    let out = Parts::One(args.out);
+    let cache = one_head(
+        &CacheArg {
+            names: &OUT,
+            parts: &out,
+            format_name: "kv_format",
+            format: Some(args.kv_format),
+            scale: args.kv_scale,
+        },
+        device,
+        Access::Write,
+    )?;
+    let out = Arg::new("out", &args.out);
+    out.dim(0, shape[0], "the pages of kv")?;
+    out.dim(1, shape[1], "the page size of kv")?;
+    let rule = format_args!("d_qk of the format {} of out", args.kv_format);
+    kv.dim(shape.len() - 1, cache.dim(), rule)?;
+    Ok(QuantizeProblem {
+        device: device.0,
+        rows,
+        dtype,
+        cache,
+        round_scale: args.round_scale,
+        stream: args.stream,
+    })
+}
+
+pub(crate) fn dequantize(args: &DequantizeArgs) -> Result<DequantizeProblem> {
+    let parts = Parts::One(args.cache);
+    let device = (args.cache.device(), "cache");
+    let arg = CacheArg {
+        names: &CACHE,
+        parts: &parts,
+        format_name: "kv_format",
+        format: args.kv_format,
+        scale: args.kv_scale,
+    };
+    let cache = one_head(&arg, device, Access::Read)?;
+    quantised(cache.format)?;
+    let (pages, page_size) = (i64::from(cache.num_pages), i64::from(cache.page_size));
+    let out = Arg::new("out", &args.out);
+    let what = "[num_pages, page_size, d_qk] of the cache";
+    out.exactly(&[pages, page_size, cache.dim()], what)?;
+    let dtype = out.dtype(&[DType::Bf16, DType::F32], "")?;
+    out.device(device.0, device.1)?;
+    out.memory(Last::Rows, Access::Write)?;
+    Ok(DequantizeProblem {
+        device: device.0,
+        cache,
+        out: out.strided(),
+        dtype,
+        stream: args.stream,
+    })
 }
 
 pub(crate) fn gather(args: &GatherArgs) -> Result<GatherProblem> {
-    let cache_arg = lead(&args.cache, &CACHE);
-    let device = (cache_arg.view.device(), cache_arg.name);
-    let cache = cache(&args.cache, &CACHE, args.kv_format, device, Access::Read)?;
-    one_head(&cache, &args.cache, &CACHE)?;
-    device_dtype(cache_arg.name, device.0, cache.dtype)?;
+    let cache_arg = CacheArg {
+        names: &CACHE,
+        parts: &args.cache,
+        format_name: "kv_format",
+        format: args.kv_format,
+        scale: args.kv_scale,
+    };
+    let lead = cache_arg.lead();
+    let device = (lead.view.device(), lead.name);
+    let cache = one_head(&cache_arg, device, Access::Read)?;
 
     let out = Arg::new("out", &args.out);
     let shape = out.rank(&[2], "[tokens, d_qk]")?;
-    out.dim(1, cache.rows.dim(), "the width of a cached row")?;
+    out.dim(1, cache.dim(), "the width of a cached row")?;
     out.dtype(&[DType::Bf16], "")?;
     out.device(device.0, device.1)?;
     out.memory(Last::Rows, Access::Write)?;

@@ -1,9 +1,9 @@
-//! Checks of rows that come as one tensor or as the pair (512, 64), and of paged caches.
+//! Checks of rows that come as one tensor or as the pair (512, 64), and of page tables.
 
 use crate::check::{Access, Arg, Last};
-use crate::dtype::{DType, Device, KvFormat};
+use crate::dtype::{DType, Device};
 use crate::error::{Error, Result};
-use crate::problem::{NOPE_DIM, PageTable, PagedCache, ROPE_DIM, Strided, TwoParts};
+use crate::problem::{NOPE_DIM, PageTable, ROPE_DIM, Strided, TwoParts};
 use crate::view::{Parts, View};
 
 /// Names of a two-part argument: whole, latent part, rotary part.
@@ -12,6 +12,8 @@ pub(crate) type PartNames = [&'static str; 3];
 pub(crate) const Q: PartNames = ["q", "q[0]", "q[1]"];
 pub(crate) const KV_CACHE: PartNames = ["kv_cache", "kv_cache[0]", "kv_cache[1]"];
 pub(crate) const CACHE: PartNames = ["cache", "cache[0]", "cache[1]"];
+pub(crate) const KV: PartNames = ["kv", "kv[0]", "kv[1]"];
+pub(crate) const OUT: PartNames = ["out", "out[0]", "out[1]"];
 
 /// The tensor that leads: the only one, or the latent part.
 pub(crate) fn lead<'a>(parts: &'a Parts, names: &PartNames) -> Arg<'a> {
@@ -81,49 +83,6 @@ fn strided_rows<const N: usize>(arg: &Arg<'_>) -> Strided<N> {
 fn width_error(arg: &Arg<'_>, rule: &str) -> Error {
     let value = format!("of shape {}", arg.view.shape());
     Error::invalid(arg.name, value, format!("the last dimension is {rule}"))
-}
-
-/// A paged cache `[n, P, d]` or `[n, P, h_kv, d]` on `device`; returns its format too.
-pub(crate) fn cache(
-    parts: &Parts,
-    names: &PartNames,
-    format: Option<KvFormat>,
-    device: (Device, &str),
-    access: Access,
-) -> Result<PagedCache> {
-    let lead = lead(parts, names);
-    let format = crate::check::kv_format(format, &lead)?;
-    let dtype = format.dtype().unwrap_or(DType::Bf16);
-    lead.device(device.0, device.1)?;
-    let rows = rows::<3>(
-        parts,
-        names,
-        &[3, 4],
-        "num_pages, page_size, (heads)",
-        access,
-    )?;
-    let shape = lead.shape();
-    let kv_heads = if shape.len() == 4 { shape[2] } else { 1 };
-    for (axis, dim, what) in [
-        (1, shape[1], "page_size"),
-        (2, kv_heads, "the number of KV heads"),
-    ] {
-        if dim < 1 {
-            let value = format!("of shape {}", lead.view.shape());
-            return Err(Error::invalid(
-                lead.name,
-                value,
-                format!("dimension {axis}, {what}, is at least 1"),
-            ));
-        }
-    }
-    Ok(PagedCache {
-        rows,
-        dtype,
-        num_pages: shape[0] as i32,
-        page_size: shape[1] as i32,
-        kv_heads: kv_heads as i32,
-    })
 }
 
 /// `block_table [batch, max_pages]` and `seq_lens [batch]`, int32 on `device`. `batch` is that of another

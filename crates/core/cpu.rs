@@ -9,11 +9,11 @@ use ferromla_cpu::{
 use ferromla_schedule::PlanView;
 
 use crate::dtype::DType;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::plan::Plan;
 use crate::problem::{
-    AppendProblem, AttentionProblem, GatherProblem, GatherTokens, MergeProblem, NOPE_DIM,
-    PageTable, PagedCache, Strided, TwoParts,
+    AppendProblem, AttentionProblem, CacheRows, DequantizeProblem, GatherProblem, GatherTokens,
+    MergeProblem, NOPE_DIM, PageTable, PagedCache, QuantizeProblem, Strided, TwoParts,
 };
 use crate::schedule::plan_error;
 
@@ -46,17 +46,28 @@ fn parts<const N: usize>(from: &TwoParts<N>, shape: [i32; N]) -> CpuParts<N> {
     }
 }
 
+/// The rows of an unquantised cache.
+fn half_rows(cache: &PagedCache) -> Result<&TwoParts<3>> {
+    match &cache.rows {
+        CacheRows::Half(rows) => Ok(rows),
+        CacheRows::Bytes { .. } => {
+            Err(Error::unsupported("kv_format", cache.format, "unquantised"))
+        }
+    }
+}
+
 /// A cache of one KV head: its pages and tokens.
-fn pages(cache: &PagedCache) -> CpuParts<2> {
+fn pages(cache: &PagedCache) -> Result<CpuParts<2>> {
+    let rows = half_rows(cache)?;
     let two = |from: &Strided<3>| Strided {
         ptr: from.ptr,
         strides: [from.strides[0], from.strides[1]],
     };
     let rows = TwoParts {
-        nope: two(&cache.rows.nope),
-        rope: cache.rows.rope.as_ref().map(two),
+        nope: two(&rows.nope),
+        rope: rows.rope.as_ref().map(two),
     };
-    parts(&rows, [cache.num_pages, cache.page_size])
+    Ok(parts(&rows, [cache.num_pages, cache.page_size]))
 }
 
 fn block_table(table: &PageTable) -> CpuStrided<i32, 2> {
@@ -90,7 +101,7 @@ pub(crate) unsafe fn decode(problem: &AttentionProblem, plan: &Plan) -> Result<(
         format: format(problem.dtype),
         q: parts(&problem.q, rows),
         kv_cache: parts(
-            &cache.rows,
+            half_rows(cache)?,
             [cache.num_pages, cache.page_size, cache.kv_heads],
         ),
         block_table: block_table(&problem.table),
@@ -133,7 +144,7 @@ pub(crate) unsafe fn merge(problem: &MergeProblem) -> Result<()> {
 pub(crate) unsafe fn append(problem: &AppendProblem) -> Result<()> {
     let args = AppendCpu {
         tokens: parts(&problem.rows, [problem.tokens as i32]),
-        cache: pages(&problem.cache),
+        cache: pages(&problem.cache)?,
         slots: view(&problem.slots, [problem.tokens as i32]),
     };
     // SAFETY: the caller's promise; shapes and strides have been checked.
@@ -161,12 +172,24 @@ pub(crate) unsafe fn gather(problem: &GatherProblem) -> Result<()> {
         }
     };
     let args = GatherCpu {
-        format: format(problem.cache.dtype),
-        cache: pages(&problem.cache),
+        format: format(problem.cache.format.dtype().unwrap_or(DType::Bf16)),
+        cache: pages(&problem.cache)?,
         source,
         out: view(&problem.out, [tokens]),
     };
     // SAFETY: the caller's promise; shapes and strides have been checked.
     unsafe { ferromla_cpu::gather_kv(&args) };
     Ok(())
+}
+
+/// # Safety
+/// As for [`quantize_kv`](crate::quantize_kv).
+pub(crate) unsafe fn quantize(problem: &QuantizeProblem) -> Result<()> {
+    pages(&problem.cache).map(drop)
+}
+
+/// # Safety
+/// As for [`dequantize_kv`](crate::dequantize_kv).
+pub(crate) unsafe fn dequantize(problem: &DequantizeProblem) -> Result<()> {
+    pages(&problem.cache).map(drop)
 }

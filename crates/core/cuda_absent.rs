@@ -3,7 +3,10 @@
 use crate::error::{Error, Result};
 use crate::lengths::Lengths;
 use crate::plan::Plan;
-use crate::problem::{AppendProblem, AttentionProblem, GatherProblem, MergeProblem};
+use crate::problem::{
+    AppendProblem, AttentionProblem, DequantizeProblem, GatherProblem, MergeProblem,
+    QuantizeProblem,
+};
 use crate::support::CudaSupport;
 use crate::view::Stream;
 
@@ -54,5 +57,13 @@ pub(crate) unsafe fn append(ordinal: u32, _: &AppendProblem) -> Result<()> {
 }
 
 pub(crate) unsafe fn gather(ordinal: u32, _: &GatherProblem) -> Result<()> {
+    absent(ordinal)
+}
+
+pub(crate) unsafe fn quantize(ordinal: u32, _: &QuantizeProblem) -> Result<()> {
+    absent(ordinal)
+}
+
+pub(crate) unsafe fn dequantize(ordinal: u32, _: &DequantizeProblem) -> Result<()> {
     absent(ordinal)
 }

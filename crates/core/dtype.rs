@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use ferromla_format::{self as format, Layout};
+
 use crate::error::{Error, Result};
 
 /// The element type of a [`View`](crate::View). More types can be named than any operation takes, so that
@@ -109,8 +111,7 @@ impl fmt::Display for Device {
     }
 }
 
-/// The byte layout of a KV cache. `Bf16` and `Fp16` are implemented; the others are names that a call can
-/// be refused by.
+/// The byte layout of a KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[allow(missing_docs)] // the names are those of `name`
@@ -138,8 +139,8 @@ impl KvFormat {
         Self::Fp4V41,
     ];
 
-    /// The formats that the operations of this version take.
-    pub const SUPPORTED: [Self; 2] = [Self::Bf16, Self::Fp16];
+    /// The formats that [`decode`](crate::decode) and [`prefill`](crate::prefill) take.
+    pub const DENSE: [Self; 4] = [Self::Bf16, Self::Fp16, Self::Fp8, Self::Fp8V32];
 
     /// The format's name, as [`KvFormat::parse`] reads it.
     pub const fn name(self) -> &'static str {
@@ -184,6 +185,34 @@ impl KvFormat {
             Self::Bf16 => Some(DType::Bf16),
             Self::Fp16 => Some(DType::Fp16),
             _ => None,
+        }
+    }
+
+    /// The row widths that a cache of this format can have.
+    ///
+    /// ```
+    /// use ferromla::KvFormat;
+    /// assert_eq!(KvFormat::Fp8.d_qk(), &[576, 512]);
+    /// assert_eq!(KvFormat::Fp8V4.d_qk(), &[512]);
+    /// ```
+    pub const fn d_qk(self) -> &'static [i64] {
+        match self {
+            Self::Bf16 | Self::Fp16 | Self::Fp8 => &[576, 512],
+            Self::Fp8V32 => &[576],
+            Self::Fp8V4 | Self::Fp8V41 | Self::Fp8V41Split | Self::Fp4V41 => &[512],
+        }
+    }
+
+    /// The quantised layouts of this format, one for each of its widths; none where it is not quantised.
+    pub(crate) const fn layouts(self) -> &'static [Layout] {
+        match self {
+            Self::Bf16 | Self::Fp16 => &[],
+            Self::Fp8 => &[format::FP8_576, format::FP8_512],
+            Self::Fp8V32 => &[format::FP8_V32],
+            Self::Fp8V4 => &[format::FP8_V4],
+            Self::Fp8V41 => &[format::FP8_V41],
+            Self::Fp8V41Split => &[format::FP8_V41_SPLIT],
+            Self::Fp4V41 => &[format::FP4_V41],
         }
     }
 }

@@ -12,6 +12,7 @@ mod check;
 mod check_attention;
 mod check_cache;
 mod check_merge;
+mod check_paged;
 mod check_parts;
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -33,12 +34,13 @@ mod params;
 mod plan;
 mod prefill;
 mod problem;
+mod quantize;
 mod schedule;
 mod support;
 mod values;
 mod view;
 
-pub use attention::{AttentionArgs, AttentionOutputs, Checked, QoIndptr};
+pub use attention::{AttentionArgs, AttentionOutputs, Checked, QScale, QoIndptr};
 pub use cache::{
     AppendArgs, CacheShape, GatherArgs, GatherSource, append_kv, cache_shape, gather_kv,
 };
@@ -49,6 +51,7 @@ pub use lengths::num_tokens;
 pub use merge::{MergeArgs, merge_states};
 pub use plan::{Plan, PlanArgs, Queries, workspace_bytes};
 pub use prefill::{PrefillArgs, prefill, prefill_outputs};
+pub use quantize::{DequantizeArgs, QuantizeArgs, dequantize_kv, quantize_kv};
 pub use support::{Support, SupportRow, support};
 pub use view::{Dims, MAX_RANK, Parts, Stream, View};
 

@@ -45,7 +45,7 @@ pub struct PlanArgs {
     pub num_kv_heads: i64,
     /// How many query tokens, and whether every request has as many.
     pub queries: Queries,
-    /// Of the cache; `None`: any unquantised one.
+    /// Of the cache; `None`: any.
     pub kv_format: Option<KvFormat>,
     /// Tokens of a page.
     pub page_size: i64,
@@ -338,9 +338,7 @@ impl Plan {
             return differs("causal", &made_for.causal, &problem.causal);
         }
         match made_for.kv_format {
-            Some(format) if format.dtype() != Some(problem.dtype) => {
-                differs("kv_format", &format, &problem.dtype)
-            }
+            Some(format) if format != cache.format => differs("kv_format", &format, &cache.format),
             _ => Ok(()),
         }
     }

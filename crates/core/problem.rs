@@ -1,7 +1,9 @@
 //! Problems: what is left of a call once its arguments are checked. From here on nobody asks where an array
 //! came from, and nothing can be refused any more except by the driver.
 
-use crate::dtype::{DType, Device};
+use ferromla_format::Layout;
+
+use crate::dtype::{DType, Device, KvFormat};
 use crate::lengths::Lengths;
 use crate::view::Stream;
 
@@ -58,15 +60,39 @@ impl TwoParts<2> {
     }
 }
 
-/// A paged cache of 16-bit rows.
+/// The rows of a paged cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CacheRows {
+    /// 16-bit numbers; strides of page, token, KV head.
+    Half(TwoParts<3>),
+    /// Quantised, of one KV head.
+    Bytes {
+        layout: &'static Layout,
+        /// Strides of page and token, in bytes. Pages that are split know no token stride.
+        pages: Strided<2>,
+    },
+}
+
+/// A paged cache.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct PagedCache {
-    /// Strides of page, token, KV head.
-    pub rows: TwoParts<3>,
-    pub dtype: DType,
+    pub rows: CacheRows,
+    pub format: KvFormat,
+    /// `kv_scale`: what the numbers of an `"fp8"` cache are multiplied by, 1 for every other format.
+    pub scale: f32,
     pub num_pages: i32,
     pub page_size: i32,
     pub kv_heads: i32,
+}
+
+impl PagedCache {
+    /// Row width.
+    pub fn dim(&self) -> i64 {
+        match &self.rows {
+            CacheRows::Half(rows) => rows.dim(),
+            CacheRows::Bytes { layout, .. } => layout.width as i64,
+        }
+    }
 }
 
 /// A block table and the lengths of its requests.
@@ -111,16 +137,27 @@ impl QueryTokens {
     }
 }
 
+/// What queries are multiplied by.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum QueryScale {
+    /// One number: 1 for 16-bit queries.
+    One(f32),
+    /// Strides of request, token, head of float32 numbers.
+    Rows(Strided<3>),
+}
+
 /// `decode` and `prefill`: they differ in [`QueryTokens`] only. Without an axis of requests (ragged) their
 /// stride is 0, and tokens count from the beginning of the axis of all.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AttentionProblem {
     pub device: Device,
+    /// Of the queries: bf16, fp16 or e4m3.
     pub dtype: DType,
     pub queries: QueryTokens,
     pub heads: i32,
     /// Strides of request, token, head.
     pub q: TwoParts<3>,
+    pub q_scale: QueryScale,
     pub cache: PagedCache,
     pub table: PageTable,
     pub scale: f64,
@@ -133,6 +170,11 @@ pub(crate) struct AttentionProblem {
 }
 
 impl AttentionProblem {
+    /// The type of `out`.
+    pub fn out_dtype(&self) -> DType {
+        out_dtype(self.dtype)
+    }
+
     /// Query heads per KV head.
     pub fn group(&self) -> i32 {
         self.heads / self.cache.kv_heads
@@ -149,6 +191,14 @@ impl AttentionProblem {
     /// No query row at all: nothing to launch.
     pub fn is_empty(&self) -> bool {
         self.table.batch == 0 || self.queries.extent() == 0
+    }
+}
+
+/// The type of `out` for queries of this type.
+pub(crate) fn out_dtype(queries: DType) -> DType {
+    match queries {
+        DType::F8E4M3 => DType::Bf16,
+        half => half,
     }
 }
 
@@ -183,8 +233,46 @@ pub(crate) struct AppendProblem {
     pub device: Device,
     pub tokens: i64,
     pub rows: TwoParts<1>,
+    /// Of the rows: the cache's where that is not quantised, else bf16, fp16 or float32.
+    pub dtype: DType,
     pub slots: Strided<1>,
     pub cache: PagedCache,
+    /// Round float32 scales up to powers of two.
+    pub round_scale: bool,
+    pub stream: Stream,
+}
+
+/// `quantize_kv`: every token of a cache.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct QuantizeProblem {
+    pub device: Device,
+    /// Strides of page and token.
+    pub rows: TwoParts<2>,
+    /// Of the rows: bf16, fp16 or float32.
+    pub dtype: DType,
+    pub cache: PagedCache,
+    /// Round float32 scales up to powers of two.
+    pub round_scale: bool,
+    #[cfg_attr(
+        not(feature = "cuda"),
+        expect(dead_code, reason = "the CPU has no streams")
+    )]
+    pub stream: Stream,
+}
+
+/// `dequantize_kv`: every token of a cache.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DequantizeProblem {
+    pub device: Device,
+    pub cache: PagedCache,
+    /// Strides of page and token.
+    pub out: Strided<2>,
+    /// Of `out`: bf16 or float32.
+    pub dtype: DType,
+    #[cfg_attr(
+        not(feature = "cuda"),
+        expect(dead_code, reason = "the CPU has no streams")
+    )]
     pub stream: Stream,
 }
 

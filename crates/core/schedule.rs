@@ -8,7 +8,7 @@ use ferromla_schedule::{
     Queries as ScheduleQueries, Split, Target, choose, layout,
 };
 
-use crate::check::{Access, Arg, Last, MAX_SEQ_LEN, supported_format};
+use crate::check::{Access, Arg, Last, MAX_SEQ_LEN};
 use crate::dtype::{DType, Device};
 use crate::error::{Error, Result};
 use crate::plan::{PlanArgs, Queries};
@@ -165,8 +165,10 @@ fn check(args: &PlanArgs) -> Result<()> {
         let rule = format!("it divides num_heads, {}", args.num_heads);
         return Err(Error::invalid("num_kv_heads", args.num_kv_heads, rule));
     }
-    if let Some(format) = args.kv_format {
-        supported_format(format)?;
+    let quantised = args.kv_format.filter(|format| !format.layouts().is_empty());
+    if let Some(format) = quantised.filter(|_| args.num_kv_heads != 1) {
+        let rule = format!("1 for a cache of the format {format}");
+        return Err(Error::invalid("num_kv_heads", args.num_kv_heads, rule));
     }
     if args.num_splits == Some(0) {
         return Err(Error::invalid("num_splits", 0, "at least 1, or None"));

@@ -10,7 +10,7 @@ pub struct SupportRow {
     pub operation: &'static str,
     /// The cache format; `None` for operations without a cache.
     pub kv_format: Option<KvFormat>,
-    /// Of queries and outputs.
+    /// Of queries, of the rows that are written to a cache, or of those that come out of it.
     pub dtype: DType,
     /// Row widths.
     pub d_qk: &'static [i64],
@@ -65,7 +65,7 @@ pub fn support(device: Device) -> Support {
     match device {
         Device::Cpu => Support {
             backend: "cpu",
-            rows: rows(&KvFormat::SUPPORTED),
+            rows: rows(&KvFormat::ALL),
             ..nothing
         },
         Device::Cuda(ordinal) => match cuda::support(ordinal) {
@@ -75,7 +75,7 @@ pub fn support(device: Device) -> Support {
             },
             Ok(CudaSupport { device_name }) => {
                 let formats: &[_] = if cfg!(feature = "fp16") {
-                    &KvFormat::SUPPORTED
+                    &[KvFormat::Bf16, KvFormat::Fp16]
                 } else {
                     &[KvFormat::Bf16]
                 };
@@ -91,33 +91,56 @@ pub fn support(device: Device) -> Support {
 }
 
 fn rows(formats: &[KvFormat]) -> Vec<SupportRow> {
-    const D_QK: &[i64] = &[576, 512];
     let mut rows = Vec::new();
     for &format in formats {
-        let dtype = format.dtype().unwrap_or(DType::Bf16);
-        let row = |operation, kv_heads| SupportRow {
+        let quantised = format.dtype().is_none();
+        let row = |operation, dtype| SupportRow {
             operation,
             kv_format: Some(format),
             dtype,
-            d_qk: D_QK,
+            d_qk: format.d_qk(),
             heads: "any",
-            kv_heads,
+            kv_heads: "1",
             page_sizes: "any",
         };
-        for attention in ["decode", "prefill"] {
-            rows.push(row(attention, "any that divide the heads"));
+        let new_rows: &[DType] = match format.dtype() {
+            Some(DType::Fp16) => &[DType::Fp16],
+            Some(_) => &[DType::Bf16],
+            None => &[DType::Bf16, DType::Fp16, DType::F32],
+        };
+        if KvFormat::DENSE.contains(&format) {
+            let queries: &[DType] = match format {
+                KvFormat::Fp8 => &[DType::Bf16, DType::Fp16, DType::F8E4M3],
+                _ => &new_rows[..new_rows.len().min(2)],
+            };
+            let kv_heads = if quantised {
+                "1"
+            } else {
+                "any that divide the heads"
+            };
+            for operation in ["decode", "prefill"] {
+                rows.extend(queries.iter().map(|&dtype| SupportRow {
+                    kv_heads,
+                    ..row(operation, dtype)
+                }));
+            }
         }
-        rows.push(row("append_kv", "1"));
-        rows.push(SupportRow {
-            dtype: DType::Bf16,
-            ..row("gather_kv", "1")
-        });
-        rows.push(SupportRow {
-            kv_format: None,
-            d_qk: &[],
-            page_sizes: "none",
-            ..row("merge_states", "none")
-        });
+        rows.extend(new_rows.iter().map(|&dtype| row("append_kv", dtype)));
+        if quantised {
+            rows.extend(new_rows.iter().map(|&dtype| row("quantize_kv", dtype)));
+            let out = [DType::Bf16, DType::F32];
+            rows.extend(out.map(|dtype| row("dequantize_kv", dtype)));
+        }
+        rows.push(row("gather_kv", DType::Bf16));
+        if !quantised {
+            rows.push(SupportRow {
+                kv_format: None,
+                d_qk: &[],
+                page_sizes: "none",
+                kv_heads: "none",
+                ..row("merge_states", new_rows[0])
+            });
+        }
     }
     rows
 }

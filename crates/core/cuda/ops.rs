@@ -2,7 +2,8 @@
 
 use std::ffi::c_void;
 
-use crate::error::Result;
+use crate::dtype::KvFormat;
+use crate::error::{Error, Result};
 use crate::lengths::Lengths;
 use crate::params::{
     FM_COMBINE_THREADS, FM_OFFSETS_THREADS, FM_ROW_THREADS, FmAppendParams, FmCombineParams,
@@ -10,7 +11,8 @@ use crate::params::{
 };
 use crate::plan::Plan;
 use crate::problem::{
-    AppendProblem, AttentionProblem, GatherProblem, GatherTokens, MergeProblem, PagedCache, Strided,
+    AppendProblem, AttentionProblem, CacheRows, DequantizeProblem, GatherProblem, GatherTokens,
+    MergeProblem, PagedCache, QuantizeProblem, Strided, TwoParts,
 };
 use crate::view::Stream;
 
@@ -60,9 +62,22 @@ pub(crate) unsafe fn plan(
     unsafe { engine.launch(Kernel::Plan, &launch, &mut [pointer(&mut params)]) }
 }
 
+/// The rows of an unquantised cache.
+fn half_rows(cache: &PagedCache) -> Result<&TwoParts<3>> {
+    match &cache.rows {
+        CacheRows::Half(rows) => Ok(rows),
+        CacheRows::Bytes { .. } => Err(no_kernel(cache)),
+    }
+}
+
+fn no_kernel(cache: &PagedCache) -> Error {
+    Error::unsupported("kv_format", cache.format, crate::check::CUDA_FORMATS)
+}
+
 /// # Safety
 /// As for [`decode`](crate::decode); the plan has been filled for this problem.
 pub(crate) unsafe fn decode(ordinal: u32, problem: &AttentionProblem, plan: &Plan) -> Result<()> {
+    half_rows(&problem.cache)?;
     let engine = Engine::get(ordinal)?;
     let _context = engine.enter()?;
     // SAFETY: the caller's promise, for both.
@@ -81,6 +96,7 @@ pub(crate) unsafe fn decode(ordinal: u32, problem: &AttentionProblem, plan: &Pla
 /// # Safety
 /// As for [`decode`].
 unsafe fn attend(engine: &Engine, problem: &AttentionProblem, plan: &Plan) -> Result<()> {
+    let rows = half_rows(&problem.cache)?;
     let maps = tensor_map::geometries(&problem.cache);
     let choice = &plan.schedule.choice;
     // The CTAs of a team read the same tiles: the TMA loader loads once for two of them.
@@ -89,7 +105,7 @@ unsafe fn attend(engine: &Engine, problem: &AttentionProblem, plan: &Plan) -> Re
     } else {
         1
     };
-    let mut params = decode_params(problem, plan, multicast);
+    let mut params = decode_params(problem, rows, plan, multicast);
     let (mut nope, mut rope) = (tensor_map::empty(), tensor_map::empty());
     if let Some((nope_geometry, rope_geometry)) = &maps {
         nope = tensor_map::encode(nope_geometry, problem.dtype)?;
@@ -126,18 +142,23 @@ unsafe fn attend(engine: &Engine, problem: &AttentionProblem, plan: &Plan) -> Re
     }
 }
 
-fn decode_params(problem: &AttentionProblem, plan: &Plan, multicast: i32) -> FmDecodeParams {
+fn decode_params(
+    problem: &AttentionProblem,
+    rows: &TwoParts<3>,
+    plan: &Plan,
+    multicast: i32,
+) -> FmDecodeParams {
     let (q, cache, table) = (&problem.q, &problem.cache, &problem.table);
     let q_rope = q.rope.unwrap_or(Strided::NONE);
-    let kv_rope = cache.rows.rope.unwrap_or(Strided::NONE);
+    let kv_rope = rows.rope.unwrap_or(Strided::NONE);
     FmDecodeParams {
         q_nope: q.nope.ptr as *const c_void,
         q_rope: q_rope.ptr as *const c_void,
         q_nope_stride: q.nope.strides,
         q_rope_stride: q_rope.strides,
-        kv_nope: cache.rows.nope.ptr as *const c_void,
+        kv_nope: rows.nope.ptr as *const c_void,
         kv_rope: kv_rope.ptr as *const c_void,
-        kv_nope_stride: cache.rows.nope.strides,
+        kv_nope_stride: rows.nope.strides,
         kv_rope_stride: kv_rope.strides,
         block_table: table.block_table.ptr as *const i32,
         block_table_stride: table.block_table.strides[0],
@@ -243,17 +264,18 @@ pub(crate) unsafe fn merge(ordinal: u32, problem: &MergeProblem) -> Result<()> {
 }
 
 fn rope_dim(cache: &PagedCache) -> i32 {
-    (cache.rows.dim() - crate::problem::NOPE_DIM) as i32
+    (cache.dim() - crate::problem::NOPE_DIM) as i32
 }
 
 /// # Safety
 /// As for [`append_kv`](crate::append_kv).
 pub(crate) unsafe fn append(ordinal: u32, problem: &AppendProblem) -> Result<()> {
+    let (rows, cache) = (&problem.rows, &problem.cache);
+    let cache_rows = half_rows(cache)?;
     let engine = Engine::get(ordinal)?;
     let _context = engine.enter()?;
-    let (rows, cache) = (&problem.rows, &problem.cache);
     let k_pe = rows.rope.unwrap_or(Strided::NONE);
-    let cache_rope = cache.rows.rope.unwrap_or(Strided::NONE);
+    let cache_rope = cache_rows.rope.unwrap_or(Strided::NONE);
     let mut params = FmAppendParams {
         kv_c: rows.nope.ptr as *const c_void,
         k_pe: k_pe.ptr as *const c_void,
@@ -261,9 +283,9 @@ pub(crate) unsafe fn append(ordinal: u32, problem: &AppendProblem) -> Result<()>
         k_pe_stride: k_pe.strides[0],
         slots: problem.slots.ptr as *const i64,
         slots_stride: problem.slots.strides[0],
-        cache_nope: cache.rows.nope.ptr as *mut c_void,
+        cache_nope: cache_rows.nope.ptr as *mut c_void,
         cache_rope: cache_rope.ptr as *mut c_void,
-        cache_nope_stride: two(&cache.rows.nope),
+        cache_nope_stride: two(&cache_rows.nope),
         cache_rope_stride: two(&cache_rope),
         tokens: problem.tokens,
         num_pages: cache.num_pages.into(),
@@ -280,14 +302,15 @@ pub(crate) unsafe fn append(ordinal: u32, problem: &AppendProblem) -> Result<()>
 /// # Safety
 /// As for [`gather_kv`](crate::gather_kv).
 pub(crate) unsafe fn gather(ordinal: u32, problem: &GatherProblem) -> Result<()> {
+    let cache = &problem.cache;
+    let cache_rows = half_rows(cache)?;
     let engine = Engine::get(ordinal)?;
     let _context = engine.enter()?;
-    let cache = &problem.cache;
-    let cache_rope = cache.rows.rope.unwrap_or(Strided::NONE);
+    let cache_rope = cache_rows.rope.unwrap_or(Strided::NONE);
     let mut params = FmGatherParams {
-        cache_nope: cache.rows.nope.ptr as *const c_void,
+        cache_nope: cache_rows.nope.ptr as *const c_void,
         cache_rope: cache_rope.ptr as *const c_void,
-        cache_nope_stride: two(&cache.rows.nope),
+        cache_nope_stride: two(&cache_rows.nope),
         cache_rope_stride: two(&cache_rope),
         out: problem.out.ptr as *mut c_void,
         out_stride: problem.out.strides[0],
@@ -296,7 +319,7 @@ pub(crate) unsafe fn gather(ordinal: u32, problem: &GatherProblem) -> Result<()>
         page_size: cache.page_size,
         nope_dim: crate::problem::NOPE_DIM as i32,
         rope_dim: rope_dim(cache),
-        source_fp16: is_fp16(cache.dtype).into(),
+        source_fp16: (cache.format == KvFormat::Fp16).into(),
         ..FmGatherParams::default()
     };
     match &problem.source {
@@ -341,4 +364,18 @@ pub(crate) unsafe fn gather(ordinal: u32, problem: &GatherProblem) -> Result<()>
     let launch = rows_launch(engine, problem.tokens, problem.stream);
     // SAFETY: `fm_gather` takes one FmGatherParams; the memory is live (the caller's promise).
     unsafe { engine.launch(Kernel::Gather, &launch, &mut [pointer(&mut params)]) }
+}
+
+/// # Safety
+/// As for [`quantize_kv`](crate::quantize_kv).
+pub(crate) unsafe fn quantize(ordinal: u32, problem: &QuantizeProblem) -> Result<()> {
+    Engine::get(ordinal)?;
+    Err(no_kernel(&problem.cache))
+}
+
+/// # Safety
+/// As for [`dequantize_kv`](crate::dequantize_kv).
+pub(crate) unsafe fn dequantize(ordinal: u32, problem: &DequantizeProblem) -> Result<()> {
+    Engine::get(ordinal)?;
+    Err(no_kernel(&problem.cache))
 }

@@ -13,7 +13,7 @@ use cudarc::driver::sys;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::params::FM_LATENT_BOX_CHUNKS;
-use crate::problem::{NOPE_DIM, PagedCache, ROPE_DIM, Strided};
+use crate::problem::{CacheRows, NOPE_DIM, PagedCache, ROPE_DIM, Strided};
 
 use super::driver::call;
 use super::kernel::is_fp16;
@@ -52,8 +52,11 @@ pub(super) fn box_rows(page_size: i32) -> i32 {
 
 /// The maps of the latent and the rotary part; `None` where TMA cannot read the cache as it lies.
 pub(super) fn geometries(cache: &PagedCache) -> Option<(Geometry, Option<Geometry>)> {
-    let nope = geometry(cache, &cache.rows.nope, NOPE_DIM / CHUNK, LATENT_BOX_CHUNKS)?;
-    let rope = match &cache.rows.rope {
+    let CacheRows::Half(rows) = &cache.rows else {
+        return None;
+    };
+    let nope = geometry(cache, &rows.nope, NOPE_DIM / CHUNK, LATENT_BOX_CHUNKS)?;
+    let rope = match &rows.rope {
         None => None,
         Some(rope) => Some(geometry(cache, rope, ROPE_DIM / CHUNK, 1)?),
     };
@@ -140,6 +143,7 @@ pub(super) fn encode(geometry: &Geometry, dtype: DType) -> Result<sys::CUtensorM
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dtype::KvFormat;
     use crate::problem::TwoParts;
 
     fn cache(num_pages: i32, page_size: i32, kv_heads: i32, strides: [i64; 3]) -> PagedCache {
@@ -152,8 +156,9 @@ mod tests {
             strides,
         });
         PagedCache {
-            rows: TwoParts { nope, rope },
-            dtype: DType::Bf16,
+            rows: CacheRows::Half(TwoParts { nope, rope }),
+            format: KvFormat::Bf16,
+            scale: 1.0,
             num_pages,
             page_size,
             kv_heads,
