@@ -136,7 +136,7 @@ FM_HD void decode_e4m3x4(uint32_t codes, float (&x)[4]) {
 FM_HD uint32_t encode_e2m1(float value) {
   const float x = float_of(bits_of(value) & ~kSign);
   const uint32_t code = (x > 0.25f) + (x >= 0.75f) + (x > 1.25f) + (x >= 1.75f) + (x > 2.5f) + (x >= 3.5f) + (x > 5.0f);
-  return code | bits_of(value) >> 28 & 8;
+  return code | (bits_of(value) >> 28 & 8);
 }
 
 // Of the low four bits.

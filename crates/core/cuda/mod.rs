@@ -3,6 +3,7 @@
 //! Nothing here allocates on the device or waits for it, so every operation can be captured in a graph. The
 //! engine of a device (`engine.rs`) is made at first use, during a capture too.
 
+mod cache_ops;
 mod driver;
 mod engine;
 mod images;
@@ -14,8 +15,9 @@ use std::ffi::c_void;
 
 use cudarc::driver::sys;
 
+pub(crate) use cache_ops::{append, dequantize, gather, quantize};
 pub(crate) use kernel::compiled_kernels;
-pub(crate) use ops::{append, decode, gather, merge, plan};
+pub(crate) use ops::{decode, merge, plan};
 
 use crate::error::{Error, Result};
 use crate::support::CudaSupport;
