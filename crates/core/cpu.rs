@@ -3,17 +3,19 @@
 use std::sync::OnceLock;
 
 use ferromla_cpu::{
-    AppendCpu, DecodeCpu, Format, GatherCpu, GatherSource, MergeCpu, Parts as CpuParts,
-    Strided as CpuStrided,
+    AppendCpu, CacheCpu, DecodeCpu, DequantizeCpu, Format, GatherCpu, GatherSource, MergeCpu,
+    OutRows, Parts as CpuParts, QuantisedCpu, QuantizeCpu, QueryScale as CpuQueryScale,
+    Rows as CpuRows, Strided as CpuStrided,
 };
+use ferromla_format::Layout;
 use ferromla_schedule::PlanView;
 
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::plan::Plan;
 use crate::problem::{
     AppendProblem, AttentionProblem, CacheRows, DequantizeProblem, GatherProblem, GatherTokens,
-    MergeProblem, NOPE_DIM, PageTable, PagedCache, QuantizeProblem, Strided, TwoParts,
+    MergeProblem, NOPE_DIM, PageTable, PagedCache, QuantizeProblem, QueryScale, Strided, TwoParts,
 };
 use crate::schedule::plan_error;
 
@@ -39,35 +41,40 @@ fn view<T, const N: usize>(from: &Strided<N>, shape: [i32; N]) -> CpuStrided<T, 
     )
 }
 
-fn parts<const N: usize>(from: &TwoParts<N>, shape: [i32; N]) -> CpuParts<N> {
+fn parts<T, const N: usize>(from: &TwoParts<N>, shape: [i32; N]) -> CpuParts<N, T> {
     CpuParts {
         nope: view(&from.nope, shape),
         rope: from.rope.as_ref().map(|rope| view(rope, shape)),
     }
 }
 
-/// The rows of an unquantised cache.
-fn half_rows(cache: &PagedCache) -> Result<&TwoParts<3>> {
-    match &cache.rows {
-        CacheRows::Half(rows) => Ok(rows),
-        CacheRows::Bytes { .. } => {
-            Err(Error::unsupported("kv_format", cache.format, "unquantised"))
-        }
+/// Rows of one of the types that operations take: bf16, fp16, float32 or e4m3.
+fn rows<const N: usize>(from: &TwoParts<N>, dtype: DType, shape: [i32; N]) -> CpuRows<N> {
+    match dtype {
+        DType::Fp16 => CpuRows::Fp16(parts(from, shape)),
+        DType::F32 => CpuRows::F32(parts(from, shape)),
+        DType::F8E4M3 => CpuRows::E4m3(parts(from, shape)),
+        _ => CpuRows::Bf16(parts(from, shape)),
     }
 }
 
-/// A cache of one KV head: its pages and tokens.
-fn pages(cache: &PagedCache) -> Result<CpuParts<2>> {
-    let rows = half_rows(cache)?;
-    let two = |from: &Strided<3>| Strided {
-        ptr: from.ptr,
-        strides: [from.strides[0], from.strides[1]],
-    };
-    let rows = TwoParts {
-        nope: two(&rows.nope),
-        rope: rows.rope.as_ref().map(two),
-    };
-    Ok(parts(&rows, [cache.num_pages, cache.page_size]))
+fn cache(from: &PagedCache) -> CacheCpu {
+    match &from.rows {
+        CacheRows::Half(half) => {
+            let shape = [from.num_pages, from.page_size, from.kv_heads];
+            let dtype = from.format.dtype().unwrap_or(DType::Bf16);
+            CacheCpu::Plain(rows(half, dtype, shape))
+        }
+        CacheRows::Bytes { layout, pages } => CacheCpu::Quantised(bytes(from, layout, pages)),
+    }
+}
+
+fn bytes(from: &PagedCache, layout: &'static Layout, pages: &Strided<2>) -> QuantisedCpu {
+    QuantisedCpu {
+        layout,
+        bytes: view(pages, [from.num_pages, from.page_size]),
+        scale: from.scale,
+    }
 }
 
 fn block_table(table: &PageTable) -> CpuStrided<i32, 2> {
@@ -93,17 +100,17 @@ pub(crate) unsafe fn decode(problem: &AttentionProblem, plan: &Plan) -> Result<(
     // SAFETY: the plan's workspace is live host memory that its layout fits; `fill` has written it.
     let words = unsafe { std::slice::from_raw_parts(workspace.plan as *const i32, words) };
     let view_of_plan = PlanView::new(&schedule.shape, words).map_err(plan_error)?;
-    let rows = [problem.table.batch, problem.queries.extent(), problem.heads];
-    let cache = &problem.cache;
+    let shape = [problem.table.batch, problem.queries.extent(), problem.heads];
     let partial_rows = schedule.layout.max_slots as usize * schedule.shape.unit_rows as usize;
     let heads = problem.heads as usize;
     let args = DecodeCpu {
-        format: format(problem.dtype),
-        q: parts(&problem.q, rows),
-        kv_cache: parts(
-            half_rows(cache)?,
-            [cache.num_pages, cache.page_size, cache.kv_heads],
-        ),
+        format: format(problem.out_dtype()),
+        q: rows(&problem.q, problem.dtype, shape),
+        q_scale: match &problem.q_scale {
+            QueryScale::One(scale) => CpuQueryScale::One(*scale),
+            QueryScale::Rows(scales) => CpuQueryScale::Rows(view(scales, shape)),
+        },
+        kv_cache: cache(&problem.cache),
         block_table: block_table(&problem.table),
         group: problem.group() as usize,
         causal: problem.causal,
@@ -111,8 +118,8 @@ pub(crate) unsafe fn decode(problem: &AttentionProblem, plan: &Plan) -> Result<(
         attn_sink: (problem.attn_sink != 0).then(|| vector(problem.attn_sink, heads, 1)),
         plan: view_of_plan,
         unit_rows: schedule.shape.unit_rows as usize,
-        out: view(&problem.out, rows),
-        lse: view(&problem.lse, rows),
+        out: view(&problem.out, shape),
+        lse: view(&problem.lse, shape),
         partial_out: vector(workspace.partial_out, partial_rows, NOPE_DIM),
         partial_lse: vector(workspace.partial_lse, partial_rows, 1),
     };
@@ -143,9 +150,10 @@ pub(crate) unsafe fn merge(problem: &MergeProblem) -> Result<()> {
 /// As for [`append_kv`](crate::append_kv).
 pub(crate) unsafe fn append(problem: &AppendProblem) -> Result<()> {
     let args = AppendCpu {
-        tokens: parts(&problem.rows, [problem.tokens as i32]),
-        cache: pages(&problem.cache)?,
+        tokens: rows(&problem.rows, problem.dtype, [problem.tokens as i32]),
+        cache: cache(&problem.cache),
         slots: view(&problem.slots, [problem.tokens as i32]),
+        round_scale: problem.round_scale,
     };
     // SAFETY: the caller's promise; shapes and strides have been checked.
     unsafe { ferromla_cpu::append_kv(&args) };
@@ -172,8 +180,7 @@ pub(crate) unsafe fn gather(problem: &GatherProblem) -> Result<()> {
         }
     };
     let args = GatherCpu {
-        format: format(problem.cache.format.dtype().unwrap_or(DType::Bf16)),
-        cache: pages(&problem.cache)?,
+        cache: cache(&problem.cache),
         source,
         out: view(&problem.out, [tokens]),
     };
@@ -185,11 +192,30 @@ pub(crate) unsafe fn gather(problem: &GatherProblem) -> Result<()> {
 /// # Safety
 /// As for [`quantize_kv`](crate::quantize_kv).
 pub(crate) unsafe fn quantize(problem: &QuantizeProblem) -> Result<()> {
-    pages(&problem.cache).map(drop)
+    if let CacheCpu::Quantised(cache) = cache(&problem.cache) {
+        let pages = [problem.cache.num_pages, problem.cache.page_size];
+        let args = QuantizeCpu {
+            rows: rows(&problem.rows, problem.dtype, pages),
+            cache,
+            round_scale: problem.round_scale,
+        };
+        // SAFETY: the caller's promise; shapes and strides have been checked.
+        unsafe { ferromla_cpu::quantize_kv(&args) };
+    }
+    Ok(())
 }
 
 /// # Safety
 /// As for [`dequantize_kv`](crate::dequantize_kv).
 pub(crate) unsafe fn dequantize(problem: &DequantizeProblem) -> Result<()> {
-    pages(&problem.cache).map(drop)
+    if let CacheCpu::Quantised(cache) = cache(&problem.cache) {
+        let pages = [problem.cache.num_pages, problem.cache.page_size];
+        let out = match problem.dtype {
+            DType::F32 => OutRows::F32(view(&problem.out, pages)),
+            _ => OutRows::Bf16(view(&problem.out, pages)),
+        };
+        // SAFETY: the caller's promise; shapes and strides have been checked.
+        unsafe { ferromla_cpu::dequantize_kv(&DequantizeCpu { cache, out }) };
+    }
+    Ok(())
 }

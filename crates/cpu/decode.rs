@@ -14,20 +14,31 @@ use crate::element::{Element, with_element};
 use crate::matrix::{Matrix, multiply};
 use crate::output::Output;
 use crate::softmax::RowState;
-use crate::tile::{KeySource, Tile, widen_row};
+use crate::tile::{KeySource, Tile};
 use crate::unit::{Unit, keys_seen};
-use crate::{Format, NOPE_DIM, Parts, ROPE_DIM, Strided, TILE_TOKENS};
+use crate::{CacheCpu, Format, NOPE_DIM, Rows, Strided, TILE_TOKENS};
+
+/// What queries are multiplied by.
+#[derive(Debug, Clone, Copy)]
+pub enum QueryScale {
+    /// All by one number.
+    One(f32),
+    /// Each row by its own: `[b, s_q, h]`, as the rows of `q`.
+    Rows(Strided<f32, 3>),
+}
 
 /// Arguments of [`decode`]. `h = h_kv * group`; `d_qk` is 576, or 512 where the rope parts are absent.
 #[derive(Debug, Clone, Copy)]
 pub struct DecodeCpu<'a> {
-    /// Element type of q, cache and out.
+    /// Element type of out.
     pub format: Format,
     /// Rows of `[b, s_q, h]`. Ragged queries: `[b, t, h]` with stride 0 along `b`, as `out` and `lse`; the plan's
     /// items say which tokens are a request's.
-    pub q: Parts<3>,
-    /// Rows of `[pages, page_size, h_kv]`.
-    pub kv_cache: Parts<3>,
+    pub q: Rows<3>,
+    /// What they are multiplied by.
+    pub q_scale: QueryScale,
+    /// Pages of rows as wide as those of `q`.
+    pub kv_cache: CacheCpu,
     /// `[b, max_pages]`; an id outside the cache makes its tokens absent.
     pub block_table: Strided<i32, 2>,
     /// Query heads per KV head.
@@ -55,7 +66,7 @@ pub struct DecodeCpu<'a> {
 impl DecodeCpu<'_> {
     /// The most tokens a request can have: a plan may have been made for longer tables.
     fn capacity(&self) -> usize {
-        self.block_table.shape()[1] * self.kv_cache.nope.shape()[1]
+        self.block_table.shape()[1] * self.kv_cache.shape()[1]
     }
 }
 
@@ -67,15 +78,15 @@ impl DecodeCpu<'_> {
 ///   and rope parts, 512 for `out` and `partial_out`) for the whole call; `out`, `lse`, `partial_out` and
 ///   `partial_lse` are writable, used by nobody else, and overlap neither each other nor themselves. (Along a
 ///   batch of stride 0 they do: then no two requests of the plan have a query token in common.)
-/// - `q`, `out` and `lse` have one shape, with `group` dividing its heads; `rope` is present in both of
-///   q and cache or in neither, with the shape of `nope`; pages hold at least one token.
+/// - `q`, `out` and `lse` have one shape, with `group` dividing its heads; rows of q and cache have one width,
+///   and their two parts one shape; pages hold at least one token.
 /// - The plan was made for this batch, these query tokens, `group`, KV heads and `causal`.
 ///
 /// # Panics
 /// When the partial buffers are too small for the plan's slots.
 ///
 /// ```
-/// use ferromla_cpu::{DecodeCpu, Format, Parts, Strided, decode};
+/// use ferromla_cpu::{CacheCpu, DecodeCpu, Format, Parts, QueryScale, Rows, Strided, decode};
 /// use ferromla_schedule::{PlanView, Problem, Queries, Split, Target, layout, plan_into};
 /// // One request, one head, one cached token: attention gives back its value.
 /// let problem = Problem {
@@ -99,8 +110,9 @@ impl DecodeCpu<'_> {
 /// let none = Strided::new(std::ptr::NonNull::dangling().as_ptr(), [0], [1]);
 /// let args = DecodeCpu {
 ///     format: Format::Bf16,
-///     q: Parts { nope: rows(q.as_ptr()), rope: None },
-///     kv_cache: Parts { nope: rows(kv.as_ptr()), rope: None },
+///     q: Rows::Bf16(Parts { nope: rows(q.as_ptr()), rope: None }),
+///     q_scale: QueryScale::One(1.0),
+///     kv_cache: CacheCpu::Plain(Rows::Bf16(Parts { nope: rows(kv.as_ptr()), rope: None })),
 ///     block_table: Strided::new(table.as_ptr(), [1, 1], [1, 1]),
 ///     group: 1,
 ///     causal: true,
@@ -174,8 +186,8 @@ struct Run {
 
 impl Scratch {
     fn new(args: &DecodeCpu) -> Self {
-        let width = NOPE_DIM + if args.q.rope.is_some() { ROPE_DIM } else { 0 };
-        let rows = args.unit_rows.min(args.q.nope.shape()[1] * args.group);
+        let width = args.q.width();
+        let rows = args.unit_rows.min(args.q.shape()[1] * args.group);
         Self {
             q: vec![0.0; rows * width],
             tile: Tile::new(width),
@@ -189,16 +201,26 @@ impl Scratch {
     /// Loads the unit's queries and forgets the last item.
     ///
     /// # Safety
-    /// The unit lies in `q`, which describes live memory.
-    unsafe fn begin<E: Element>(&mut self, unit: &Unit, q: &Parts<3>) {
+    /// The unit lies in the queries, which describe live memory.
+    unsafe fn begin(&mut self, unit: &Unit, args: &DecodeCpu) {
         for (row, out) in self
             .q
             .chunks_exact_mut(self.tile.width)
             .take(unit.rows)
             .enumerate()
         {
+            let index = unit.index(row);
             // SAFETY: the caller's promise.
-            unsafe { widen_row::<E, 3>(q, unit.index(row), out) };
+            let scale = unsafe {
+                args.q.read(index, out);
+                match &args.q_scale {
+                    QueryScale::One(scale) => *scale,
+                    QueryScale::Rows(scales) => scales.read(index),
+                }
+            };
+            if scale != 1.0 {
+                out.iter_mut().for_each(|x| *x *= scale);
+            }
         }
         self.acc[..unit.rows * NOPE_DIM].fill(0.0);
         self.state[..unit.rows].fill(RowState::EMPTY);
@@ -300,12 +322,12 @@ unsafe fn run_item<E: Element>(
     let scale_log2 = (args.softmax_scale * std::f64::consts::LOG2_E) as f32;
 
     // SAFETY: the unit lies in q (caller's promise).
-    unsafe { scratch.begin::<E>(&unit, &args.q) };
+    unsafe { scratch.begin(&unit, args) };
     for tile in item.tile_begin as usize..item.tile_end as usize {
         let start = tile * TILE_TOKENS;
         let len = keys(last_token).saturating_sub(start).min(TILE_TOKENS);
         // SAFETY: request and KV head lie in table and cache (caller's promise).
-        unsafe { scratch.tile.load::<E>(&source, start, len) };
+        unsafe { scratch.tile.load(&source, start, len) };
         if scratch.tile.present > 0 {
             scratch.find_runs(&unit, |token| keys(token).saturating_sub(start).min(len));
             scratch.attend(scale_log2);

@@ -1,9 +1,8 @@
 //! `gather_kv`: cached rows, by request or by token id, to one dense bfloat16 array.
 
-use half::{bf16, f16};
 use rayon::prelude::*;
 
-use crate::{Format, NOPE_DIM, Parts, ROPE_DIM, Strided};
+use crate::{CacheCpu, Strided};
 
 /// Which cached token each row of the output takes.
 #[derive(Debug, Clone, Copy)]
@@ -24,17 +23,15 @@ pub enum GatherSource {
 /// Arguments of [`gather_kv`].
 #[derive(Debug, Clone, Copy)]
 pub struct GatherCpu {
-    /// Element type of the cache.
-    pub format: Format,
-    /// Rows of `[pages, page_size]`.
-    pub cache: Parts<2>,
+    /// Of one KV head.
+    pub cache: CacheCpu,
     /// What to take.
     pub source: GatherSource,
     /// Rows of `[t]`, 576 wide (512 without rope part), bfloat16.
     pub out: Strided<u16, 1>,
 }
 
-/// Gathers; an fp16 cache is rounded to the nearest bfloat16, ties to even. Rows of absent tokens, and
+/// Gathers; what is not bfloat16 is rounded to the nearest, ties to even. Rows of absent tokens, and
 /// those past the last request, become zeros.
 ///
 /// # Safety
@@ -44,12 +41,12 @@ pub struct GatherCpu {
 /// offsets one more than the table has rows.
 ///
 /// ```
-/// use ferromla_cpu::{Format, GatherCpu, GatherSource, Parts, Strided, gather_kv};
+/// use ferromla_cpu::{CacheCpu, GatherCpu, GatherSource, Parts, Rows, Strided, gather_kv};
 /// let (cache, ids) = (vec![7u16; 512], [0i32, -1]);
 /// let mut out = vec![1u16; 2 * 512];
+/// let pages = Strided::new(cache.as_ptr(), [1, 1, 1], [512, 512, 0]);
 /// let args = GatherCpu {
-///     format: Format::Bf16,
-///     cache: Parts { nope: Strided::new(cache.as_ptr(), [1, 1], [512, 512]), rope: None },
+///     cache: CacheCpu::Plain(Rows::Bf16(Parts { nope: pages, rope: None })),
 ///     source: GatherSource::Ids32(Strided::new(ids.as_ptr(), [2], [1])),
 ///     out: Strided::new(out.as_mut_ptr(), [2], [512]),
 /// };
@@ -61,13 +58,17 @@ pub unsafe fn gather_kv(args: &GatherCpu) {
     (0..args.out.shape()[0])
         .into_par_iter()
         .with_min_len(64)
-        .for_each(|row| {
-            // SAFETY: the row lies in the output and is this closure's alone.
-            unsafe {
-                let token = locate(&args.source, args.cache.nope.shape(), row);
-                gather_row(args, token, row);
-            }
-        });
+        .for_each_init(
+            || vec![0.0; args.cache.width()],
+            |buffer, row| {
+                let [pages, page_size, _] = args.cache.shape();
+                // SAFETY: the row lies in the output and is this closure's alone.
+                unsafe {
+                    let token = locate(&args.source, [pages, page_size], row);
+                    gather_row(args, token, row, buffer);
+                }
+            },
+        );
 }
 
 /// Writes `offsets[r]`, the sum of the lengths before request `r`, each clamped to
@@ -164,37 +165,12 @@ unsafe fn locate_in_pages(
 
 /// # Safety
 /// As [`gather_kv`], for a row and a token inside; nobody else uses the row.
-unsafe fn gather_row(args: &GatherCpu, token: Option<[usize; 2]>, row: usize) {
-    let rope_dim = if args.cache.rope.is_some() {
-        ROPE_DIM
-    } else {
-        0
-    };
+unsafe fn gather_row(args: &GatherCpu, token: Option<[usize; 2]>, row: usize, buffer: &mut [f32]) {
     // SAFETY: the caller's promise.
-    let out = unsafe { args.out.row_mut([row], NOPE_DIM + rope_dim) };
-    let Some(index) = token else {
-        return out.fill(0);
-    };
-    let (nope, rope) = out.split_at_mut(NOPE_DIM);
-    // SAFETY: the caller's promise.
-    convert(
-        args.format,
-        unsafe { args.cache.nope.row(index, NOPE_DIM) },
-        nope,
-    );
-    if let Some(part) = &args.cache.rope {
+    let out = unsafe { args.out.row_mut([row], buffer.len()) };
+    match token {
+        None => out.fill(0),
         // SAFETY: the caller's promise.
-        convert(args.format, unsafe { part.row(index, ROPE_DIM) }, rope);
-    }
-}
-
-fn convert(format: Format, bits: &[u16], out: &mut [u16]) {
-    match format {
-        Format::Bf16 => out.copy_from_slice(bits),
-        Format::Fp16 => {
-            for (y, x) in out.iter_mut().zip(bits) {
-                *y = bf16::from_f32(f16::from_bits(*x).to_f32()).to_bits();
-            }
-        }
+        Some([page, offset]) => unsafe { args.cache.read_bf16([page, offset, 0], buffer, out) },
     }
 }

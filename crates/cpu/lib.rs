@@ -17,16 +17,20 @@ mod gather;
 mod matrix;
 mod merge;
 mod output;
+mod quantize;
+mod rows;
 mod softmax;
 mod strided;
 mod tile;
 mod unit;
 
 pub use append::{AppendCpu, append_kv};
-pub use decode::{DecodeCpu, decode};
+pub use decode::{DecodeCpu, QueryScale, decode};
 pub use element::Format;
 pub use gather::{GatherCpu, GatherSource, gather_kv, gather_offsets};
 pub use merge::{MergeCpu, merge_states};
+pub use quantize::{DequantizeCpu, OutRows, QuantizeCpu, dequantize_kv, quantize_kv};
+pub use rows::{CacheCpu, QuantisedCpu, Rows};
 pub use strided::{Parts, Strided};
 
 /// Width of the latent part of a row, and of an output row.

@@ -43,9 +43,14 @@ impl<T, const D: usize> Strided<T, D> {
         self.shape
     }
 
+    /// Elements from one index to the next.
+    pub(crate) const fn strides(&self) -> [i64; D] {
+        self.strides
+    }
+
     /// # Safety
     /// `index` lies in the shape and the described memory is live.
-    unsafe fn at(&self, index: [usize; D]) -> *const T {
+    pub(crate) unsafe fn at(&self, index: [usize; D]) -> *const T {
         let mut offset = 0;
         for ((i, extent), stride) in index.iter().zip(self.shape).zip(self.strides) {
             debug_assert!(*i < extent, "index {index:?} outside {:?}", self.shape);
@@ -95,9 +100,9 @@ impl<T, const D: usize> Strided<T, D> {
 /// `d_qk` is 512). One 576-wide tensor is the case where both views have the same strides and the
 /// second starts 512 elements later.
 #[derive(Debug, Clone, Copy)]
-pub struct Parts<const D: usize> {
-    /// Rows of [`NOPE_DIM`](crate::NOPE_DIM) 16-bit elements.
-    pub nope: Strided<u16, D>,
-    /// Rows of [`ROPE_DIM`](crate::ROPE_DIM) 16-bit elements.
-    pub rope: Option<Strided<u16, D>>,
+pub struct Parts<const D: usize, T = u16> {
+    /// Rows of [`NOPE_DIM`](crate::NOPE_DIM) elements, 16-bit ones as their bits.
+    pub nope: Strided<T, D>,
+    /// Rows of [`ROPE_DIM`](crate::ROPE_DIM) elements.
+    pub rope: Option<Strided<T, D>>,
 }

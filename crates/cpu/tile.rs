@@ -1,12 +1,11 @@
 //! One KV tile: 64 cached tokens found through the block table, widened to float32 once.
 
-use crate::element::Element;
-use crate::{NOPE_DIM, Parts, ROPE_DIM, Strided, TILE_TOKENS};
+use crate::{CacheCpu, Strided, TILE_TOKENS};
 
 /// Where the keys of one request and KV head lie.
 #[derive(Clone, Copy)]
 pub(crate) struct KeySource<'a> {
-    pub kv: &'a Parts<3>,
+    pub kv: &'a CacheCpu,
     pub block_table: &'a Strided<i32, 2>,
     pub request: usize,
     pub kv_head: usize,
@@ -18,7 +17,7 @@ impl KeySource<'_> {
     /// # Safety
     /// The views describe live memory and `request` lies in the table.
     unsafe fn locate(&self, position: usize) -> Option<[usize; 3]> {
-        let [pages, page_size, _] = self.kv.nope.shape();
+        let [pages, page_size, _] = self.kv.shape();
         let column = position / page_size;
         if column >= self.block_table.shape()[1] {
             return None;
@@ -59,7 +58,7 @@ impl Tile {
     ///
     /// # Safety
     /// The source's views describe live memory that nobody writes, and its request and head lie in them.
-    pub unsafe fn load<E: Element>(&mut self, source: &KeySource, start: usize, len: usize) {
+    pub unsafe fn load(&mut self, source: &KeySource, start: usize, len: usize) {
         self.len = len;
         self.present = 0;
         for (j, row) in self.rows.chunks_exact_mut(self.width).take(len).enumerate() {
@@ -73,27 +72,9 @@ impl Tile {
             self.present += usize::from(token.is_some());
             match token {
                 // SAFETY: `locate` gives indices inside the cache; liveness is the caller's promise.
-                Some(index) => unsafe { widen_row::<E, 3>(source.kv, index, row) },
+                Some(index) => unsafe { source.kv.read(index, row) },
                 None => row.fill(0.0),
             }
         }
-    }
-}
-
-/// Both parts of a row as float32, one behind the other.
-///
-/// # Safety
-/// `index` lies in both parts, which describe live memory that nobody writes.
-pub(crate) unsafe fn widen_row<E: Element, const D: usize>(
-    parts: &Parts<D>,
-    index: [usize; D],
-    out: &mut [f32],
-) {
-    let (nope, rope) = out.split_at_mut(NOPE_DIM);
-    // SAFETY: the caller's promise.
-    E::widen(unsafe { parts.nope.row(index, NOPE_DIM) }, nope);
-    if let Some(part) = &parts.rope {
-        // SAFETY: the caller's promise.
-        E::widen(unsafe { part.row(index, ROPE_DIM) }, rope);
     }
 }

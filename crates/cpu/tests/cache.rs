@@ -5,7 +5,7 @@ mod common;
 use common::arrays::{Held, Rows, indices};
 use common::{NAN_BITS, Rng, to_bits};
 use ferromla_cpu::{
-    AppendCpu, Format, GatherCpu, GatherSource, append_kv, gather_kv, gather_offsets,
+    AppendCpu, CacheCpu, Format, GatherCpu, GatherSource, append_kv, gather_kv, gather_offsets,
 };
 use half::{bf16, f16};
 
@@ -68,7 +68,7 @@ fn append_writes_each_slot_and_nothing_else() {
                 layout_rng.as_mut(),
             );
             let mut cache = Held::new(
-                [pages, page_size],
+                [pages, page_size, 1],
                 layout.width,
                 layout.two_cache,
                 NAN_BITS,
@@ -94,16 +94,17 @@ fn append_writes_each_slot_and_nothing_else() {
                 }
             }
             let args = AppendCpu {
-                tokens: held.parts(),
-                cache: cache.parts(),
+                tokens: held.rows(Format::Bf16),
+                cache: CacheCpu::Plain(cache.rows(Format::Bf16)),
                 slots: slots.view(0),
+                round_scale: true,
             };
             // SAFETY: every view describes one of the arrays above.
             unsafe { append_kv(&args) };
             cache.assert_gaps_untouched();
             for [page, offset] in indices([pages, page_size]) {
                 assert_eq!(
-                    cache.get_row([page, offset]),
+                    cache.get_row([page, offset, 0]),
                     model[page * page_size + offset]
                 );
             }
@@ -120,11 +121,12 @@ fn the_last_token_of_a_slot_wins_on_any_number_of_threads() {
         slots.set_row([token], &[(token % 5) as i64]);
     }
     for threads in [1, 2, 7] {
-        let mut cache = Held::new([5, 1], 512, false, 0, None);
+        let mut cache = Held::new([5, 1, 1], 512, false, 0, None);
         let args = AppendCpu {
-            tokens: tokens.parts(),
-            cache: cache.parts(),
+            tokens: tokens.rows(Format::Bf16),
+            cache: CacheCpu::Plain(cache.rows(Format::Bf16)),
             slots: slots.view(0),
+            round_scale: true,
         };
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
@@ -133,7 +135,7 @@ fn the_last_token_of_a_slot_wins_on_any_number_of_threads() {
         // SAFETY: every view describes one of the arrays above.
         pool.install(|| unsafe { append_kv(&args) });
         for slot in 0..5 {
-            assert_eq!(cache.get_row([slot, 0]), [(2995 + slot) as u16; 512]);
+            assert_eq!(cache.get_row([slot, 0, 0]), [(2995 + slot) as u16; 512]);
         }
     }
 }
@@ -148,7 +150,7 @@ fn expected_bits(format: Format, row: &[u16]) -> Vec<u16> {
     }
 }
 
-fn random_cache(layout: &Layout, format: Format, shape: [usize; 2]) -> Held<2> {
+fn random_cache(layout: &Layout, format: Format, shape: [usize; 3]) -> Held<3> {
     let mut rng = Rng(5);
     let mut layout_rng = layout.strided.then_some(Rng(98));
     let mut cache = Held::new(
@@ -172,7 +174,7 @@ fn gather_by_pages_gives_every_request_in_order() {
     for layout in &LAYOUTS {
         for (format, page_size) in [(Format::Bf16, 61), (Format::Fp16, 16), (Format::Fp16, 1)] {
             let pages = 200 / page_size + 3;
-            let mut cache = random_cache(layout, format, [pages, page_size]);
+            let mut cache = random_cache(layout, format, [pages, page_size, 1]);
             let max_pages = 70usize.div_ceil(page_size);
             let mut table = Rows::new([5, max_pages], 1, 0i32, None);
             let mut rng = Rng(8);
@@ -198,8 +200,7 @@ fn gather_by_pages_gives_every_request_in_order() {
                 Some(&mut Rng(3)),
             );
             let args = GatherCpu {
-                format,
-                cache: cache.parts(),
+                cache: CacheCpu::Plain(cache.rows(format)),
                 source: GatherSource::Pages {
                     block_table: table.view(0),
                     offsets: offsets.view(0),
@@ -215,7 +216,7 @@ fn gather_by_pages_gives_every_request_in_order() {
                 for position in 0..*len {
                     let page = table.row([request, position / page_size])[0];
                     let expected = if (0..pages as i32).contains(&page) {
-                        let token = cache.get_row([page as usize, position % page_size]);
+                        let token = cache.get_row([page as usize, position % page_size, 0]);
                         expected_bits(format, &token)
                     } else {
                         vec![0; layout.width]
@@ -237,7 +238,7 @@ fn gather_by_pages_gives_every_request_in_order() {
 #[test]
 fn gather_by_ids_gives_zeros_for_ids_outside() {
     for layout in &LAYOUTS {
-        let mut cache = random_cache(layout, Format::Fp16, [4, 16]);
+        let mut cache = random_cache(layout, Format::Fp16, [4, 16, 1]);
         let ids = [0i64, 63, 64, -1, 17, i64::MAX, i64::MIN, 17, 1 << 33];
         let narrow = ids.map(|id| id.clamp(i32::MIN.into(), i32::MAX.into()) as i32);
         let sources = [
@@ -247,8 +248,7 @@ fn gather_by_ids_gives_zeros_for_ids_outside() {
         for source in sources {
             let mut out = Rows::new([ids.len()], layout.width, 0xbeef, None);
             let args = GatherCpu {
-                format: Format::Fp16,
-                cache: cache.parts(),
+                cache: CacheCpu::Plain(cache.rows(Format::Fp16)),
                 source,
                 out: out.view_mut(0),
             };
@@ -256,7 +256,7 @@ fn gather_by_ids_gives_zeros_for_ids_outside() {
             unsafe { gather_kv(&args) };
             for (row, id) in ids.iter().enumerate() {
                 let expected = if (0..64).contains(id) {
-                    let token = cache.get_row([*id as usize / 16, *id as usize % 16]);
+                    let token = cache.get_row([*id as usize / 16, *id as usize % 16, 0]);
                     expected_bits(Format::Fp16, &token)
                 } else {
                     vec![0; layout.width]

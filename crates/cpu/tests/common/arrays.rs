@@ -1,6 +1,6 @@
 //! Arrays in memory with any order of dimensions, padding and direction.
 
-use ferromla_cpu::{Parts, Strided};
+use ferromla_cpu::{Format, Parts, Rows as RowsCpu, Strided};
 
 use super::Rng;
 
@@ -154,7 +154,14 @@ impl<const D: usize> Held<D> {
         }
     }
 
-    pub fn parts(&mut self) -> Parts<D> {
+    pub fn rows(&mut self, format: Format) -> RowsCpu<D> {
+        match format {
+            Format::Bf16 => RowsCpu::Bf16(self.parts()),
+            Format::Fp16 => RowsCpu::Fp16(self.parts()),
+        }
+    }
+
+    fn parts(&mut self) -> Parts<D> {
         match self {
             Held::One(rows) => {
                 let rope = (rows.width == 576).then(|| rows.view_mut(512));

@@ -1,6 +1,6 @@
 //! One decode problem: its inputs, how to run it, and what came out.
 
-use ferromla_cpu::{DecodeCpu, Format, decode};
+use ferromla_cpu::{CacheCpu, DecodeCpu, Format, QueryScale, decode};
 use ferromla_schedule::{PlanView, Problem, Queries, Split, Target, layout, plan_into};
 
 use super::arrays::{Held, Rows, indices};
@@ -190,8 +190,9 @@ impl Inputs {
             .map(|sink| ferromla_cpu::Strided::new(sink.as_ptr(), [sink.len()], [1]));
         let args = DecodeCpu {
             format: case.format,
-            q: self.q.parts(),
-            kv_cache: self.cache.parts(),
+            q: self.q.rows(case.format),
+            q_scale: QueryScale::One(1.0),
+            kv_cache: CacheCpu::Plain(self.cache.rows(case.format)),
             block_table: self.table.view(0),
             group: case.h / case.h_kv,
             causal: case.causal,
