@@ -1,10 +1,8 @@
 // Cache operations: append new tokens, gather pages to contiguous rows. One warp per token, grid-stride, 16 bytes
 // per lane and step. Row products are 64-bit; a slot, page or id outside the cache is absent: never written, read
 // as zeros.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include "cache/tokens.cuh"
+#include "format/codes.h"
 
 namespace fm {
 
@@ -15,9 +13,7 @@ __device__ __forceinline__ void copy_row(void* to, const void* from, int element
 }
 
 __device__ __forceinline__ uint32_t half_pair_to_bf16(uint32_t v) {
-  const float2 f = __half22float2(*reinterpret_cast<__half2*>(&v));
-  const __nv_bfloat162 r = __floats2bfloat162_rn(f.x, f.y);
-  return *reinterpret_cast<const uint32_t*>(&r);
+  return floats_to_bf16(half_to_float((uint16_t)v), half_to_float((uint16_t)(v >> 16)));
 }
 
 // A cached row, or zeros when `from` is null, to bf16.

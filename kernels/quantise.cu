@@ -39,8 +39,12 @@ struct Source<float> {
   }
 };
 
-// Exact where the source is bfloat16.
-__device__ __forceinline__ uint4 rope_piece(const float (&x)[8]) {
+// As bfloat16: bit for bit where the source is that, signalling NaN included.
+template <class T>
+__device__ __forceinline__ uint4 rope_piece(const Source<T>& source) {
+  if constexpr (std::is_same_v<T, Bf16>) return source.raw;
+  float x[8];
+  source.widen(x);
   uint32_t words[4];
   for (int i = 0; i < 4; ++i) words[i] = float_to_bf16(x[2 * i]) | (uint32_t)float_to_bf16(x[2 * i + 1]) << 16;
   return make_uint4(words[0], words[1], words[2], words[3]);
@@ -76,16 +80,18 @@ __device__ __forceinline__ void write_codes(uint8_t* to, const float (&x)[8], fl
 }
 
 // The lanes' pieces of the latent part: columns 256 * round + 8 * lane and on. All lanes of the warp.
-template <class Index>
-__device__ __forceinline__ void write_latent(const Parts<uint8_t>& to, int column, const float (&x)[8], float tensor_scale,
-                                             bool round_scale) {
+template <class T, class Index>
+__device__ __forceinline__ void write_latent(const Parts<uint8_t>& to, int column, const Source<T>& source,
+                                             const FmQuantiseParams& p) {
   constexpr Layout layout = Index::value;
-  const float scale = scale_of<layout.scales, layout.group>(x, tensor_scale, round_scale);
+  float x[8];
+  source.widen(x);
+  const float scale = scale_of<layout.scales, layout.group>(x, p.cache.tensor_scale, p.round_scale);
   if (column < layout.coded) {
     write_codes<layout.code_bits>(to.codes + column * layout.code_bits / 8, x, scale);
     if (column % layout.group == 0) write_scale<layout.scales>(to.scales, column / layout.group, scale);
   } else {
-    *reinterpret_cast<uint4*>(to.rope + 2 * (column - layout.coded)) = rope_piece(x);
+    *reinterpret_cast<uint4*>(to.rope + 2 * (column - layout.coded)) = rope_piece(source);
     // The scales' padding.
     constexpr int kScalesUsed = layout.coded / layout.group * layout.scale_size();
     if (kScalesUsed < layout.scale_bytes() && column == layout.coded) to.scales[kScalesUsed] = 0;
@@ -102,16 +108,16 @@ __device__ __forceinline__ void write_token(const Parts<uint8_t>& to, const uint
 #pragma unroll
   for (int round = 0; round < 2; ++round) latent[round].load(kv_c + (256 * round + 8 * lane) * Source<T>::kSize);
   if (has_pe) rotary.load(k_pe + 8 * lane * Source<T>::kSize);
-  float x[8];
 #pragma unroll
-  for (int round = 0; round < 2; ++round) {
-    latent[round].widen(x);
-    write_latent<Index>(to, 256 * round + 8 * lane, x, p.cache.tensor_scale, p.round_scale);
-  }
+  for (int round = 0; round < 2; ++round) write_latent<T, Index>(to, 256 * round + 8 * lane, latent[round], p);
   if (!has_pe) return;
-  rotary.widen(x);
-  if constexpr (layout.coded == 576) write_codes<8>(to.codes + 512 + 8 * lane, x, p.cache.tensor_scale);
-  if constexpr (layout.coded < 576) *reinterpret_cast<uint4*>(to.rope + 16 * lane) = rope_piece(x);
+  if constexpr (layout.coded == 576) {
+    float x[8];
+    rotary.widen(x);
+    write_codes<8>(to.codes + 512 + 8 * lane, x, p.cache.tensor_scale);
+  } else {
+    *reinterpret_cast<uint4*>(to.rope + 16 * lane) = rope_piece(rotary);
+  }
 }
 
 template <class T>

@@ -5,6 +5,8 @@
 
 mod cache_ops;
 mod driver;
+#[cfg(test)]
+mod emulated;
 mod engine;
 mod images;
 mod kernel;

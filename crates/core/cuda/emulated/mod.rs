@@ -1,6 +1,10 @@
 //! The kernels of caches and indices on the host: their sources, compiled by g++ over an emulation of thread
 //! blocks, as a library that tests call.
 
+mod caches;
+mod codes;
+mod indices;
+
 use std::path::Path;
 use std::process::Command;
 use std::sync::{LazyLock, Mutex, MutexGuard};
@@ -26,7 +30,7 @@ fn load() -> Library {
         .arg(root.join("crates/schedule/tests"))
         .arg("-o")
         .arg(&scratch)
-        .arg(root.join("crates/core/cuda/emulated.cpp"));
+        .arg(root.join("crates/core/cuda/emulated/kernels.cpp"));
     let output = command
         .output()
         .unwrap_or_else(|error| panic!("{compiler:?} is needed to compile the kernels: {error}"));
@@ -54,10 +58,11 @@ fn library() -> MutexGuard<'static, Library> {
 /// `params` is what the kernel takes and describes live host memory.
 pub(super) unsafe fn run<T>(kernel: &str, params: &T, blocks: u32, threads: i32) {
     let library = library();
-    // SAFETY: this is the signature in emulated.cpp, and the caller's promise.
+    // SAFETY: this is the signature in kernels.cpp, and the caller's promise.
     unsafe {
-        let entry: Symbol<'_, unsafe extern "C" fn(*const T, u32, i32)> =
-            library.get(format!("emulated_{kernel}").as_bytes()).unwrap();
+        let entry: Symbol<'_, unsafe extern "C" fn(*const T, u32, i32)> = library
+            .get(format!("emulated_{kernel}").as_bytes())
+            .unwrap();
         entry(params, blocks, threads);
     }
 }

@@ -1,17 +1,21 @@
 // The kernels of caches and indices on the host, as a library: each entry runs a grid of one over host memory.
 #include "emulated_block.h"
 
+#include "cache.cu"
 #include "dequantise.cu"
 #include "indices.cu"
 #include "quantise.cu"
 
-#define EMULATED(kernel, Params)                                                                            \
-  extern "C" void emulated_##kernel(const void* params, unsigned blocks, int threads) {                     \
-    static std::mt19937 random(1);                                                                          \
-    emulation::launch_grid([](const void* p) { kernel(*static_cast<const Params*>(p)); }, params, blocks, threads, \
-                           random);                                                                         \
+#define EMULATED(kernel, Params)                                                             \
+  extern "C" void emulated_##kernel(const void* params, unsigned blocks, int threads) {      \
+    static std::mt19937 random(1);                                                           \
+    const auto run = [](const void* p) { kernel(*static_cast<const Params*>(p)); };          \
+    emulation::launch_grid(run, params, blocks, threads, random);                            \
   }
 
+EMULATED(fm_append, FmAppendParams)
+EMULATED(fm_offsets, FmOffsetsParams)
+EMULATED(fm_gather, FmGatherParams)
 EMULATED(fm_quantise_bf16, FmQuantiseParams)
 EMULATED(fm_quantise_fp16, FmQuantiseParams)
 EMULATED(fm_quantise_f32, FmQuantiseParams)
