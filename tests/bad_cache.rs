@@ -1,10 +1,12 @@
-//! Every argument of `merge_states`, `append_kv`, `gather_kv` and `cache_shape` that must be refused is.
+//! Every argument of `merge_states`, `append_kv`, `gather_kv`, `quantize_kv`,
+//! `dequantize_kv` and `cache_shape` that must be refused is.
 
 mod support;
 
 use ferromla::{
-    AppendArgs, DType, Device, Error, GatherArgs, GatherSource, KvFormat, MergeArgs, Stream,
-    append_kv, cache_shape, gather_kv, merge_states,
+    AppendArgs, DType, DequantizeArgs, Device, Error, GatherArgs, GatherSource, KvFormat,
+    MergeArgs, QuantizeArgs, Stream, append_kv, cache_shape, dequantize_kv, gather_kv,
+    merge_states, quantize_kv,
 };
 use support::{Array, Expected, assert_refused};
 
@@ -97,6 +99,7 @@ struct Append {
     cache: Array,
     slots: Array,
     kv_format: Option<KvFormat>,
+    kv_scale: Option<f64>,
 }
 
 impl Append {
@@ -107,6 +110,7 @@ impl Append {
             cache: Array::zeros(DType::Bf16, &[4, 16, 576]),
             slots: Array::zeros(DType::I64, &[5]),
             kv_format: None,
+            kv_scale: None,
         }
     }
 
@@ -117,6 +121,8 @@ impl Append {
             kv_cache: self.cache.view().into(),
             slots: self.slots.view(),
             kv_format: self.kv_format,
+            kv_scale: self.kv_scale,
+            round_scale: true,
             stream: Stream::default(),
         };
         // SAFETY: the arrays are live; a description that lies must be refused.
@@ -165,14 +171,39 @@ fn append_arguments() {
         says: "one KV head",
     };
     assert_refused("heads", append.run(), &expected);
-    append = Append::right();
-    append.kv_format = Some(KvFormat::Fp8V32);
-    let expected = Expected {
-        argument: "kv_format",
-        unsupported: true,
-        says: "fp8_v32",
+}
+
+#[test]
+fn append_arguments_of_quantised_caches() {
+    let right = |format: KvFormat, bytes| {
+        let mut append = Append::right();
+        append.cache = Array::zeros(DType::U8, &[4, 16, bytes]);
+        append.kv_format = Some(format);
+        append.k_pe = append.k_pe.filter(|_| format.d_qk() != [512]);
+        append
     };
-    assert_refused("format", append.run(), &expected);
+    right(KvFormat::Fp8V32, 656).run().unwrap();
+    right(KvFormat::Fp8V4, 584).run().unwrap();
+    right(KvFormat::Fp8, 576).run().unwrap();
+    type Bend = fn(&mut Append);
+    #[rustfmt::skip]
+    let cases: &[(KvFormat, i64, Bend, &str, &str)] = &[
+        (KvFormat::Fp8V32, 656, |a| a.k_pe = None, "k_pe", "takes the rotary parts"),
+        (KvFormat::Fp8V32, 656, |a| a.kv_c.dtype = DType::F64, "kv_c", "bfloat16 or float16 or float32"),
+        (KvFormat::Fp8V32, 656, |a| a.kv_c.dtype = DType::Fp16, "k_pe", "as kv_c is"),
+        (KvFormat::Fp8V32, 656, |a| a.kv_scale = Some(2.0), "kv_scale", "only fp8 caches"),
+        (KvFormat::Fp8V32, 656, |a| a.cache.strides[0] = 656, "kv_cache", "memory for every element"),
+        (KvFormat::Fp8V32, 656, |a| a.cache.strides[1] = -656, "kv_cache", "a token has 656 bytes"),
+        (KvFormat::Fp8V4, 584, |a| a.k_pe = Some(Array::zeros(DType::Bf16, &[5, 64])), "k_pe", "None, for a cache with rows of 512"),
+        (KvFormat::Fp8V4, 584, |a| a.cache.strides = vec![16 * 592, 592, 1], "kv_cache", "584 bytes apart"),
+        (KvFormat::Fp8V4, 584, |a| a.cache.strides[0] = 16 * 584 - 8, "kv_cache", "memory for every element"),
+        (KvFormat::Fp8, 576, |a| a.kv_scale = Some(-1.0), "kv_scale", "positive"),
+    ];
+    for &(format, bytes, bend, argument, says) in cases {
+        let mut append = right(format, bytes);
+        bend(&mut append);
+        assert_refused(says, append.run(), &invalid(argument, says));
+    }
 }
 
 struct Gather {
@@ -212,6 +243,7 @@ impl Gather {
             source,
             out: self.out.view(),
             kv_format: None,
+            kv_scale: None,
             stream: Stream::default(),
         };
         // SAFETY: the arrays are live; a description that lies must be refused.
@@ -276,11 +308,99 @@ fn cache_shapes() {
         let result = cache_shape(num_pages, page_size, KvFormat::Bf16, d_qk);
         assert_refused(expected.argument, result.map(drop), &expected);
     }
-    let result = cache_shape(1, 64, KvFormat::Fp4V41, 512);
-    let expected = Expected {
-        argument: "kv_format",
-        unsupported: true,
-        says: "fp4_v41",
-    };
-    assert_refused("format", result.map(drop), &expected);
+    for (format, width, d_qk) in [
+        (KvFormat::Fp8, 576, 576),
+        (KvFormat::Fp8, 512, 512),
+        (KvFormat::Fp8V32, 656, 576),
+        (KvFormat::Fp8V41, 528, 512),
+        (KvFormat::Fp4V41, 288, 512),
+    ] {
+        let shape = cache_shape(3, 61, format, d_qk).unwrap();
+        assert_eq!(&shape.shape[..], &[3, 61, width]);
+        assert_eq!(&shape.strides[..], &[61 * width, width, 1]);
+    }
+    // Whole rows: 61 * 584 is 61.8 of them, 61 * 528 62.9.
+    let v4 = cache_shape(3, 61, KvFormat::Fp8V4, 512).unwrap();
+    assert_eq!((v4.strides[0], v4.bytes), (62 * 576, 3 * 62 * 576));
+    let v41 = cache_shape(3, 61, KvFormat::Fp8V41Split, 512).unwrap();
+    assert_eq!((v41.strides[0], v41.bytes), (63 * 512, 3 * 63 * 512));
+    for (format, d_qk, says) in [
+        (KvFormat::Fp8V32, 512, "576 for the format fp8_v32"),
+        (KvFormat::Fp4V41, 576, "512 for the format fp4_v41"),
+    ] {
+        let result = cache_shape(1, 64, format, d_qk);
+        assert_refused("width", result.map(drop), &invalid("d_qk", says));
+    }
+}
+
+/// Arguments of both directions: 3 pages of 5 tokens of fp8_v41.
+struct Whole {
+    kv: Array,
+    cache: Array,
+    format: KvFormat,
+    kv_scale: Option<f64>,
+}
+
+impl Whole {
+    fn right() -> Self {
+        Self {
+            kv: Array::zeros(DType::F32, &[3, 5, 512]),
+            cache: Array::zeros(DType::U8, &[3, 5, 528]),
+            format: KvFormat::Fp8V41,
+            kv_scale: None,
+        }
+    }
+
+    fn quantize(&self) -> Result<(), Error> {
+        let args = QuantizeArgs {
+            kv: self.kv.view(),
+            out: self.cache.view(),
+            kv_format: self.format,
+            kv_scale: self.kv_scale,
+            round_scale: true,
+            stream: Stream::default(),
+        };
+        // SAFETY: the arrays are live; a description that lies must be refused.
+        unsafe { quantize_kv(&args) }
+    }
+
+    fn dequantize(&self) -> Result<(), Error> {
+        let args = DequantizeArgs {
+            cache: self.cache.view(),
+            out: self.kv.view(),
+            kv_format: Some(self.format),
+            kv_scale: self.kv_scale,
+            stream: Stream::default(),
+        };
+        // SAFETY: as above.
+        unsafe { dequantize_kv(&args) }
+    }
+}
+
+#[test]
+fn quantize_and_dequantize_arguments() {
+    Whole::right().quantize().unwrap();
+    Whole::right().dequantize().unwrap();
+    type Bend = fn(&mut Whole);
+    // What bends a call, and the argument that quantize_kv and dequantize_kv name.
+    #[rustfmt::skip]
+    let cases: &[(Bend, [&str; 2], [&str; 2])] = &[
+        (|w| w.kv.reshape(&[3, 5, 500]), ["kv", "out"], ["576 (512 and 64 rotary) or 512", "dimension 2 is 512"]),
+        (|w| w.kv.reshape(&[3, 5, 576]), ["kv", "out"], ["dimension 2 is 512", "dimension 2 is 512"]),
+        (|w| w.kv.reshape(&[3, 4, 512]), ["out", "out"], ["the page size of kv", "dimension 1 is 5"]),
+        (|w| w.kv.dtype = DType::F64, ["kv", "out"], ["bfloat16 or float16 or float32", "bfloat16 or float32"]),
+        (|w| w.kv.device = Device::Cuda(0), ["out", "out"], ["on cuda:0, as kv is", "on cpu, as cache is"]),
+        (|w| w.cache.reshape(&[3, 5, 512]), ["out", "cache"], ["is 528", "is 528"]),
+        (|w| w.cache.dtype = DType::F32, ["kv_format", "kv_format"], ["out is float32", "cache is float32"]),
+        (|w| w.kv_scale = Some(1.0), ["kv_scale", "kv_scale"], ["only fp8", "only fp8"]),
+        (|w| w.format = KvFormat::Fp8V32, ["out", "cache"], ["is 656", "is 656"]),
+        (|w| { w.format = KvFormat::Bf16; w.cache.dtype = DType::Bf16; w.cache.reshape(&[3, 5, 512]) },
+            ["kv_format", "kv_format"], ["a quantised format", "a quantised format"]),
+    ];
+    for (bend, arguments, says) in cases {
+        let mut whole = Whole::right();
+        bend(&mut whole);
+        assert_refused(says[0], whole.quantize(), &invalid(arguments[0], says[0]));
+        assert_refused(says[1], whole.dequantize(), &invalid(arguments[1], says[1]));
+    }
 }

@@ -2,7 +2,7 @@
 
 mod support;
 
-use ferromla::{DType, DecodeArgs, Device, Error, KvFormat, Parts, decode};
+use ferromla::{DType, DecodeArgs, Device, Error, KvFormat, Parts, QScale, decode};
 use support::{Array, Expected, assert_refused};
 
 /// A call that is right, to be bent: 2 requests of 3 query tokens, 8 heads, 4 pages of 16 tokens.
@@ -19,6 +19,8 @@ struct Call {
     workspace: Option<Array>,
     softmax_scale: Option<f64>,
     kv_format: Option<KvFormat>,
+    kv_scale: Option<f64>,
+    q_scale: Option<QScale>,
     num_splits: Option<u32>,
     batch_invariant: bool,
 }
@@ -38,6 +40,8 @@ impl Call {
             workspace: Some(Array::zeros(DType::U8, &[1 << 26])),
             softmax_scale: None,
             kv_format: None,
+            kv_scale: None,
+            q_scale: None,
             num_splits: None,
             batch_invariant: false,
         }
@@ -50,6 +54,24 @@ impl Call {
             q_pe: Some(Array::zeros(DType::Bf16, &[2, 3, 8, 64])),
             kv_cache: Array::zeros(DType::Bf16, &[4, 16, 512]),
             kpe: Some(Array::zeros(DType::Bf16, &[4, 16, 64])),
+            ..Self::right()
+        }
+    }
+
+    /// Right over a cache of the format fp8.
+    fn of_fp8() -> Self {
+        Self {
+            q: Array::zeros(DType::F8E4M3, &[2, 3, 8, 576]),
+            kv_cache: Array::zeros(DType::F8E4M3, &[4, 16, 576]),
+            ..Self::right()
+        }
+    }
+
+    /// Right over a cache of the format fp8_v32.
+    fn of_v32() -> Self {
+        Self {
+            kv_cache: Array::zeros(DType::U8, &[4, 16, 656]),
+            kv_format: Some(KvFormat::Fp8V32),
             ..Self::right()
         }
     }
@@ -80,6 +102,8 @@ impl Call {
         DecodeArgs {
             softmax_scale: self.softmax_scale,
             kv_format: self.kv_format,
+            kv_scale: self.kv_scale,
+            q_scale: self.q_scale,
             num_splits: self.num_splits,
             batch_invariant: self.batch_invariant,
             attn_sink: self.attn_sink.as_ref().map(Array::view),
@@ -230,12 +254,44 @@ fn types() {
 }
 
 #[test]
+fn quantised_caches() {
+    Call::of_fp8().run().unwrap();
+    Call::of_v32().run().unwrap();
+    #[rustfmt::skip]
+    let cases: &[Case] = &[
+        (Call::of_v32, |c| c.kv_cache.reshape(&[4, 16, 576]), "kv_cache", "the last dimension is 656"),
+        (Call::of_v32, |c| c.kv_cache.reshape(&[2, 16, 2, 656]), "kv_cache", "dimension 2 is 1"),
+        (Call::of_v32, |c| c.kv_cache.dtype = DType::U16, "kv_format", "uint8, int8 or float8_e4m3fn"),
+        (Call::of_v32, |c| c.kv_cache.strides[1] = 640, "kv_cache", "a token has 656 bytes"),
+        (Call::of_v32, |c| c.kv_cache.strides[2] = 2, "kv_cache", "the last stride is 1"),
+        (Call::of_v32, |c| c.kpe = Some(Array::zeros(DType::U8, &[4, 16, 64])), "kv_cache", "is one tensor"),
+        (Call::of_v32, |c| c.kv_scale = Some(1.0), "kv_scale", "only fp8 caches"),
+        (Call::of_v32, |c| c.q_scale = Some(QScale::One(1.0)), "q_scale", "only float8_e4m3fn queries"),
+        (Call::of_v32, |c| c.out.dtype = DType::Fp16, "out", "as q is"),
+        (Call::of_v32, |c| c.q.reshape(&[2, 3, 8, 512]), "kv_cache", "q has rows of 512"),
+        (Call::of_fp8, |c| c.kv_scale = Some(0.0), "kv_scale", "positive"),
+        (Call::of_fp8, |c| c.kv_scale = Some(f64::NAN), "kv_scale", "positive"),
+        (Call::of_fp8, |c| c.kv_scale = Some(1e39), "kv_scale", "float32 holds"),
+        (Call::of_fp8, |c| c.kv_scale = Some(1e-60), "kv_scale", "float32 holds"),
+        (Call::of_fp8, |c| c.q_scale = Some(QScale::One(f64::INFINITY)), "q_scale", "float32 holds"),
+        (Call::of_fp8, |c| c.q_scale = Some(QScale::Rows(c.seq_lens.view())), "q_scale", "rank is 1"),
+        (Call::of_fp8, |c| c.q_scale = Some(QScale::Rows(Array::zeros(DType::Bf16, &[2, 3, 8]).view())), "q_scale", "float32"),
+        (Call::of_fp8, |c| c.out.dtype = DType::F8E4M3, "out", "bfloat16, for float8_e4m3fn queries"),
+        (Call::of_fp8, |c| c.kv_cache.dtype = DType::U8, "kv_format", "None with kv_cache of type uint8"),
+        (Call::of_fp8, |c| c.kv_cache.reshape(&[4, 16, 512]), "kv_cache", "q has rows of 576"),
+        (Call::right, |c| c.kv_scale = Some(1.0), "kv_scale", "only fp8 caches"),
+        (Call::right, |c| c.kv_format = Some(KvFormat::Fp8V32), "kv_format", "kv_cache is bfloat16"),
+    ];
+    refuse(cases, false);
+}
+
+#[test]
 fn what_another_version_may_have_is_unsupported() {
     #[rustfmt::skip]
     let cases: &[Case] = &[
-        (Call::right, |c| c.q.dtype = DType::F8E4M3, "q", "queries are bfloat16 or float16"),
-        (Call::right, |c| c.kv_format = Some(KvFormat::Fp8), "kv_format", "bf16 and fp16"),
-        (Call::right, |c| c.kv_format = Some(KvFormat::Fp8V4), "kv_format", "fp8_v4"),
+        (Call::right, |c| c.q.dtype = DType::F8E4M3, "q", "with a cache of the format fp8"),
+        (Call::of_v32, |c| c.q.dtype = DType::F8E4M3, "q", "with a cache of the format fp8"),
+        (Call::of_v32, |c| { c.kv_format = Some(KvFormat::Fp8V4); c.kv_cache.reshape(&[4, 16, 584]); }, "kv_format", "take bf16, fp16, fp8, fp8_v32"),
     ];
     refuse(cases, true);
 }

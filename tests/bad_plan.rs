@@ -156,12 +156,13 @@ fn plan_arguments() {
     }
     let args = PlanArgs {
         kv_format: Some(KvFormat::Fp8),
+        num_kv_heads: 2,
         ..right()
     };
     let expected = Expected {
-        argument: "kv_format",
-        unsupported: true,
-        says: "fp8",
+        argument: "num_kv_heads",
+        unsupported: false,
+        says: "1 for a cache of the format fp8",
     };
     assert_refused("kv_format", workspace_bytes(&args).map(drop), &expected);
 }
@@ -222,7 +223,8 @@ fn a_plan_made_for_another_call_is_refused_by_name() {
         (|a| a.num_kv_heads = 2, "made for num_kv_heads 2: this call has num_kv_heads 1"),
         (|a| a.page_size = 64, "made for page_size 64: this call has page_size 16"),
         (|a| a.causal = false, "made for causal false: this call has causal true"),
-        (|a| a.kv_format = Some(KvFormat::Fp16), "made for kv_format fp16"),
+        (|a| a.kv_format = Some(KvFormat::Fp16), "made for kv_format fp16: this call has kv_format bf16"),
+        (|a| a.kv_format = Some(KvFormat::Fp8V32), "made for kv_format fp8_v32"),
     ];
     let (lens, workspace) = memory();
     let indptr = Array::zeros(DType::I32, &[3]);

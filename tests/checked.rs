@@ -150,6 +150,8 @@ fn the_first_offender_is_named() {
             kv_cache: cache.view().into(),
             slots: slots.view(),
             kv_format: None,
+            kv_scale: None,
+            round_scale: true,
             stream: Stream::default(),
         };
         // SAFETY: the arrays are live.
@@ -172,6 +174,7 @@ fn the_first_offender_is_named() {
             source: GatherSource::Ids(ids.view()),
             out: out.view(),
             kv_format: None,
+            kv_scale: None,
             stream: Stream::default(),
         };
         // SAFETY: the arrays are live.

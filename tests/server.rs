@@ -188,6 +188,7 @@ fn gather_gives_back_what_was_appended<M: Memory>(memory: &M, stream: Stream) {
         },
         out: server.view(out, DType::Bf16, &[tokens, 576]),
         kv_format: None,
+        kv_scale: None,
         stream,
     };
     // SAFETY: all memory is live until `memory` is dropped.

@@ -152,6 +152,22 @@ pub unsafe fn gather_kv(args: &GatherArgs) -> Result<()> {
     }
 }
 
+/// Numbers of a cached row: what [`gather_kv`] and [`dequantize_kv`](crate::dequantize_kv) write for each token.
+///
+/// # Errors
+/// As [`gather_kv`], for `cache`.
+///
+/// ```
+/// use ferromla::{DType, Device, KvFormat, View, cache_d_qk};
+/// let bytes = vec![0u8; 64 * 656];
+/// // SAFETY: the view describes the vector above, which outlives the call.
+/// let cache = unsafe { View::contiguous(bytes.as_ptr().cast(), DType::U8, Device::Cpu, &[1, 64, 656]) };
+/// assert_eq!(cache_d_qk(&cache.into(), Some(KvFormat::Fp8V32)), Ok(576));
+/// ```
+pub fn cache_d_qk(cache: &Parts, kv_format: Option<KvFormat>) -> Result<i64> {
+    check_cache::width(cache, kv_format)
+}
+
 /// How to allocate a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheShape {

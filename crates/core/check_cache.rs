@@ -93,6 +93,21 @@ fn rope(args: &AppendArgs, cache: &PagedCache, tokens: i64) -> Result<Option<Str
     }
 }
 
+/// Numbers of a row.
+pub(crate) fn width(cache: &Parts, format: Option<KvFormat>) -> Result<i64> {
+    let arg = CacheArg {
+        names: &CACHE,
+        parts: cache,
+        format_name: "kv_format",
+        format,
+        scale: None,
+    };
+    let lead = arg.lead();
+    Ok(arg
+        .check((lead.view.device(), lead.name), Access::Read)?
+        .dim())
+}
+
 /// A cache of one KV head, in a type that the device has kernels for.
 fn one_head(arg: &CacheArg<'_>, device: (Device, &str), access: Access) -> Result<PagedCache> {
     let cache = arg.check(device, access)?;

@@ -42,7 +42,7 @@ mod view;
 
 pub use attention::{AttentionArgs, AttentionOutputs, Checked, QScale, QoIndptr};
 pub use cache::{
-    AppendArgs, CacheShape, GatherArgs, GatherSource, append_kv, cache_shape, gather_kv,
+    AppendArgs, CacheShape, GatherArgs, GatherSource, append_kv, cache_d_qk, cache_shape, gather_kv,
 };
 pub use decode::{DecodeArgs, decode, decode_outputs};
 pub use dtype::{DType, Device, KvFormat};

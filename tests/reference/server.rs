@@ -75,6 +75,8 @@ impl<'m, M: Memory> Server<'m, M> {
             kv_cache: self.cache_view().into(),
             slots: self.view(self.memory.upload(&slots), DType::I64, &[tokens]),
             kv_format: None,
+            kv_scale: None,
+            round_scale: true,
             stream: self.stream,
         };
         // SAFETY: all memory is live until `memory` is dropped.
