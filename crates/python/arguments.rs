@@ -106,7 +106,7 @@ pub fn device(object: &Bound<'_, PyAny>) -> PyResult<Device> {
     })
 }
 
-/// Refuses an argument that belongs to formats or operations this version does not have.
+/// Refuses an argument that the others leave no meaning.
 pub fn absent(
     object: Option<&Bound<'_, PyAny>>,
     argument: &'static str,

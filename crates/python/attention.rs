@@ -2,9 +2,10 @@
 
 use ferromla::{
     AttentionArgs, AttentionOutputs, Checked, DType, DecodeArgs, MergeArgs, Parts, PrefillArgs,
-    QoIndptr, View, decode_outputs, prefill_outputs,
+    QScale, QoIndptr, View, decode_outputs, prefill_outputs,
 };
 use pyo3::prelude::*;
+use pyo3::types::{PyFloat, PyInt};
 
 use crate::arguments::{self, Pair};
 use crate::errors;
@@ -22,16 +23,21 @@ type Outputs<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>);
 /// numbers; `h_kv` divides `h`, and query head `i` reads cached head `i // (h // h_kv)`.
 ///
 /// Args:
-///     q: `[b, s_q, h, d_qk]` bfloat16 or float16, or the pair `([b, s_q, h, 512], [b, s_q, h, 64])`.
-///     kv_cache: `[n, P, d_qk]` or `[n, P, h_kv, d_qk]` in q's dtype, or the pair of its parts.
+///     q: `[b, s_q, h, d_qk]` bfloat16 or float16, or the pair `([b, s_q, h, 512], [b, s_q, h, 64])`; over an
+///         `"fp8"` cache float8_e4m3fn too.
+///     kv_cache: `[n, P, d_qk]` or `[n, P, h_kv, d_qk]` in q's dtype, or the pair of its parts. Quantised
+///         (`h_kv` 1): `[n, P, bytes]` or `[n, P, 1, bytes]`, uint8, int8 or float8_e4m3fn.
 ///     block_table: `[b, max_pages]` int32: token `i` of a request is in page `block_table[r, i // P]`.
 ///         A page outside `[0, n)` is absent: its tokens are masked.
 ///     seq_lens: `[b]` int32, tokens in the cache per request, the `s_q` new ones included; clamped to
 ///         `[0, max_pages * P]`.
 ///     softmax_scale: factor of the scores, above 0; `d_qk ** -0.5` when None.
 ///     causal: query `i` sees keys `0 .. seq_len - s_q + i`, both included.
-///     kv_format: `"bf16"`, `"fp16"`, or None for the cache's own dtype.
-///     kv_scale, q_scale: for quantised formats, which this version does not have.
+///     kv_format: `"bf16"`, `"fp16"`, `"fp8"` or `"fp8_v32"`; None for what the cache's dtype says (`"fp8"` for
+///         float8_e4m3fn).
+///     kv_scale: what the numbers of an `"fp8"` cache are multiplied by; 1 when None. Only for that format.
+///     q_scale: what float8_e4m3fn queries are multiplied by: a float, or `[b, s_q, h]` float32; 1 when None.
+///         Only for them.
 ///     attn_sink: `[h]` float32: `out` is multiplied by `exp(lse) / (exp(lse) + exp(sink))`.
 ///     plan: a `Plan` for these shapes; without one the call plans for itself. The lengths that it was made
 ///         or last updated with count, not the values of `seq_lens` at this call.
@@ -39,8 +45,8 @@ type Outputs<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>);
 ///         None, or what the plan was made with.
 ///     batch_invariant: a request's result is bit for bit the same whatever else is in the batch, and
 ///         wherever it stands in it. Not with `num_splits`; with a plan only if the plan was made so.
-///     out, lse: `[b, s_q, h, 512]` in q's dtype and `[b, s_q, h]` float32 to write to, any strides but a
-///         unit last one of `out`.
+///     out, lse: `[b, s_q, h, 512]` in q's dtype (bfloat16 for float8_e4m3fn queries) and `[b, s_q, h]` float32
+///         to write to, any strides but a unit last one of `out`.
 ///     workspace: uint8, at least `workspace_bytes(...)` bytes; without plan and workspace the call
 ///         allocates one through the caller's framework. Not used with a plan, which has its own.
 ///
@@ -83,7 +89,7 @@ pub fn decode<'py>(
     softmax_scale: Option<f64>,
     causal: bool,
     kv_format: Option<&str>,
-    kv_scale: Option<&Bound<'py, PyAny>>,
+    kv_scale: Option<f64>,
     q_scale: Option<&Bound<'py, PyAny>>,
     attn_sink: Option<&Bound<'py, PyAny>>,
     plan: Option<&Bound<'py, Plan>>,
@@ -121,8 +127,9 @@ pub fn decode<'py>(
 /// `qo_indptr[r] .. qo_indptr[r + 1]`; they are the last ones of its `seq_lens[r]` tokens in the cache.
 ///
 /// Args:
-///     q: `[t, h, d_qk]` bfloat16 or float16, or the pair `([t, h, 512], [t, h, 64])`.
+///     q: `[t, h, d_qk]`, or the pair `([t, h, 512], [t, h, 64])`, in the dtypes of `decode`.
 ///     kv_cache, block_table: as in `decode`.
+///     q_scale: as in `decode`; as a tensor `[t, h]`.
 ///     seq_lens: `[b]` int32, tokens in the cache per request, those of its queries included.
 ///     qo_indptr: `[b + 1]` int32, on q's device. A request may have no query token, and more of them than
 ///         cached tokens: a query that sees no key has `out = 0` and `lse = -inf`. Values are clamped to
@@ -131,8 +138,7 @@ pub fn decode<'py>(
 ///     plan: a `Plan` made with `qo_indptr` and `num_tokens=t`; what it was made or last updated with
 ///         counts, not the values of `seq_lens` and `qo_indptr` at this call.
 ///     out, lse: `[t, h, 512]` in q's dtype and `[t, h]` float32 to write to.
-///     softmax_scale, kv_format, kv_scale, q_scale, attn_sink, num_splits, batch_invariant, workspace: as in
-///         `decode`.
+///     softmax_scale, kv_format, kv_scale, attn_sink, num_splits, batch_invariant, workspace: as in `decode`.
 ///
 /// Returns:
 ///     `(out, lse)`: `out [t, h, 512]` in q's dtype and the natural logarithm `lse [t, h]` float32 of the
@@ -168,7 +174,7 @@ pub fn prefill<'py>(
     softmax_scale: Option<f64>,
     causal: bool,
     kv_format: Option<&str>,
-    kv_scale: Option<&Bound<'py, PyAny>>,
+    kv_scale: Option<f64>,
     q_scale: Option<&Bound<'py, PyAny>>,
     attn_sink: Option<&Bound<'py, PyAny>>,
     plan: Option<&Bound<'py, Plan>>,
@@ -216,7 +222,7 @@ struct Given<'a, 'py> {
     softmax_scale: Option<f64>,
     causal: bool,
     kv_format: Option<&'a str>,
-    kv_scale: Option<&'a Bound<'py, PyAny>>,
+    kv_scale: Option<f64>,
     q_scale: Option<&'a Bound<'py, PyAny>>,
     attn_sink: Option<&'a Bound<'py, PyAny>>,
     plan: Option<&'a Bound<'py, Plan>>,
@@ -234,9 +240,6 @@ fn attend<'a, 'py, I: QoIndptr>(
     outputs: fn(&Parts) -> ferromla::Result<AttentionOutputs>,
     args: impl FnOnce(Parts, Parts, View, View, View, View) -> AttentionArgs<'a, I>,
 ) -> PyResult<Outputs<'py>> {
-    let no_scale = "must be None: there are no quantised formats yet";
-    arguments::absent(given.kv_scale, "kv_scale", no_scale)?;
-    arguments::absent(given.q_scale, "q_scale", no_scale)?;
     let q = Pair::read(given.q, "q", false)?;
     let kv_cache = Pair::read(given.kv_cache, "kv_cache", false)?;
     let block_table = tensor::read(given.block_table, "block_table")?;
@@ -245,6 +248,7 @@ fn attend<'a, 'py, I: QoIndptr>(
         .attn_sink
         .map(|sink| tensor::read(sink, "attn_sink"))
         .transpose()?;
+    let q_scale = given.q_scale.map(Scale::read).transpose()?;
     let shapes = || outputs(&q.parts()).map_err(errors::to_python);
     let out = arguments::output(given.out, "out", || {
         let shapes = shapes()?;
@@ -264,6 +268,8 @@ fn attend<'a, 'py, I: QoIndptr>(
     args.softmax_scale = given.softmax_scale;
     args.causal = given.causal;
     args.kv_format = arguments::kv_format(given.kv_format)?;
+    args.kv_scale = given.kv_scale;
+    args.q_scale = q_scale.as_ref().map(Scale::args);
     args.attn_sink = attn_sink.as_ref().map(|sink| sink.view);
     args.plan = given.plan.map(|plan| plan.get().inner());
     args.num_splits = arguments::num_splits(given.num_splits)?;
@@ -276,6 +282,28 @@ fn attend<'a, 'py, I: QoIndptr>(
     // caller's); on CUDA the framework's allocator orders reuse after the work queued on its stream.
     arguments::run(py, q.device(), || unsafe { checked.run(workspace) })?;
     Ok((out.object, lse.object))
+}
+
+/// A `q_scale`.
+enum Scale<'py> {
+    One(f64),
+    Rows(Tensor<'py>),
+}
+
+impl<'py> Scale<'py> {
+    fn read(object: &Bound<'py, PyAny>) -> PyResult<Self> {
+        if object.is_instance_of::<PyFloat>() || object.is_instance_of::<PyInt>() {
+            return object.extract().map(Self::One);
+        }
+        tensor::read(object, "q_scale").map(Self::Rows)
+    }
+
+    fn args(&self) -> QScale {
+        match self {
+            Self::One(scale) => QScale::One(*scale),
+            Self::Rows(tensor) => QScale::Rows(tensor.view),
+        }
+    }
 }
 
 /// The caller's workspace, or a new one where the call needs one.

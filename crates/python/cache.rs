@@ -1,6 +1,6 @@
 //! `append_kv`, `gather_kv` and `cache_shape`.
 
-use ferromla::{AppendArgs, DType, Device, GatherArgs, GatherSource, KvFormat, View};
+use ferromla::{AppendArgs, DType, Device, GatherArgs, GatherSource, KvFormat};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
@@ -9,15 +9,19 @@ use crate::errors;
 use crate::framework;
 use crate::tensor::{self, Tensor};
 
-/// Writes new tokens into their slots of a paged cache.
+/// Writes new tokens into their slots of a paged cache, quantised as its format says.
 ///
 /// Args:
-///     kv_c: `[t, 512]` latent parts of the new tokens, in the cache's dtype.
-///     k_pe: `[t, 64]` rotary parts; None for a cache of `d_qk` 512.
-///     kv_cache: `[n, P, d_qk]` or `[n, P, 1, d_qk]`, or the pair of its parts; written in place.
+///     kv_c: `[t, 512]` latent parts of the new tokens, in the cache's dtype; for a quantised cache bfloat16,
+///         float16 or float32.
+///     k_pe: `[t, 64]` rotary parts, in the dtype of `kv_c`; None for a cache of `d_qk` 512.
+///     kv_cache: `[n, P, d_qk]` or `[n, P, 1, d_qk]`, or the pair of its parts; quantised `[n, P, bytes]` or
+///         `[n, P, 1, bytes]` uint8, int8 or float8_e4m3fn. Written in place.
 ///     slots: `[t]` int64, `page * P + offset` each. Negative slots, and slots past the cache, are skipped.
-///     kv_format: `"bf16"`, `"fp16"`, or None for the cache's own dtype.
-///     kv_scale: for quantised formats, which this version does not have.
+///     kv_format: of the cache; None for what its dtype says: `"bf16"`, `"fp16"`, or `"fp8"` for float8_e4m3fn.
+///     kv_scale: what the numbers of an `"fp8"` cache are multiplied by; 1 when None. Only for that format.
+///     round_scale: round the scales of `"fp8_v32"` up to powers of two. Those of the other formats always are,
+///         or never.
 ///
 /// Raises:
 ///     InvalidArgument, Unsupported: before anything is written; the message names argument, value, rule.
@@ -30,7 +34,8 @@ use crate::tensor::{self, Tensor};
 ///     >>> np.argwhere(cache[:, :, 0] == 1).tolist()
 ///     [[3, 5]]
 #[pyfunction]
-#[pyo3(signature = (kv_c, k_pe, kv_cache, slots, *, kv_format=None, kv_scale=None))]
+#[pyo3(signature = (kv_c, k_pe, kv_cache, slots, *, kv_format=None, kv_scale=None, round_scale=true))]
+#[allow(clippy::too_many_arguments)] // the public signature
 pub fn append_kv<'py>(
     py: Python<'py>,
     kv_c: &Bound<'py, PyAny>,
@@ -38,13 +43,9 @@ pub fn append_kv<'py>(
     kv_cache: &Bound<'py, PyAny>,
     slots: &Bound<'py, PyAny>,
     kv_format: Option<&str>,
-    kv_scale: Option<&Bound<'py, PyAny>>,
+    kv_scale: Option<f64>,
+    round_scale: bool,
 ) -> PyResult<()> {
-    arguments::absent(
-        kv_scale,
-        "kv_scale",
-        "must be None: there are no quantised formats yet",
-    )?;
     let kv_c = tensor::read(kv_c, "kv_c")?;
     let k_pe = k_pe.map(|part| tensor::read(part, "k_pe")).transpose()?;
     let kv_cache = Pair::read(kv_cache, "kv_cache", true)?;
@@ -55,6 +56,8 @@ pub fn append_kv<'py>(
         kv_cache: kv_cache.parts(),
         slots: slots.view,
         kv_format: arguments::kv_format(kv_format)?,
+        kv_scale,
+        round_scale,
         stream: framework::current_stream(&kv_cache.first)?,
     };
     // SAFETY: every view borrows a tensor that lives to the end of this function; on CUDA the framework's
@@ -64,17 +67,19 @@ pub fn append_kv<'py>(
     })
 }
 
-/// Copies cached tokens to one contiguous bfloat16 array; absent tokens give zeros.
+/// Copies cached tokens to one contiguous bfloat16 array, dequantised; absent tokens give zeros.
 ///
 /// Either the tokens of each request, one request after another, by `block_table` and `seq_lens`; or the
 /// tokens of explicit physical `ids`.
 ///
 /// Args:
-///     cache: `[n, P, d_qk]` or `[n, P, 1, d_qk]`, or the pair of its parts.
+///     cache: `[n, P, d_qk]` or `[n, P, 1, d_qk]`, or the pair of its parts; quantised `[n, P, bytes]` or
+///         `[n, P, 1, bytes]` uint8, int8 or float8_e4m3fn.
 ///     block_table: `[b, max_pages]` int32.
 ///     seq_lens: `[b]` int32.
 ///     ids: `[t]` int32 or int64, `page * P + offset` each; one outside the cache gives a row of zeros.
-///     kv_format: `"bf16"`, `"fp16"`, or None for the cache's own dtype.
+///     kv_format: of the cache; None for what its dtype says: `"bf16"`, `"fp16"`, or `"fp8"` for float8_e4m3fn.
+///     kv_scale: what the numbers of an `"fp8"` cache are multiplied by; 1 when None. Only for that format.
 ///     num_tokens: rows of `out` where it is not given; for CPU tensors the sum of the lengths when None.
 ///         On CUDA it or `out` must be given, since reading the lengths would wait for the device.
 ///     out: `[t, d_qk]` bfloat16. Rows past the last token are zeroed, tokens past the last row dropped.
@@ -96,8 +101,8 @@ pub fn append_kv<'py>(
 ///     >>> ferromla.gather_kv(cache, ids=np.array([0, -1]))[:, :2].tolist()
 ///     [[1.0, 1.0], [0.0, 0.0]]
 #[pyfunction]
-#[pyo3(signature = (cache, block_table=None, seq_lens=None, *, ids=None, kv_format=None, num_tokens=None,
-    out=None, offsets=None))]
+#[pyo3(signature = (cache, block_table=None, seq_lens=None, *, ids=None, kv_format=None, kv_scale=None,
+    num_tokens=None, out=None, offsets=None))]
 #[allow(clippy::too_many_arguments)] // the public signature
 pub fn gather_kv<'py>(
     py: Python<'py>,
@@ -106,13 +111,17 @@ pub fn gather_kv<'py>(
     seq_lens: Option<&Bound<'py, PyAny>>,
     ids: Option<&Bound<'py, PyAny>>,
     kv_format: Option<&str>,
+    kv_scale: Option<f64>,
     num_tokens: Option<i64>,
     out: Option<&Bound<'py, PyAny>>,
     offsets: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let cache = Pair::read(cache, "cache", false)?;
-    let width = row_width(&cache)?;
-    let rows = |count: i64| framework::empty(&cache.first, "out", &[count, width], DType::Bf16);
+    let kv_format = arguments::kv_format(kv_format)?;
+    let rows = |count: i64| {
+        let width = ferromla::cache_d_qk(&cache.parts(), kv_format).map_err(errors::to_python)?;
+        framework::empty(&cache.first, "out", &[count, width], DType::Bf16)
+    };
     if num_tokens.is_some_and(|count| count < 0) {
         let value = num_tokens.unwrap_or_default();
         return Err(errors::invalid(
@@ -125,7 +134,8 @@ pub fn gather_kv<'py>(
         cache: cache.parts(),
         source: GatherSource::Ids(cache.first.view),
         out: cache.first.view,
-        kv_format: arguments::kv_format(kv_format)?,
+        kv_format,
+        kv_scale,
         stream: framework::current_stream(&cache.first)?,
     };
     let gather = |args: &GatherArgs| {
@@ -172,15 +182,6 @@ pub fn gather_kv<'py>(
     }
 }
 
-/// `d_qk` of a cache, as far as its shape tells before it is checked.
-fn row_width(cache: &Pair<'_>) -> PyResult<i64> {
-    let last = |view: &View| view.shape().last().copied().unwrap_or(0);
-    match cache.parts() {
-        ferromla::Parts::One(view) => Ok(last(&view)),
-        ferromla::Parts::Two(nope, rope) => Ok(last(&nope).saturating_add(last(&rope))),
-    }
-}
-
 /// The sum of the lengths, each clamped as the gather clamps it. Host memory only.
 fn total(cache: &Pair<'_>, table: &Tensor<'_>, lens: &Tensor<'_>) -> PyResult<i64> {
     let view = &lens.view;
@@ -214,18 +215,21 @@ fn total(cache: &Pair<'_>, table: &Tensor<'_>, lens: &Tensor<'_>) -> PyResult<i6
     Ok(sum)
 }
 
-/// `(shape, name of the dtype, name of the device)` of an empty cache.
+/// `(shape, strides, name of the dtype, name of the device)` of an empty cache; `d_qk` is the first that the
+/// format can have when None.
 #[pyfunction]
 pub fn cache_shape(
     num_pages: i64,
     page_size: i64,
     kv_format: &str,
-    d_qk: i64,
+    d_qk: Option<i64>,
     device: &Bound<'_, PyAny>,
-) -> PyResult<(Vec<i64>, &'static str, String)> {
+) -> PyResult<(Vec<i64>, Vec<i64>, &'static str, String)> {
     let device = arguments::device(device)?;
     let format = KvFormat::parse(kv_format).map_err(errors::to_python)?;
+    let d_qk = d_qk.unwrap_or(format.d_qk()[0]);
     let found =
         ferromla::cache_shape(num_pages, page_size, format, d_qk).map_err(errors::to_python)?;
-    Ok((found.shape.to_vec(), found.dtype.name(), device.to_string()))
+    let (shape, strides) = (found.shape.to_vec(), found.strides.to_vec());
+    Ok((shape, strides, found.dtype.name(), device.to_string()))
 }

@@ -1,10 +1,10 @@
 //! What is asked of the caller's framework: its current stream, and memory of its own for results.
 
-use ferromla::{DType, Device, Stream};
+use ferromla::{CacheShape, DType, Device, Stream};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{PyDict, PySlice, PyTuple};
 
 use crate::errors;
 use crate::tensor::{self, Access, Exchange, Framework, Tensor, abi};
@@ -66,6 +66,28 @@ pub fn empty<'py>(
             ));
         }
     };
+    tensor::read_output(&object, argument)
+}
+
+/// An uninitialised cache of `like`'s framework on its device, the pages as far apart as `cache` says.
+pub fn pages<'py>(
+    like: &Tensor<'py>,
+    argument: &'static str,
+    cache: &CacheShape,
+) -> PyResult<Tensor<'py>> {
+    let &[num_pages, page_size, width] = &cache.shape[..] else {
+        return empty(like, argument, &cache.shape, cache.dtype);
+    };
+    let (page, used) = (cache.strides[0], page_size * width);
+    if page == used {
+        return empty(like, argument, &cache.shape, cache.dtype);
+    }
+    let padded = empty(like, argument, &[num_pages, page], cache.dtype)?.object;
+    let py = padded.py();
+    let index = (PySlice::full(py), PySlice::new(py, 0, used as isize, 1));
+    // A view: the tokens of a page are divided, its end is left out.
+    let shape = (num_pages, page_size, width);
+    let object = padded.get_item(index)?.call_method1("reshape", shape)?;
     tensor::read_output(&object, argument)
 }
 
@@ -153,20 +175,19 @@ fn torch_dtype(py: Python<'_>, dtype: DType) -> PyResult<Bound<'_, PyAny>> {
     }
 }
 
-/// numpy's name for a type; bfloat16 is the one of the ml_dtypes package.
+/// numpy's name for a type; bfloat16 and float8_e4m3fn are those of the ml_dtypes package.
 fn numpy_dtype(py: Python<'_>, dtype: DType) -> PyResult<Bound<'_, PyAny>> {
-    if dtype == DType::Bf16 {
+    if matches!(dtype, DType::Bf16 | DType::F8E4M3) {
         return py
             .import("ml_dtypes")
             .map_err(|_| {
-                errors::unsupported(
-                    "out",
-                    "bfloat16",
-                    "numpy and cupy hold bfloat16 with the package ml_dtypes, which is not installed; \
-                     install it, or use torch tensors",
-                )
+                let rule = format!(
+                    "numpy and cupy hold {dtype} with the package ml_dtypes, which is not installed; install it, \
+                     or use torch tensors"
+                );
+                errors::unsupported("out", dtype, rule)
             })?
-            .getattr("bfloat16");
+            .getattr(dtype.name());
     }
     py.import("numpy")?.getattr(dtype.name())
 }

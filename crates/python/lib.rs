@@ -9,6 +9,7 @@ mod cache;
 mod errors;
 mod framework;
 mod plan;
+mod quantize;
 mod report;
 mod tensor;
 
@@ -28,6 +29,8 @@ fn _ferromla(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(plan::workspace_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(cache::append_kv, module)?)?;
     module.add_function(wrap_pyfunction!(cache::gather_kv, module)?)?;
+    module.add_function(wrap_pyfunction!(quantize::quantize_kv, module)?)?;
+    module.add_function(wrap_pyfunction!(quantize::dequantize_kv, module)?)?;
     module.add_function(wrap_pyfunction!(cache::cache_shape, module)?)?;
     module.add_function(wrap_pyfunction!(report::support, module)?)?;
     Ok(())

@@ -15,7 +15,7 @@ def empty_kv_cache(
     kv_format: str,
     device: Any = "cpu",
     *,
-    d_qk: int = 576,
+    d_qk: int | None = None,
     framework: str | None = None,
 ) -> Any:
     """Allocate an uninitialised paged cache of the right shape, dtype and strides.
@@ -23,14 +23,18 @@ def empty_kv_cache(
     Args:
         num_pages: pages.
         page_size: tokens of a page.
-        kv_format: ``"bf16"`` or ``"fp16"``.
+        kv_format: ``"bf16"``, ``"fp16"``, ``"fp8"``, ``"fp8_v32"``, ``"fp8_v4"``, ``"fp8_v41"``,
+            ``"fp8_v41_split"`` or ``"fp4_v41"``.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:0"`` or such a ``torch.device``.
-        d_qk: width of a row, 576 (512 latent, then 64 rotary) or 512.
+        d_qk: width of a row, 576 (512 latent, then 64 rotary) or 512; None for 576 where the format can have it.
         framework: ``"torch"``, ``"numpy"`` or ``"cupy"``; None for torch where it is installed, else cupy on
             a CUDA device and numpy on the CPU.
 
     Returns:
-        ``[num_pages, page_size, d_qk]``, contiguous. numpy and cupy hold bfloat16 as ``ml_dtypes.bfloat16``.
+        ``[num_pages, page_size, d_qk]``, contiguous; of the formats with scales in the cache
+        ``[num_pages, page_size, bytes]`` uint8. Pages of ``"fp8_v4"`` begin on multiples of 576 bytes, those of
+        ``"fp8_v41_split"`` of 512; all else is contiguous. numpy and cupy hold bfloat16 and float8_e4m3fn
+        (``"fp8"``) as the types of ``ml_dtypes``.
 
     Raises:
         InvalidArgument, Unsupported: names the argument, its value and what is allowed.
@@ -41,7 +45,13 @@ def empty_kv_cache(
         >>> cache.shape, cache.dtype.name
         ((8, 64, 576), 'bfloat16')
     """
-    shape, dtype, name = cache_shape(num_pages, page_size, kv_format, d_qk, device)
+    shape, strides, dtype, name = cache_shape(num_pages, page_size, kv_format, d_qk, device)
+    pages = _empty((num_pages, strides[0]), dtype, name, device, framework)
+    # A view: the tokens of a page are divided, what pads it is left out.
+    return pages[:, : shape[1] * shape[2]].reshape(shape)
+
+
+def _empty(shape: tuple[int, int], dtype: str, name: str, device: Any, framework: str | None) -> Any:
     on_cpu = name == "cpu"
     if framework is None:
         has_torch = importlib.util.find_spec("torch") is not None
@@ -59,13 +69,13 @@ def empty_kv_cache(
 
 
 def _numpy_dtype(name: str) -> Any:
-    if name != "bfloat16":
+    if name not in ("bfloat16", "float8_e4m3fn"):
         return name
     try:
-        return importlib.import_module("ml_dtypes").bfloat16
+        return getattr(importlib.import_module("ml_dtypes"), name)
     except ModuleNotFoundError as missing:
-        rule = "numpy and cupy hold bfloat16 with the package ml_dtypes, which is not installed"
-        raise _error(Unsupported, "kv_format", "'bf16'", rule) from missing
+        rule = f"numpy and cupy hold {name} with the package ml_dtypes, which is not installed"
+        raise _error(Unsupported, "kv_format", repr(name), rule) from missing
 
 
 def _refused(framework: str, device: str) -> InvalidArgument:

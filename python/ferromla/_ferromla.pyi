@@ -89,8 +89,8 @@ def decode(
     softmax_scale: float | None = None,
     causal: bool = True,
     kv_format: str | None = None,
-    kv_scale: None = None,
-    q_scale: None = None,
+    kv_scale: float | None = None,
+    q_scale: float | Tensor | None = None,
     attn_sink: Tensor | None = None,
     plan: Plan | None = None,
     num_splits: int | None = None,
@@ -109,8 +109,8 @@ def prefill(
     softmax_scale: float | None = None,
     causal: bool = True,
     kv_format: str | None = None,
-    kv_scale: None = None,
-    q_scale: None = None,
+    kv_scale: float | None = None,
+    q_scale: float | Tensor | None = None,
     attn_sink: Tensor | None = None,
     plan: Plan | None = None,
     num_splits: int | None = None,
@@ -150,7 +150,8 @@ def append_kv(
     slots: Tensor,
     *,
     kv_format: str | None = None,
-    kv_scale: None = None,
+    kv_scale: float | None = None,
+    round_scale: bool = True,
 ) -> None: ...
 def gather_kv(
     cache: Parts,
@@ -159,11 +160,28 @@ def gather_kv(
     *,
     ids: Tensor | None = None,
     kv_format: str | None = None,
+    kv_scale: float | None = None,
     num_tokens: int | None = None,
     out: Tensor | None = None,
     offsets: Tensor | None = None,
 ) -> Any: ...
+def quantize_kv(
+    kv: Tensor,
+    kv_format: str,
+    *,
+    kv_scale: float | None = None,
+    round_scale: bool = True,
+    out: Tensor | None = None,
+) -> Tensor: ...
+def dequantize_kv(
+    cache: Tensor,
+    kv_format: str | None = None,
+    *,
+    kv_scale: float | None = None,
+    out: Tensor | None = None,
+    dtype: Any = None,
+) -> Tensor: ...
 def cache_shape(
-    num_pages: int, page_size: int, kv_format: str, d_qk: int, device: Any
-) -> tuple[list[int], str, str]: ...
+    num_pages: int, page_size: int, kv_format: str, d_qk: int | None, device: Any
+) -> tuple[list[int], list[int], str, str]: ...
 def support(device: Any = None) -> Support: ...

@@ -26,10 +26,19 @@ _INPUTS = "Tensor q, Tensor kv_cache, Tensor block_table, Tensor seq_lens"
 _OUTPUTS = "Tensor(a!) out, Tensor(b!) lse"
 _OPTIONS = (
     "float? softmax_scale=None, bool causal=True, Tensor? attn_sink=None, int? num_splits=None, "
-    "bool batch_invariant=False"
+    "bool batch_invariant=False, str? kv_format=None, float? kv_scale=None, Tensor? q_scale=None"
 )
 # Their names: torch passes an operator's arguments by position, without the last ones where they are defaults.
-_OPTION_NAMES = ("softmax_scale", "causal", "attn_sink", "num_splits", "batch_invariant")
+_OPTION_NAMES = (
+    "softmax_scale",
+    "causal",
+    "attn_sink",
+    "num_splits",
+    "batch_invariant",
+    "kv_format",
+    "kv_scale",
+    "q_scale",
+)
 _SCHEMAS = (
     f"decode({_INPUTS}, {_OPTIONS}) -> (Tensor, Tensor)",
     f"decode_out({_INPUTS}, {_OUTPUTS}, {_OPTIONS}) -> ()",
@@ -37,7 +46,8 @@ _SCHEMAS = (
     f"prefill_out({_INPUTS}, Tensor qo_indptr, {_OUTPUTS}, {_OPTIONS}) -> ()",
     "merge_states(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b) -> (Tensor, Tensor)",
     "merge_states_out(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor(a!) out, Tensor(b!) lse) -> ()",
-    "append_kv(Tensor kv_c, Tensor? k_pe, Tensor(a!) kv_cache, Tensor slots) -> ()",
+    "append_kv(Tensor kv_c, Tensor? k_pe, Tensor(a!) kv_cache, Tensor slots, str? kv_format=None, "
+    "float? kv_scale=None, bool round_scale=True) -> ()",
 )
 
 _library = torch.library.Library("ferromla", "DEF")
@@ -71,13 +81,14 @@ def _merge_states_out(out_a, lse_a, out_b, lse_b, out, lse):
     ferromla.merge_states(out_a, lse_a, out_b, lse_b, out=out, lse=lse)
 
 
-def _append_kv(kv_c, k_pe, kv_cache, slots):
-    ferromla.append_kv(kv_c, k_pe, kv_cache, slots)
+def _append_kv(kv_c, k_pe, kv_cache, slots, kv_format=None, kv_scale=None, round_scale=True):
+    ferromla.append_kv(kv_c, k_pe, kv_cache, slots, kv_format=kv_format, kv_scale=kv_scale, round_scale=round_scale)
 
 
 def _fake_attention(q, *_args, **_options):
     shape = q.shape[:-1]
-    return q.new_empty((*shape, 512)), q.new_empty(shape, dtype=torch.float32)
+    dtype = torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
+    return q.new_empty((*shape, 512), dtype=dtype), q.new_empty(shape, dtype=torch.float32)
 
 
 def _fake_merge_states(out_a, lse_a, _out_b, _lse_b):

@@ -149,12 +149,33 @@ def test_an_empty_cache_is_ready_for_use(device, kv_format):
 
 
 @pytest.mark.parametrize(
+    ("kv_format", "width", "page"),
+    [
+        ("fp8", 576, 61 * 576),
+        ("fp8_v32", 656, 61 * 656),
+        ("fp8_v4", 584, 62 * 576),
+        ("fp8_v41", 528, 61 * 528),
+        ("fp8_v41_split", 528, 63 * 512),
+        ("fp4_v41", 288, 61 * 288),
+    ],
+)
+@pytest.mark.parametrize("framework", ["torch", "numpy"])
+def test_pages_of_an_empty_quantised_cache_begin_where_the_format_says(kv_format, width, page, framework):
+    cache = ferromla.empty_kv_cache(5, 61, kv_format, framework=framework)
+    assert cache.shape == (5, 61, width)
+    strides = cache.stride() if framework == "torch" else cache.strides
+    assert tuple(strides) == (page, width, 1)
+    assert str(cache.dtype).endswith("float8_e4m3fn" if kv_format == "fp8" else "uint8")
+    assert ferromla.empty_kv_cache(0, 61, kv_format, framework=framework).shape == (0, 61, width)
+
+
+@pytest.mark.parametrize(
     ("arguments", "options", "argument", "error"),
     [
         ((-1, 64, "bf16"), {}, "num_pages", ferromla.InvalidArgument),
         ((1, 0, "bf16"), {}, "page_size", ferromla.InvalidArgument),
         ((1, 64, "int3"), {}, "kv_format", ferromla.InvalidArgument),
-        ((1, 64, "fp8"), {}, "kv_format", ferromla.Unsupported),
+        ((1, 64, "fp8_v4"), {"d_qk": 576}, "d_qk", ferromla.InvalidArgument),
         ((1, 64, "bf16"), {"d_qk": 100}, "d_qk", ferromla.InvalidArgument),
         ((1, 64, "bf16"), {"framework": "cupy"}, "framework", ferromla.InvalidArgument),
         ((1, 64, "bf16"), {"framework": "jax"}, "framework", ferromla.InvalidArgument),
