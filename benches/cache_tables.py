@@ -50,7 +50,9 @@ def _named(kv_format: str) -> dict[str, str]:
     return {"kv_format": kv_format} if kv_format in TOKEN_BYTES else {}
 
 
-def _append(bench: Bench, kv_format: str, tokens: int, pages: int) -> Made:
+def _append(bench: Bench, kv_format: str, tokens: int) -> Made:
+    # Twice as many slots as tokens: there may be hundreds of these caches.
+    pages = max(4, 2 * tokens // PAGE_SIZE)
     options = {"device": bench.device, "dtype": torch.bfloat16}
     cache = cache_of(kv_format, pages, PAGE_SIZE, _d_qk(kv_format), **options)
     kv_c = torch.randn(tokens, 512, **options)
@@ -110,7 +112,7 @@ def cache_ops(bench: Bench) -> None:
         for count in sparse_shapes.APPENDED:
             tokens = min(count, pages * PAGE_SIZE)
             name = f"append_kv {count} tokens, {kv_format}"
-            _measure(bench, name, tokens * (both + 8), lambda f=kv_format, t=tokens: _append(bench, f, t, pages))
+            _measure(bench, name, tokens * (both + 8), lambda f=kv_format, t=tokens: _append(bench, f, t))
         whole = pages * PAGE_SIZE
         operations: dict[str, tuple[int, Callable]] = {"gather_kv": (whole * (both + 8), _gather)}
         if kv_format in TOKEN_BYTES:

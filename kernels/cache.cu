@@ -59,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(256) fm_gather(const __grid_constan
 
 // One block: offsets[r] = sum of the clamped lengths before r.
 extern "C" __global__ void __launch_bounds__(1024) fm_offsets(const __grid_constant__ FmOffsetsParams p) {
-  fm::running_sums(p.offsets, p.batch, [&p](int r) -> int64_t {
+  fm::running_sums(p.offsets, 1, p.batch, [&p](int r) -> int64_t {
     return min(max(p.seq_lens[r * p.seq_lens_stride], 0), p.max_seq_len);
   });
 }

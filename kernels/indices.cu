@@ -17,12 +17,26 @@ __device__ __forceinline__ int64_t read(const FmIntegers& p, int64_t i) {
 
 __device__ __forceinline__ int narrowed(int64_t id) { return id < 0 || id > INT32_MAX ? kAbsent : (int)id; }
 
-// Entries `column` .. `column + 4` of a row of `columns`, where those past its end are absent.
-__device__ __forceinline__ int4 load_four(const int32_t* row, int column, int columns, bool in_fours) {
-  if (in_fours && column + 4 <= columns) return *reinterpret_cast<const int4*>(row + column);
-  const auto entry = [&](int i) { return column + i < columns ? row[column + i] : kAbsent; };
-  return {entry(0), entry(1), entry(2), entry(3)};
-}
+// A row of int32 or int64 with gaps or without, and how many of its columns there are to read.
+struct Row {
+  const void* values;
+  int64_t stride;
+  int columns;
+  bool are_64bit, in_fours;
+
+  // What does not fit int32 is absent: no sequence is that long.
+  __device__ __forceinline__ int entry(int column) const {
+    if (column >= columns) return kAbsent;
+    if (are_64bit) return narrowed(reinterpret_cast<const int64_t*>(values)[column * stride]);
+    return reinterpret_cast<const int32_t*>(values)[column * stride];
+  }
+  // Entries `column` .. `column + 4`.
+  __device__ __forceinline__ int4 four(int column) const {
+    if (in_fours && column + 4 <= columns)
+      return *reinterpret_cast<const int4*>(reinterpret_cast<const int32_t*>(values) + column);
+    return {entry(column), entry(column + 1), entry(column + 2), entry(column + 3)};
+  }
+};
 
 __device__ __forceinline__ void store_four(int32_t* row, int column, int columns, bool in_fours, const int4& v) {
   if (in_fours && column + 4 <= columns) {
@@ -35,15 +49,14 @@ __device__ __forceinline__ void store_four(int32_t* row, int column, int columns
   if (column + 3 < columns) row[column + 3] = v.w;
 }
 
-// The row with `map(entry, column)` for each of its entries; of `source` only the first `known` columns are read.
-// One warp; loads are in flight before the stores, which the compiler could not prove to be elsewhere.
+// The row with `map(entry, column)` for each of its entries. One warp; loads are in flight before the stores, which
+// the compiler could not prove to be elsewhere.
 template <class Map>
-__device__ __forceinline__ void map_row(int32_t* out, int columns, const int32_t* source, int known, bool in_fours,
-                                        Map map) {
+__device__ __forceinline__ void map_row(int32_t* out, int columns, const Row& source, bool in_fours, Map map) {
   for (int first = 4 * (int)(threadIdx.x % 32); first < columns; first += kDepth * kStep) {
     int4 entries[kDepth];
 #pragma unroll
-    for (int i = 0; i < kDepth; ++i) entries[i] = load_four(source, first + i * kStep, known, in_fours);
+    for (int i = 0; i < kDepth; ++i) entries[i] = source.four(first + i * kStep);
 #pragma unroll
     for (int i = 0; i < kDepth; ++i) {
       const int column = first + i * kStep;
@@ -86,21 +99,24 @@ struct Combined {
 __device__ __forceinline__ Combined combined_row(const FmCombineIndicesParams& p, int64_t t) {
   const int64_t request = read(p.request_ids, t), position = read(p.positions, t);
   if (request < 0 || request >= p.batch || position < 0) return {0, 0, 0, 0};
-  const int64_t complete = (position + 1) / p.ratio;
+  const int64_t seen = position < INT64_MAX ? position + 1 : position, complete = seen / p.ratio;
   const int chosen = complete < p.topk ? (int)complete : p.topk;
-  const int in_window = position + 1 < p.window ? (int)(position + 1) : p.window;
-  const int64_t first = position - in_window + 1 - read(p.first_pos, request);
+  const int in_window = seen < p.window ? (int)seen : p.window;
+  const int64_t first = seen - in_window - read(p.first_pos, request);
   return {read(p.compressed_base, request), read(p.window_base, request) + first, chosen, in_window};
 }
 
 }  // namespace fm
 
-extern "C" __global__ void __launch_bounds__(256) fm_to_physical(const __grid_constant__ FmToPhysicalParams p) {
+extern "C" __global__ void __launch_bounds__(256, 4) fm_to_physical(const __grid_constant__ FmToPhysicalParams p) {
   for (int64_t row = fm::warp_index(); row < p.rows; row += fm::warp_count()) {
     const fm::Place at = fm::divided(row, p.rows_per_request);
     const int32_t* pages = p.block_table + at.page * p.block_table_stride;
-    fm::map_row(p.out + at.page * p.out_stride[0] + at.offset * p.out_stride[1], p.columns,
-                p.indices + at.page * p.indices_stride[0] + at.offset * p.indices_stride[1], p.columns, p.in_fours,
+    const int64_t begin = at.page * p.indices_stride[0] + at.offset * p.indices_stride[1];
+    const void* indices = p.are_64bit ? (const void*)(reinterpret_cast<const int64_t*>(p.indices) + begin)
+                                      : (const void*)(reinterpret_cast<const int32_t*>(p.indices) + begin);
+    const fm::Row positions = {indices, p.indices_stride[2], p.columns, p.are_64bit != 0, p.in_fours != 0};
+    fm::map_row(p.out + at.page * p.out_stride[0] + at.offset * p.out_stride[1], p.columns, positions, p.in_fours,
                 [&p, pages](int position, int) {
                   return fm::physical_id(pages, p.max_pages, p.page_size, p.page_shift, position);
                 });
@@ -108,10 +124,10 @@ extern "C" __global__ void __launch_bounds__(256) fm_to_physical(const __grid_co
 }
 
 extern "C" __global__ void __launch_bounds__(1024) fm_window_offsets(const __grid_constant__ FmWindowParams p) {
-  fm::running_sums(p.offsets, p.batch, [&p](int r) {
+  fm::running_sums(p.offsets, p.offsets_stride, p.batch, [&p](int r) {
     int64_t first;
     const int64_t length = fm::window_length(p, r, &first);
-    p.first_pos[r] = (int32_t)first;
+    p.first_pos[r * p.first_pos_stride] = (int32_t)first;
     return length;
   });
 }
@@ -120,24 +136,29 @@ extern "C" __global__ void __launch_bounds__(1024) fm_window_offsets(const __gri
 extern "C" __global__ void __launch_bounds__(256) fm_window_ids(const __grid_constant__ FmWindowParams p) {
   const int64_t threads = (int64_t)gridDim.x * blockDim.x;
   for (int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; t < p.tokens; t += threads) {
-    const int request = fm::request_of(p.offsets, p.batch, t);
-    p.ids[t] = request < 0 ? fm::kAbsent
-                           : fm::physical_id(p.block_table + request * p.block_table_stride, p.max_pages, p.page_size,
-                                             -1, (int)(p.first_pos[request] + t - p.offsets[request]));
+    const int request = fm::request_of(p.offsets, p.offsets_stride, p.batch, t);
+    int id = fm::kAbsent;
+    if (request >= 0) {
+      const int64_t position = p.first_pos[request * p.first_pos_stride] + t - p.offsets[request * p.offsets_stride];
+      const int32_t* pages = p.block_table + request * p.block_table_stride;
+      id = fm::physical_id(pages, p.max_pages, p.page_size, -1, (int)position);
+    }
+    p.ids[t * p.ids_stride] = id;
   }
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 4)
     fm_combine_topk_window(const __grid_constant__ FmCombineIndicesParams p) {
   for (int64_t t = fm::warp_index(); t < p.tokens; t += fm::warp_count()) {
     const fm::Combined row = fm::combined_row(p, t);
     const int length = row.chosen + row.in_window;
-    fm::map_row(p.indices + t * p.indices_stride, p.width, p.topk_indices + t * p.topk_indices_stride, row.chosen,
-                p.in_fours, [&row, length](int entry, int column) {
+    const fm::Row chosen = {p.topk_indices + t * p.topk_indices_stride, 1, row.chosen, false, p.in_fours != 0};
+    fm::map_row(p.indices + t * p.indices_stride, p.width, chosen, p.in_fours,
+                [&row, length](int entry, int column) {
                   if (column >= length) return fm::kAbsent;
                   if (column >= row.chosen) return fm::narrowed(row.window_begin + (column - row.chosen));
                   return entry < 0 ? fm::kAbsent : fm::narrowed(entry + row.compressed_base);
                 });
-    if (threadIdx.x % 32 == 0) p.lengths[t] = length;
+    if (threadIdx.x % 32 == 0) p.lengths[t * p.lengths_stride] = length;
   }
 }

@@ -214,8 +214,8 @@ typedef struct FmIntegers {
 
 /* indices.cu: to_physical. Rows of `columns` logical positions, those of row i of request i / rows_per_request. */
 typedef struct FmToPhysicalParams {
-  const int32_t* indices;
-  int64_t indices_stride[2]; /* request, row */
+  const void* indices;
+  int64_t indices_stride[3]; /* request, row, column */
   const int32_t* block_table;
   int64_t block_table_stride;
   int32_t* out;
@@ -226,7 +226,9 @@ typedef struct FmToPhysicalParams {
   int32_t max_pages;
   int32_t page_size;
   int32_t page_shift; /* log2 of page_size, or -1 */
-  int32_t in_fours;   /* rows begin at multiples of 16 bytes, indices and out */
+  int32_t are_64bit;  /* indices */
+  int32_t in_fours;   /* rows of int32 without gaps that begin at multiples of 16 bytes, indices and out */
+  int32_t reserved;
 } FmToPhysicalParams;
 
 /* indices.cu: window_token_ids. First one block: offsets and first_pos; then the ids. */
@@ -236,8 +238,11 @@ typedef struct FmWindowParams {
   const int32_t* block_table;
   int64_t block_table_stride;
   int64_t* offsets;   /* [batch + 1] */
+  int64_t offsets_stride;
   int32_t* first_pos; /* [batch] */
-  int32_t* ids;       /* [tokens]; those past offsets[batch] are -1 */
+  int64_t first_pos_stride;
+  int32_t* ids;       /* [tokens]; those past the last token are -1 */
+  int64_t ids_stride;
   int64_t tokens;
   int32_t batch;
   int32_t max_pages;
@@ -257,6 +262,7 @@ typedef struct FmCombineIndicesParams {
   int32_t* indices;
   int64_t indices_stride;
   int32_t* lengths;
+  int64_t lengths_stride;
   int64_t tokens;
   int32_t batch;
   int32_t topk;
@@ -284,7 +290,7 @@ static_assert(sizeof(FmGatherParams) == 152, "FmGatherParams");
 static_assert(sizeof(FmByteCache) == 40, "FmByteCache");
 static_assert(sizeof(FmQuantiseParams) == 128, "FmQuantiseParams");
 static_assert(sizeof(FmDequantiseParams) == 136, "FmDequantiseParams");
-static_assert(sizeof(FmToPhysicalParams) == 96, "FmToPhysicalParams");
-static_assert(sizeof(FmWindowParams) == 112, "FmWindowParams");
-static_assert(sizeof(FmCombineIndicesParams) == 192, "FmCombineIndicesParams");
+static_assert(sizeof(FmToPhysicalParams) == 112, "FmToPhysicalParams");
+static_assert(sizeof(FmWindowParams) == 136, "FmWindowParams");
+static_assert(sizeof(FmCombineIndicesParams) == 200, "FmCombineIndicesParams");
 #endif

@@ -674,9 +674,9 @@ impl Default for FmIntegers {
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct FmToPhysicalParams {
-    pub indices: *const i32,
-    #[doc = " request, row"]
-    pub indices_stride: [i64; 2usize],
+    pub indices: *const ::core::ffi::c_void,
+    #[doc = " request, row, column"]
+    pub indices_stride: [i64; 3usize],
     pub block_table: *const i32,
     pub block_table_stride: i64,
     pub out: *mut i32,
@@ -688,39 +688,46 @@ pub struct FmToPhysicalParams {
     pub page_size: i32,
     #[doc = " log2 of page_size, or -1"]
     pub page_shift: i32,
-    #[doc = " rows begin at multiples of 16 bytes, indices and out"]
+    #[doc = " indices"]
+    pub are_64bit: i32,
+    #[doc = " rows of int32 without gaps that begin at multiples of 16 bytes, indices and out"]
     pub in_fours: i32,
+    pub reserved: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FmToPhysicalParams"][::core::mem::size_of::<FmToPhysicalParams>() - 96usize];
+    ["Size of FmToPhysicalParams"][::core::mem::size_of::<FmToPhysicalParams>() - 112usize];
     ["Alignment of FmToPhysicalParams"][::core::mem::align_of::<FmToPhysicalParams>() - 8usize];
     ["Offset of field: FmToPhysicalParams::indices"]
         [::core::mem::offset_of!(FmToPhysicalParams, indices) - 0usize];
     ["Offset of field: FmToPhysicalParams::indices_stride"]
         [::core::mem::offset_of!(FmToPhysicalParams, indices_stride) - 8usize];
     ["Offset of field: FmToPhysicalParams::block_table"]
-        [::core::mem::offset_of!(FmToPhysicalParams, block_table) - 24usize];
+        [::core::mem::offset_of!(FmToPhysicalParams, block_table) - 32usize];
     ["Offset of field: FmToPhysicalParams::block_table_stride"]
-        [::core::mem::offset_of!(FmToPhysicalParams, block_table_stride) - 32usize];
+        [::core::mem::offset_of!(FmToPhysicalParams, block_table_stride) - 40usize];
     ["Offset of field: FmToPhysicalParams::out"]
-        [::core::mem::offset_of!(FmToPhysicalParams, out) - 40usize];
+        [::core::mem::offset_of!(FmToPhysicalParams, out) - 48usize];
     ["Offset of field: FmToPhysicalParams::out_stride"]
-        [::core::mem::offset_of!(FmToPhysicalParams, out_stride) - 48usize];
+        [::core::mem::offset_of!(FmToPhysicalParams, out_stride) - 56usize];
     ["Offset of field: FmToPhysicalParams::rows"]
-        [::core::mem::offset_of!(FmToPhysicalParams, rows) - 64usize];
+        [::core::mem::offset_of!(FmToPhysicalParams, rows) - 72usize];
     ["Offset of field: FmToPhysicalParams::rows_per_request"]
-        [::core::mem::offset_of!(FmToPhysicalParams, rows_per_request) - 72usize];
+        [::core::mem::offset_of!(FmToPhysicalParams, rows_per_request) - 80usize];
     ["Offset of field: FmToPhysicalParams::columns"]
-        [::core::mem::offset_of!(FmToPhysicalParams, columns) - 76usize];
+        [::core::mem::offset_of!(FmToPhysicalParams, columns) - 84usize];
     ["Offset of field: FmToPhysicalParams::max_pages"]
-        [::core::mem::offset_of!(FmToPhysicalParams, max_pages) - 80usize];
+        [::core::mem::offset_of!(FmToPhysicalParams, max_pages) - 88usize];
     ["Offset of field: FmToPhysicalParams::page_size"]
-        [::core::mem::offset_of!(FmToPhysicalParams, page_size) - 84usize];
+        [::core::mem::offset_of!(FmToPhysicalParams, page_size) - 92usize];
     ["Offset of field: FmToPhysicalParams::page_shift"]
-        [::core::mem::offset_of!(FmToPhysicalParams, page_shift) - 88usize];
+        [::core::mem::offset_of!(FmToPhysicalParams, page_shift) - 96usize];
+    ["Offset of field: FmToPhysicalParams::are_64bit"]
+        [::core::mem::offset_of!(FmToPhysicalParams, are_64bit) - 100usize];
     ["Offset of field: FmToPhysicalParams::in_fours"]
-        [::core::mem::offset_of!(FmToPhysicalParams, in_fours) - 92usize];
+        [::core::mem::offset_of!(FmToPhysicalParams, in_fours) - 104usize];
+    ["Offset of field: FmToPhysicalParams::reserved"]
+        [::core::mem::offset_of!(FmToPhysicalParams, reserved) - 108usize];
 };
 impl Default for FmToPhysicalParams {
     fn default() -> Self {
@@ -741,10 +748,13 @@ pub struct FmWindowParams {
     pub block_table_stride: i64,
     #[doc = " [batch + 1]"]
     pub offsets: *mut i64,
+    pub offsets_stride: i64,
     #[doc = " [batch]"]
     pub first_pos: *mut i32,
-    #[doc = " [tokens]; those past offsets[batch] are -1"]
+    pub first_pos_stride: i64,
+    #[doc = " [tokens]; those past the last token are -1"]
     pub ids: *mut i32,
+    pub ids_stride: i64,
     pub tokens: i64,
     pub batch: i32,
     pub max_pages: i32,
@@ -753,7 +763,7 @@ pub struct FmWindowParams {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FmWindowParams"][::core::mem::size_of::<FmWindowParams>() - 112usize];
+    ["Size of FmWindowParams"][::core::mem::size_of::<FmWindowParams>() - 136usize];
     ["Alignment of FmWindowParams"][::core::mem::align_of::<FmWindowParams>() - 8usize];
     ["Offset of field: FmWindowParams::seq_lens"]
         [::core::mem::offset_of!(FmWindowParams, seq_lens) - 0usize];
@@ -765,20 +775,26 @@ const _: () = {
         [::core::mem::offset_of!(FmWindowParams, block_table_stride) - 56usize];
     ["Offset of field: FmWindowParams::offsets"]
         [::core::mem::offset_of!(FmWindowParams, offsets) - 64usize];
+    ["Offset of field: FmWindowParams::offsets_stride"]
+        [::core::mem::offset_of!(FmWindowParams, offsets_stride) - 72usize];
     ["Offset of field: FmWindowParams::first_pos"]
-        [::core::mem::offset_of!(FmWindowParams, first_pos) - 72usize];
+        [::core::mem::offset_of!(FmWindowParams, first_pos) - 80usize];
+    ["Offset of field: FmWindowParams::first_pos_stride"]
+        [::core::mem::offset_of!(FmWindowParams, first_pos_stride) - 88usize];
     ["Offset of field: FmWindowParams::ids"]
-        [::core::mem::offset_of!(FmWindowParams, ids) - 80usize];
+        [::core::mem::offset_of!(FmWindowParams, ids) - 96usize];
+    ["Offset of field: FmWindowParams::ids_stride"]
+        [::core::mem::offset_of!(FmWindowParams, ids_stride) - 104usize];
     ["Offset of field: FmWindowParams::tokens"]
-        [::core::mem::offset_of!(FmWindowParams, tokens) - 88usize];
+        [::core::mem::offset_of!(FmWindowParams, tokens) - 112usize];
     ["Offset of field: FmWindowParams::batch"]
-        [::core::mem::offset_of!(FmWindowParams, batch) - 96usize];
+        [::core::mem::offset_of!(FmWindowParams, batch) - 120usize];
     ["Offset of field: FmWindowParams::max_pages"]
-        [::core::mem::offset_of!(FmWindowParams, max_pages) - 100usize];
+        [::core::mem::offset_of!(FmWindowParams, max_pages) - 124usize];
     ["Offset of field: FmWindowParams::page_size"]
-        [::core::mem::offset_of!(FmWindowParams, page_size) - 104usize];
+        [::core::mem::offset_of!(FmWindowParams, page_size) - 128usize];
     ["Offset of field: FmWindowParams::window"]
-        [::core::mem::offset_of!(FmWindowParams, window) - 108usize];
+        [::core::mem::offset_of!(FmWindowParams, window) - 132usize];
 };
 impl Default for FmWindowParams {
     fn default() -> Self {
@@ -803,6 +819,7 @@ pub struct FmCombineIndicesParams {
     pub indices: *mut i32,
     pub indices_stride: i64,
     pub lengths: *mut i32,
+    pub lengths_stride: i64,
     pub tokens: i64,
     pub batch: i32,
     pub topk: i32,
@@ -815,7 +832,7 @@ pub struct FmCombineIndicesParams {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FmCombineIndicesParams"][::core::mem::size_of::<FmCombineIndicesParams>() - 192usize];
+    ["Size of FmCombineIndicesParams"][::core::mem::size_of::<FmCombineIndicesParams>() - 200usize];
     ["Alignment of FmCombineIndicesParams"]
         [::core::mem::align_of::<FmCombineIndicesParams>() - 8usize];
     ["Offset of field: FmCombineIndicesParams::topk_indices"]
@@ -838,20 +855,22 @@ const _: () = {
         [::core::mem::offset_of!(FmCombineIndicesParams, indices_stride) - 144usize];
     ["Offset of field: FmCombineIndicesParams::lengths"]
         [::core::mem::offset_of!(FmCombineIndicesParams, lengths) - 152usize];
+    ["Offset of field: FmCombineIndicesParams::lengths_stride"]
+        [::core::mem::offset_of!(FmCombineIndicesParams, lengths_stride) - 160usize];
     ["Offset of field: FmCombineIndicesParams::tokens"]
-        [::core::mem::offset_of!(FmCombineIndicesParams, tokens) - 160usize];
+        [::core::mem::offset_of!(FmCombineIndicesParams, tokens) - 168usize];
     ["Offset of field: FmCombineIndicesParams::batch"]
-        [::core::mem::offset_of!(FmCombineIndicesParams, batch) - 168usize];
+        [::core::mem::offset_of!(FmCombineIndicesParams, batch) - 176usize];
     ["Offset of field: FmCombineIndicesParams::topk"]
-        [::core::mem::offset_of!(FmCombineIndicesParams, topk) - 172usize];
+        [::core::mem::offset_of!(FmCombineIndicesParams, topk) - 180usize];
     ["Offset of field: FmCombineIndicesParams::ratio"]
-        [::core::mem::offset_of!(FmCombineIndicesParams, ratio) - 176usize];
+        [::core::mem::offset_of!(FmCombineIndicesParams, ratio) - 184usize];
     ["Offset of field: FmCombineIndicesParams::window"]
-        [::core::mem::offset_of!(FmCombineIndicesParams, window) - 180usize];
+        [::core::mem::offset_of!(FmCombineIndicesParams, window) - 188usize];
     ["Offset of field: FmCombineIndicesParams::width"]
-        [::core::mem::offset_of!(FmCombineIndicesParams, width) - 184usize];
+        [::core::mem::offset_of!(FmCombineIndicesParams, width) - 192usize];
     ["Offset of field: FmCombineIndicesParams::in_fours"]
-        [::core::mem::offset_of!(FmCombineIndicesParams, in_fours) - 188usize];
+        [::core::mem::offset_of!(FmCombineIndicesParams, in_fours) - 196usize];
 };
 impl Default for FmCombineIndicesParams {
     fn default() -> Self {

@@ -28,12 +28,12 @@ __device__ __forceinline__ Place place_of(int64_t slot, int64_t num_pages, int p
 }
 
 // The request r of `batch` with offsets[r] <= t < offsets[r + 1], or -1.
-__device__ __forceinline__ int request_of(const int64_t* offsets, int batch, int64_t t) {
-  if (batch == 0 || t >= offsets[batch]) return -1;
+__device__ __forceinline__ int request_of(const int64_t* offsets, int64_t stride, int batch, int64_t t) {
+  if (batch == 0 || t >= offsets[batch * stride]) return -1;
   int low = 0, high = batch;
   while (high - low > 1) {
     const int middle = low + (high - low) / 2;
-    (offsets[middle] <= t ? low : high) = middle;
+    (offsets[middle * stride] <= t ? low : high) = middle;
   }
   return low;
 }
@@ -45,7 +45,7 @@ __device__ __forceinline__ int64_t source_id(const FmTokenSource& p, int64_t t) 
     return p.ids_are_64bit ? reinterpret_cast<const int64_t*>(p.ids)[t * p.ids_stride]
                            : reinterpret_cast<const int32_t*>(p.ids)[t * p.ids_stride];
   }
-  const int request = request_of(p.offsets, p.batch, t);
+  const int request = request_of(p.offsets, 1, p.batch, t);
   if (request < 0) return -1;
   const Place at = divided(t - p.offsets[request], p.page_size);
   if (at.page >= p.max_pages) return -1;
@@ -53,10 +53,10 @@ __device__ __forceinline__ int64_t source_id(const FmTokenSource& p, int64_t t) 
   return page < 0 ? -1 : page * p.page_size + at.offset;
 }
 
-// Running sums of what `length` gives for 0 .. count: sums[i] of those before i, sums[count] of all. One block of
-// at most 1024 threads, all of them.
+// Running sums of what `length` gives for 0 .. count: at i of those before i, at count of all. One block of at most
+// 1024 threads, all of them.
 template <class Length>
-__device__ __forceinline__ void running_sums(int64_t* sums, int count, Length length) {
+__device__ __forceinline__ void running_sums(int64_t* sums, int64_t stride, int count, Length length) {
   __shared__ int64_t warp_sums[32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   int64_t before = 0;
@@ -75,11 +75,11 @@ __device__ __forceinline__ void running_sums(int64_t* sums, int count, Length le
       if (w < warp) earlier += warp_sums[w];
       total += warp_sums[w];
     }
-    if (i < count) sums[i] = before + earlier + sum - own;
+    if (i < count) sums[i * stride] = before + earlier + sum - own;
     before += total;
     __syncthreads();
   }
-  if (threadIdx.x == 0) sums[count] = before;
+  if (threadIdx.x == 0) sums[count * stride] = before;
 }
 
 }  // namespace fm

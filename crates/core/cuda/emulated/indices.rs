@@ -98,7 +98,7 @@ fn positions_become_physical_ids() {
         let mut out = rows(count);
         let params = FmToPhysicalParams {
             indices: indices.as_ptr().cast(),
-            indices_stride: [(rows_per_request * stride) as i64, stride as i64],
+            indices_stride: [(rows_per_request * stride) as i64, stride as i64, 1],
             block_table: table.as_ptr(),
             block_table_stride: max_pages as i64,
             out: out.as_mut_ptr().cast(),
@@ -113,7 +113,9 @@ fn positions_become_physical_ids() {
             } else {
                 -1
             },
+            are_64bit: 0,
             in_fours,
+            reserved: 0,
         };
         // SAFETY: the arrays live.
         unsafe { run("fm_to_physical", &params, 2, 64) };
@@ -165,8 +167,11 @@ fn windows_hold_the_last_positions_of_the_old_and_all_of_the_new_tokens() {
             block_table: table.as_ptr(),
             block_table_stride: max_pages as i64,
             offsets: offsets.as_mut_ptr(),
+            offsets_stride: 1,
             first_pos: first_pos.as_mut_ptr(),
+            first_pos_stride: 1,
             ids: ids.as_mut_ptr(),
+            ids_stride: 1,
             tokens: tokens as i64,
             batch: lens.len() as i32,
             max_pages: max_pages as i32,
@@ -213,6 +218,7 @@ fn chosen_entries_and_windows_become_one_row() {
             indices: indices.as_mut_ptr().cast(),
             indices_stride: width.into(),
             lengths: lengths.as_mut_ptr(),
+            lengths_stride: 1,
             tokens: tokens as i64,
             batch: 3,
             topk,
