@@ -17,6 +17,23 @@ __device__ __forceinline__ int64_t read(const FmIntegers& p, int64_t i) {
 
 __device__ __forceinline__ int narrowed(int64_t id) { return id < 0 || id > INT32_MAX ? kAbsent : (int)id; }
 
+// Sums and differences that stop at the ends of int64.
+__device__ __forceinline__ int64_t saturated_sum(int64_t a, int64_t b) {
+  const int64_t sum = (int64_t)((uint64_t)a + (uint64_t)b);
+  if (((a ^ sum) & (b ^ sum)) >= 0) return sum;
+  return a < 0 ? INT64_MIN : INT64_MAX;
+}
+__device__ __forceinline__ int64_t saturated_difference(int64_t a, int64_t b) {
+  const int64_t difference = (int64_t)((uint64_t)a - (uint64_t)b);
+  if (((a ^ b) & (a ^ difference)) >= 0) return difference;
+  return a < 0 ? INT64_MIN : INT64_MAX;
+}
+
+// So that adding to it cannot overflow: what is past int32 stays so.
+__device__ __forceinline__ int64_t bounded(int64_t base) {
+  return base <= INT32_MAX ? base : (int64_t)INT32_MAX + 1;
+}
+
 // A row of int32 or int64 with gaps or without, and how many of its columns there are to read.
 struct Row {
   const void* values;
@@ -102,8 +119,9 @@ __device__ __forceinline__ Combined combined_row(const FmCombineIndicesParams& p
   const int64_t seen = position < INT64_MAX ? position + 1 : position, complete = seen / p.ratio;
   const int chosen = complete < p.topk ? (int)complete : p.topk;
   const int in_window = seen < p.window ? (int)seen : p.window;
-  const int64_t first = seen - in_window - read(p.first_pos, request);
-  return {read(p.compressed_base, request), read(p.window_base, request) + first, chosen, in_window};
+  const int64_t begin = saturated_difference(saturated_sum(read(p.window_base, request), seen - in_window),
+                                             read(p.first_pos, request));
+  return {bounded(read(p.compressed_base, request)), bounded(begin), chosen, in_window};
 }
 
 }  // namespace fm

@@ -14,8 +14,10 @@
 typedef struct FmPlanParams {
   FmPlanShape shape;
   FmPlanLayout layout;
-  const int32_t* seq_lens;
-  int64_t seq_lens_stride;
+  const int32_t* seq_lens;    /* [batch]; sparse: [batch, token] of a list's entries, null: all of them */
+  int64_t seq_lens_stride[2]; /* request, token: 0 where lengths are per request */
+  const int32_t* extra_lens;  /* as seq_lens of a sparse batch, for the lists of the extra cache */
+  int64_t extra_lens_stride[2];
   const int32_t* qo_indptr; /* [batch + 1], ragged only, else null */
   int64_t qo_indptr_stride;
   uint8_t* plan;
@@ -274,12 +276,12 @@ typedef struct FmCombineIndicesParams {
 
 #ifdef __cplusplus
 /* The Rust side asserts the same sizes, and every offset. */
-static_assert(sizeof(FmPlanShape) == 64, "FmPlanShape");
+static_assert(sizeof(FmPlanShape) == 80, "FmPlanShape");
 static_assert(sizeof(FmPlanHeader) == 64, "FmPlanHeader");
 static_assert(sizeof(FmWorkItem) == 48, "FmWorkItem");
 static_assert(sizeof(FmMerge) == 64, "FmMerge");
 static_assert(sizeof(FmPlanLayout) == 80, "FmPlanLayout");
-static_assert(sizeof(FmPlanParams) == 184, "FmPlanParams");
+static_assert(sizeof(FmPlanParams) == 232, "FmPlanParams");
 static_assert(sizeof(FmDecodeParams) == 312, "FmDecodeParams");
 static_assert(sizeof(FmCombineParams) == 112, "FmCombineParams");
 static_assert(sizeof(FmMergeParams) == 208, "FmMergeParams");

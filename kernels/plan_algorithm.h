@@ -28,13 +28,20 @@ struct Unit {
   int32_t request;
   int32_t kv_head;
   int32_t row_begin;
-  int32_t q_begin; /* first query token of the request along q's token axis; 0 unless ragged */
+  int32_t q_begin; /* first query token of the request along q's token axis; 0 unless ragged or sparse */
   int32_t q_len;
-  int32_t seq_len; /* clamped */
+  int32_t seq_len;  /* clamped */
+  int32_t main_len; /* sparse only, else 0: clamped */
 };
 
 FM_BOTH int32_t clamp_seq_len(const FmPlanShape& shape, int32_t seq_len) {
   return seq_len < 0 ? 0 : seq_len < shape.max_seq_len ? seq_len : shape.max_seq_len;
+}
+
+/* Where the keys of a sparse token end. Those of the extra cache begin with a tile, so that no tile is of both. */
+FM_BOTH int32_t end_of_keys(int32_t main_len, int32_t extra_len) {
+  const uint32_t tiles = (static_cast<uint32_t>(main_len) + FM_TILE_TOKENS - 1) / FM_TILE_TOKENS;
+  return extra_len == 0 ? main_len : static_cast<int32_t>(tiles * FM_TILE_TOKENS) + extra_len;
 }
 
 /* Query tokens of a request along q's token axis. */
@@ -268,6 +275,7 @@ FM_BOTH FmWorkItem make_item(const Unit& unit, const Parts<P>& parts, int32_t j,
   item.tile_end = part_tile(parts, j + 1);
   item.slot = parts.count > 1 ? before.slots + j : -1;
   item.merge = parts.count > 1 ? before.merges : -1;
+  item.main_len = unit.main_len;
   return item;
 }
 

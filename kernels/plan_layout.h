@@ -19,6 +19,10 @@
 // requests have ceil(query tokens * group / unit_rows) row blocks: query tokens qo_indptr[r] .. qo_indptr[r + 1],
 // both clamped to [0, q_tokens], none where the range ends before it begins. Overlapping ranges could ask for
 // more units than the layout has: those past the last are left out.
+//
+// A sparse batch (sparse_q_len > 0) lists the keys of each query token, so a token is its own unit per KV head and
+// row block; units stand by request, token, KV head, block. Of a token's topk entries the first main_len count,
+// of its extra_topk ones the first extra_len; extra keys begin at the tile after the last of main_len.
 #pragma once
 #include <stdint.h>
 
@@ -53,6 +57,10 @@ typedef struct FmPlanShape {
   int32_t ragged;       /* 1: qo_indptr says which query tokens belong to which request */
   int32_t q_tokens;     /* query tokens of all requests; ragged only, else 0 */
   int32_t whole_speed;  /* FM_SPLIT_AUTO: how much faster than its share of the GPU a worker can go, in 256ths */
+  int32_t sparse_q_len; /* query tokens of every request, each with keys of its own (then q_len is 1); 0: not sparse */
+  int32_t topk;         /* sparse only, else 0: entries of a token's list */
+  int32_t extra_topk;   /* sparse only, else 0: entries of a token's list of the extra cache */
+  int32_t reserved;
 } FmPlanShape;
 
 typedef struct FmPlanHeader {
@@ -71,14 +79,15 @@ typedef struct FmWorkItem {
   int32_t request;
   int32_t kv_head;
   int32_t row_begin;  /* first row of the unit; row = query token * group + head in group */
-  int32_t q_begin;    /* first query token of the request along q's token axis; 0 unless ragged */
+  int32_t q_begin;    /* ragged: first query token of the request along q's token axis; sparse: the token; else 0 */
   int32_t q_len;
-  int32_t seq_len;    /* clamped to [0, max_seq_len] */
+  int32_t seq_len;    /* clamped to [0, max_seq_len]; sparse: where the keys end, those of the extra cache included */
   int32_t tile_begin;
   int32_t tile_end;   /* tile_begin == tile_end: the unit sees no key */
   int32_t slot;       /* where the partial result goes; -1: the unit is whole, write the output */
   int32_t merge;      /* the unit's FmMerge; -1: the unit is whole */
-  int32_t reserved[2];
+  int32_t main_len;   /* sparse only, else 0: keys before those of the extra cache, clamped to [0, topk] */
+  int32_t reserved;
 } FmWorkItem;
 
 /* A unit whose parts are combined: its partial results are slots first_slot .. first_slot + parts. */

@@ -132,6 +132,12 @@ fn plan_arguments() {
         (|a| a.queries = Queries::Uniform { q_len: -1 }, "q_len", "between 0"),
         (|a| a.queries = Queries::Ragged { num_tokens: -1 }, "num_tokens", "between 0"),
         (|a| a.queries = Queries::Ragged { num_tokens: 1 << 31 }, "num_tokens", "2147483647"),
+        (|a| a.queries = sparse(-1, 0), "q_len", "between 0"),
+        (|a| a.queries = sparse(1, -1), "extra_topk", "between 0"),
+        (|a| a.queries = Queries::Sparse { q_len: 1, topk: -1, extra_topk: 0 }, "topk", "between 0"),
+        (|a| a.queries = Queries::Sparse { q_len: 1, topk: i64::from(i32::MAX), extra_topk: 1 }, "topk", "keys"),
+        (|a| a.queries = Queries::SparsePrefill { num_tokens: 5, topk: 64 }, "batch", "1 for a sparse prefill"),
+        (|a| (a.queries, a.num_kv_heads) = (sparse(1, 0), 2), "num_kv_heads", "1 for queries with indices"),
         (|a| a.page_size = 0, "page_size", "between 1"),
         (|a| a.num_splits = Some(0), "num_splits", "at least 1"),
         (|a| (a.num_splits, a.batch_invariant) = (Some(2), true), "num_splits", "batch_invariant"),
@@ -212,6 +218,89 @@ fn plan_memory() {
     );
 }
 
+const fn sparse(q_len: i64, extra_topk: i64) -> Queries {
+    Queries::Sparse {
+        q_len,
+        topk: 70,
+        extra_topk,
+    }
+}
+
+fn sparse_plan_of(
+    args: &PlanArgs,
+    topk_lengths: Option<&Array>,
+    extra: Option<&Array>,
+    workspace: &Array,
+) -> Result<Plan, Error> {
+    let (main, extra) = (topk_lengths.map(Array::view), extra.map(Array::view));
+    let (stream, workspace) = (Stream::default(), workspace.view());
+    // SAFETY: the arrays are live, or refused before they are used.
+    unsafe { Plan::new_sparse(args, main.as_ref(), extra.as_ref(), workspace, stream) }
+}
+
+#[test]
+fn lengths_of_lists_are_held_to_the_shapes_of_the_lists() {
+    let args = PlanArgs {
+        queries: sparse(3, 128),
+        ..right()
+    };
+    let workspace = Array::zeros(DType::U8, &[workspace_bytes(&args).unwrap() as i64]);
+    let i32s = |shape: &[i64]| Array::zeros(DType::I32, shape);
+    for right in [i32s(&[2]), i32s(&[2, 3])] {
+        sparse_plan_of(&args, Some(&right), Some(&right), &workspace).unwrap();
+        sparse_plan_of(&args, None, Some(&right), &workspace).unwrap();
+    }
+    sparse_plan_of(&args, None, None, &workspace).unwrap();
+    let mut on_cuda = i32s(&[2]);
+    on_cuda.device = Device::Cuda(0);
+    for (wrong, says) in [
+        (i32s(&[3]), "dimension 0 is 2, the batch"),
+        (
+            i32s(&[2, 2]),
+            "dimension 1 is 3, the query tokens of a request",
+        ),
+        (i32s(&[2, 3, 1]), "[batch] or [batch, q_len]"),
+        (Array::zeros(DType::I64, &[2]), "int32"),
+        (on_cuda, "it is on cpu"),
+    ] {
+        for argument in ["topk_lengths", "extra_topk_lengths"] {
+            let expected = Expected {
+                argument,
+                unsupported: false,
+                says,
+            };
+            let (main, extra) = match argument {
+                "topk_lengths" => (Some(&wrong), None),
+                _ => (None, Some(&wrong)),
+            };
+            let result = sparse_plan_of(&args, main, extra, &workspace).map(drop);
+            assert_refused(says, result, &expected);
+        }
+    }
+}
+
+#[test]
+fn lengths_of_requests_and_of_lists_are_not_taken_for_each_other() {
+    let (lens, workspace) = memory();
+    let refused = |argument, result: Result<Plan, Error>| {
+        let expected = Expected {
+            argument,
+            unsupported: false,
+            says: "a plan for queries with indices takes topk_lengths",
+        };
+        assert_refused(argument, result.map(drop), &expected);
+    };
+    refused(
+        "plan",
+        sparse_plan_of(&right(), Some(&lens), None, &workspace),
+    );
+    let args = PlanArgs {
+        queries: sparse(1, 0),
+        ..right()
+    };
+    refused("seq_lens", plan_of(&args, &lens, &workspace));
+}
+
 #[test]
 fn a_plan_made_for_another_call_is_refused_by_name() {
     type Bend = fn(&mut PlanArgs);
@@ -219,6 +308,7 @@ fn a_plan_made_for_another_call_is_refused_by_name() {
     let cases: &[(Bend, &str)] = &[
         (|a| a.queries = Queries::Uniform { q_len: 2 }, "made for q_len 2: this call has q_len 3"),
         (|a| a.queries = Queries::Ragged { num_tokens: 6 }, "made for queries with a qo_indptr (prefill)"),
+        (|a| a.queries = sparse(3, 0), "made for queries with indices (sparse_decode): this call has queries of one q_len"),
         (|a| a.num_heads = 16, "made for num_heads 16: this call has num_heads 8"),
         (|a| a.num_kv_heads = 2, "made for num_kv_heads 2: this call has num_kv_heads 1"),
         (|a| a.page_size = 64, "made for page_size 64: this call has page_size 16"),
@@ -235,6 +325,9 @@ fn a_plan_made_for_another_call_is_refused_by_name() {
             Queries::Uniform { .. } => plan_of(&plan_args, &lens, &workspace).unwrap(),
             Queries::Ragged { .. } => {
                 ragged_plan_of(&plan_args, &lens, Some(&indptr), &workspace).unwrap()
+            }
+            Queries::Sparse { .. } | Queries::SparsePrefill { .. } => {
+                sparse_plan_of(&plan_args, Some(&lens), None, &workspace).unwrap()
             }
         };
         let expected = Expected {

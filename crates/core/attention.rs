@@ -2,10 +2,10 @@
 
 use crate::check_attention;
 use crate::dtype::{DType, Device, KvFormat};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::plan::{Plan, PlanArgs, Queries};
+use crate::plan_source::PlanSource;
 use crate::problem::{AttentionProblem, QueryTokens, out_dtype};
-use crate::schedule::Schedule;
 use crate::view::{Dims, Parts, Stream, View};
 use crate::{cpu, cuda, values};
 
@@ -177,53 +177,7 @@ impl<'a, Indptr: QoIndptr> AttentionArgs<'a, Indptr> {
     }
 
     fn plan_for(&self, problem: &AttentionProblem) -> Result<PlanSource<'a>> {
-        if let Some(plan) = self.plan {
-            self.plan_fits(plan, problem)?;
-            return Ok(PlanSource::Given(plan));
-        }
-        let args = self.plan_args_of(problem);
-        Ok(PlanSource::Own {
-            schedule: Schedule::new(&args)?,
-            args,
-        })
-    }
-
-    /// The plan was made for this problem, and nothing asks for another one.
-    fn plan_fits(&self, plan: &Plan, problem: &AttentionProblem) -> Result<()> {
-        plan.made_for(problem)?;
-        if self.num_splits.is_some() && self.num_splits != plan.args().num_splits {
-            let number = |parts: Option<u32>| parts.map_or("None".to_owned(), |n| n.to_string());
-            let value = format!("{} with a plan", number(self.num_splits));
-            let made_with = number(plan.args().num_splits);
-            let rule = format!("None, or {made_with} as the plan was made with");
-            return Err(Error::invalid("num_splits", value, rule));
-        }
-        if self.batch_invariant && !plan.args().batch_invariant {
-            let rule = "the plan was made without batch_invariant";
-            return Err(Error::invalid("batch_invariant", "true with a plan", rule));
-        }
-        Ok(())
-    }
-}
-
-/// Where a call's schedule comes from.
-#[derive(Debug, Clone, Copy)]
-#[allow(clippy::large_enum_variant)] // lives for one call
-enum PlanSource<'a> {
-    Given(&'a Plan),
-    /// Still to be made, in the call's workspace.
-    Own {
-        args: PlanArgs,
-        schedule: Schedule,
-    },
-}
-
-impl PlanSource<'_> {
-    fn workspace_bytes(&self) -> u64 {
-        match self {
-            Self::Given(_) => 0,
-            Self::Own { schedule, .. } => schedule.bytes,
-        }
+        PlanSource::of(self.plan, self.plan_args_of(problem), problem.cache.format)
     }
 }
 
@@ -274,18 +228,9 @@ impl Checked<'_> {
     /// # Safety
     /// As for [`decode`](crate::decode).
     pub unsafe fn run(&self, workspace: Option<&View>) -> Result<()> {
-        let (args, schedule) = match &self.plan {
-            // SAFETY: the caller's promise; the plan fits.
-            PlanSource::Given(plan) => return unsafe { attend(&self.problem, plan, false) },
-            PlanSource::Own { args, schedule } => (args, schedule),
-        };
-        let Some(workspace) = workspace else {
-            let rule = format!("{} bytes are needed without a plan", schedule.bytes);
-            return Err(Error::invalid("workspace", "None", rule));
-        };
-        let plan = Plan::unfilled(args, schedule, workspace)?;
-        // SAFETY: the caller's promise; the plan was made for this problem.
-        unsafe { attend(&self.problem, &plan, true) }
+        // SAFETY: the caller's promise; the plan fits, or was made for this problem.
+        let run = |plan: &Plan, fill| unsafe { attend(&self.problem, plan, fill) };
+        self.plan.provide(workspace, run)
     }
 }
 

@@ -16,11 +16,11 @@ const QUERY_TYPES: [DType; 3] = [DType::Bf16, DType::Fp16, DType::F8E4M3];
 
 /// `q` by itself.
 pub(crate) struct Query {
-    rows: TwoParts<3>,
+    pub rows: TwoParts<3>,
     pub dtype: DType,
     /// The shape before the width: `[batch, q_len, heads]`, or `[tokens, heads]` when ragged.
     pub leading: Dims,
-    heads: i64,
+    pub heads: i64,
 }
 
 pub(crate) fn query(q: &Parts, ragged: bool) -> Result<Query> {
@@ -87,7 +87,7 @@ pub(crate) fn inputs<I: QoIndptr>(args: &AttentionArgs<'_, I>) -> Result<Attenti
         table,
         scale: scale(args.softmax_scale, query.rows.dim())?,
         causal: args.causal,
-        attn_sink: attn_sink(args, query.heads)?,
+        attn_sink: attn_sink(args.attn_sink.as_ref(), &q_arg, query.heads)?,
         out: Strided::NONE,
         lse: Strided::NONE,
         stream: args.stream,
@@ -178,13 +178,11 @@ fn q_scale<I>(args: &AttentionArgs<'_, I>, query: &Query) -> Result<QueryScale> 
     let q = lead(&args.q, &Q);
     scale.device(q.view.device(), q.name)?;
     scale.memory(Last::Any, Access::Read)?;
-    Ok(QueryScale::Rows(match query.leading.len() {
-        3 => scale.strided(),
-        _ => scale.strided::<2>().without_requests(),
-    }))
+    Ok(QueryScale::Rows(of_rows(&scale, &query.leading)))
 }
 
-fn scale(given: Option<f64>, d_qk: i64) -> Result<f64> {
+/// The factor of the scores.
+pub(crate) fn scale(given: Option<f64>, d_qk: i64) -> Result<f64> {
     let scale = given.unwrap_or_else(|| (d_qk as f64).powf(-0.5));
     if scale > 0.0 && ((scale * std::f64::consts::LOG2_E) as f32).is_finite() {
         return Ok(scale);
@@ -196,15 +194,15 @@ fn scale(given: Option<f64>, d_qk: i64) -> Result<f64> {
     ))
 }
 
-fn attn_sink<I>(args: &AttentionArgs<'_, I>, heads: i64) -> Result<u64> {
-    let Some(view) = &args.attn_sink else {
+/// The address of `[heads]` float32, or 0.
+pub(crate) fn attn_sink(given: Option<&View>, q: &Arg<'_>, heads: i64) -> Result<u64> {
+    let Some(view) = given else {
         return Ok(0);
     };
     let sink = Arg::new("attn_sink", view);
     sink.rank(&[1], "[heads]")?;
     sink.dim(0, heads, "the heads of q")?;
     sink.dtype(&[DType::F32], "")?;
-    let q = lead(&args.q, &Q);
     sink.device(q.view.device(), q.name)?;
     sink.memory(Last::Unit, Access::Read)?;
     Ok(view.ptr())
@@ -216,27 +214,40 @@ pub(crate) fn outputs<I>(
     problem: &mut AttentionProblem,
 ) -> Result<()> {
     let q = lead(&args.q, &Q);
+    problem.out = out(&args.out, &q, problem.dtype)?;
+    problem.lse = row_numbers(&Arg::new("lse", &args.lse), &q)?;
+    Ok(())
+}
+
+/// `out` for a q of type `dtype`, of its shape but 512 wide: strides of request (0 where q has no such axis), token, head.
+pub(crate) fn out(view: &View, q: &Arg<'_>, dtype: DType) -> Result<Strided<3>> {
     let leading = &q.shape()[..q.shape().len() - 1];
-    let out = Arg::new("out", &args.out);
+    let out = Arg::new("out", view);
     out.exactly(&out_shape(leading), "q but 512 wide")?;
-    let why = match problem.dtype {
+    let why = match dtype {
         DType::F8E4M3 => ", for float8_e4m3fn queries",
         _ => ", as q is",
     };
-    out.dtype(&[out_dtype(problem.dtype)], why)?;
-    out.device(problem.device, q.name)?;
+    out.dtype(&[out_dtype(dtype)], why)?;
+    out.device(q.view.device(), q.name)?;
     out.memory(Last::Rows, Access::Write)?;
-    let lse = Arg::new("lse", &args.lse);
-    lse.exactly(leading, "q without its last dimension")?;
-    lse.dtype(&[DType::F32], "")?;
-    lse.device(problem.device, q.name)?;
-    lse.memory(Last::Any, Access::Write)?;
-    (problem.out, problem.lse) = match problem.queries {
-        QueryTokens::Uniform { .. } => (out.strided(), lse.strided()),
-        QueryTokens::Ragged { .. } => (
-            out.strided::<2>().without_requests(),
-            lse.strided::<2>().without_requests(),
-        ),
-    };
-    Ok(())
+    Ok(of_rows(&out, leading))
+}
+
+/// A float32 output of one number per row of q, in the same way.
+pub(crate) fn row_numbers(arg: &Arg<'_>, q: &Arg<'_>) -> Result<Strided<3>> {
+    let leading = &q.shape()[..q.shape().len() - 1];
+    arg.exactly(leading, "q without its last dimension")?;
+    arg.dtype(&[DType::F32], "")?;
+    arg.device(q.view.device(), q.name)?;
+    arg.memory(Last::Any, Access::Write)?;
+    Ok(of_rows(arg, leading))
+}
+
+/// Strides of request, token, head for a q with these leading dimensions.
+fn of_rows(arg: &Arg<'_>, leading: &[i64]) -> Strided<3> {
+    match leading.len() {
+        2 => arg.strided::<2>().without_requests(),
+        _ => arg.strided(),
+    }
 }

@@ -120,6 +120,46 @@ pub(crate) fn seq_lens(lens: &Arg<'_>, device: (Device, &str), batch: (i64, &str
     lens.memory(Last::Any, Access::Read)
 }
 
+/// The query tokens that have lists of keys.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum ListTokens {
+    OfRequests { batch: i64, q_len: i64 },
+    All { num_tokens: i64 },
+}
+
+/// How many entries of each list count, int32 on `device`: `[batch]` or `[batch, q_len]`; `[num_tokens]` for
+/// tokens without requests. Returned as `[batch, q_len]`, with a batch of 1 for those.
+pub(crate) fn list_lens(
+    lens: &Arg<'_>,
+    device: (Device, &str),
+    tokens: ListTokens,
+) -> Result<Strided<2>> {
+    let strided = match tokens {
+        ListTokens::OfRequests { batch, q_len } => {
+            let shape = lens.rank(&[1, 2], "[batch] or [batch, q_len]")?;
+            lens.dim(0, batch, "the batch")?;
+            if shape.len() == 2 {
+                lens.dim(1, q_len, "the query tokens of a request")?;
+            }
+            lens.strided()
+        }
+        ListTokens::All { num_tokens } => {
+            lens.rank(&[1], "[num_tokens]")?;
+            lens.dim(0, num_tokens, "the query tokens")?;
+            let Strided {
+                ptr,
+                strides: [step],
+            } = lens.strided::<1>();
+            let strides = [0, step];
+            Strided { ptr, strides }
+        }
+    };
+    lens.dtype(&[DType::I32], "")?;
+    lens.device(device.0, device.1)?;
+    lens.memory(Last::Any, Access::Read)?;
+    Ok(strided)
+}
+
 /// `[batch + 1]` int32 on `device`.
 pub(crate) fn qo_indptr(
     indptr: &Arg<'_>,

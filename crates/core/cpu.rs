@@ -3,19 +3,21 @@
 use std::sync::OnceLock;
 
 use ferromla_cpu::{
-    AppendCpu, CacheCpu, DecodeCpu, DequantizeCpu, Format, GatherCpu, GatherSource, MergeCpu,
-    OutRows, Parts as CpuParts, QuantisedCpu, QuantizeCpu, QueryScale as CpuQueryScale,
-    Rows as CpuRows, Strided as CpuStrided,
+    AppendCpu, CacheCpu, DecodeCpu, DequantizeCpu, ExtraCpu, Format, GatherCpu, GatherSource,
+    KeysCpu, MergeCpu, OutRows, Parts as CpuParts, QuantisedCpu, QuantizeCpu,
+    QueryScale as CpuQueryScale, Rows as CpuRows, Strided as CpuStrided,
 };
 use ferromla_format::Layout;
 use ferromla_schedule::PlanView;
 
+pub(crate) use crate::cpu_indices::{combine_topk_window, to_physical, window_token_ids};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::plan::Plan;
 use crate::problem::{
     AppendProblem, AttentionProblem, CacheRows, DequantizeProblem, GatherProblem, GatherTokens,
-    MergeProblem, NOPE_DIM, PageTable, PagedCache, QuantizeProblem, QueryScale, Strided, TwoParts,
+    KeyLists, MergeProblem, NOPE_DIM, PageTable, PagedCache, QuantizeProblem, QueryScale,
+    SparseProblem, Strided, TwoParts,
 };
 use crate::schedule::plan_error;
 
@@ -33,7 +35,7 @@ fn format(dtype: DType) -> Format {
     }
 }
 
-fn view<T, const N: usize>(from: &Strided<N>, shape: [i32; N]) -> CpuStrided<T, N> {
+pub(crate) fn view<T, const N: usize>(from: &Strided<N>, shape: [i32; N]) -> CpuStrided<T, N> {
     CpuStrided::new(
         from.ptr as *const T,
         shape.map(|dim| dim as usize),
@@ -92,17 +94,39 @@ fn vector<T>(ptr: u64, len: usize, stride: i64) -> CpuStrided<T, 1> {
     CpuStrided::new(ptr as *const T, [len], [stride])
 }
 
+/// A plan whose bytes have been written, and where its partial results go.
+struct Filled<'a> {
+    view: PlanView<'a>,
+    unit_rows: usize,
+    partial_out: CpuStrided<f32, 1>,
+    partial_lse: CpuStrided<f32, 1>,
+}
+
+impl<'a> Filled<'a> {
+    /// # Safety
+    /// The plan has been filled, and its workspace is live.
+    unsafe fn of(plan: &'a Plan) -> Result<Self> {
+        let (schedule, workspace) = (&plan.schedule, &plan.workspace);
+        let words = schedule.layout.words();
+        // SAFETY: the plan's workspace is live host memory that its layout fits; `fill` has written it.
+        let words = unsafe { std::slice::from_raw_parts(workspace.plan as *const i32, words) };
+        let unit_rows = schedule.shape.unit_rows as usize;
+        let partial_rows = schedule.layout.max_slots as usize * unit_rows;
+        Ok(Self {
+            view: PlanView::new(&schedule.shape, words).map_err(plan_error)?,
+            unit_rows,
+            partial_out: vector(workspace.partial_out, partial_rows, NOPE_DIM),
+            partial_lse: vector(workspace.partial_lse, partial_rows, 1),
+        })
+    }
+}
+
 /// # Safety
 /// As for [`decode`](crate::decode); the plan has been filled for this problem.
 pub(crate) unsafe fn decode(problem: &AttentionProblem, plan: &Plan) -> Result<()> {
-    let (schedule, workspace) = (&plan.schedule, &plan.workspace);
-    let words = schedule.layout.words();
-    // SAFETY: the plan's workspace is live host memory that its layout fits; `fill` has written it.
-    let words = unsafe { std::slice::from_raw_parts(workspace.plan as *const i32, words) };
-    let view_of_plan = PlanView::new(&schedule.shape, words).map_err(plan_error)?;
+    // SAFETY: the caller's promise.
+    let plan = unsafe { Filled::of(plan)? };
     let shape = [problem.table.batch, problem.queries.extent(), problem.heads];
-    let partial_rows = schedule.layout.max_slots as usize * schedule.shape.unit_rows as usize;
-    let heads = problem.heads as usize;
     let args = DecodeCpu {
         format: format(problem.out_dtype()),
         q: rows(&problem.q, problem.dtype, shape),
@@ -111,21 +135,66 @@ pub(crate) unsafe fn decode(problem: &AttentionProblem, plan: &Plan) -> Result<(
             QueryScale::Rows(scales) => CpuQueryScale::Rows(view(scales, shape)),
         },
         kv_cache: cache(&problem.cache),
-        block_table: block_table(&problem.table),
+        keys: KeysCpu::Pages {
+            block_table: block_table(&problem.table),
+        },
         group: problem.group() as usize,
         causal: problem.causal,
         softmax_scale: problem.scale,
-        attn_sink: (problem.attn_sink != 0).then(|| vector(problem.attn_sink, heads, 1)),
-        plan: view_of_plan,
-        unit_rows: schedule.shape.unit_rows as usize,
+        attn_sink: sink(problem.attn_sink, problem.heads),
         out: view(&problem.out, shape),
         lse: view(&problem.lse, shape),
-        partial_out: vector(workspace.partial_out, partial_rows, NOPE_DIM),
-        partial_lse: vector(workspace.partial_lse, partial_rows, 1),
+        max_logits: None,
+        plan: plan.view,
+        unit_rows: plan.unit_rows,
+        partial_out: plan.partial_out,
+        partial_lse: plan.partial_lse,
     };
     // SAFETY: the caller's promise; shapes, strides and the plan have been checked.
     unsafe { ferromla_cpu::decode(&args) };
     Ok(())
+}
+
+/// # Safety
+/// As for [`sparse_decode`](crate::sparse_decode); the plan has been filled for this problem.
+pub(crate) unsafe fn sparse(problem: &SparseProblem, plan: &Plan) -> Result<()> {
+    // SAFETY: the caller's promise.
+    let plan = unsafe { Filled::of(plan)? };
+    let shape = [problem.batch, problem.q_len, problem.heads];
+    let indices = |lists: &KeyLists| view(&lists.indices, [problem.batch, problem.q_len]);
+    let args = DecodeCpu {
+        format: format(problem.dtype),
+        q: rows(&problem.q, problem.dtype, shape),
+        q_scale: CpuQueryScale::One(1.0),
+        kv_cache: cache(&problem.main.cache),
+        keys: KeysCpu::Lists {
+            indices: indices(&problem.main),
+            topk: problem.main.topk as usize,
+            extra: problem.extra.as_ref().map(|extra| ExtraCpu {
+                kv_cache: cache(&extra.cache),
+                indices: indices(extra),
+                topk: extra.topk as usize,
+            }),
+        },
+        group: problem.heads as usize,
+        causal: false,
+        softmax_scale: problem.scale,
+        attn_sink: sink(problem.attn_sink, problem.heads),
+        out: view(&problem.out, shape),
+        lse: view(&problem.lse, shape),
+        max_logits: problem.max_logits.as_ref().map(|max| view(max, shape)),
+        plan: plan.view,
+        unit_rows: plan.unit_rows,
+        partial_out: plan.partial_out,
+        partial_lse: plan.partial_lse,
+    };
+    // SAFETY: the caller's promise; shapes, strides and the plan have been checked.
+    unsafe { ferromla_cpu::decode(&args) };
+    Ok(())
+}
+
+fn sink(address: u64, heads: i32) -> Option<CpuStrided<f32, 1>> {
+    (address != 0).then(|| vector(address, heads as usize, 1))
 }
 
 /// # Safety

@@ -5,8 +5,9 @@ use crate::lengths::Lengths;
 use crate::plan::Plan;
 use crate::problem::{
     AppendProblem, AttentionProblem, DequantizeProblem, GatherProblem, MergeProblem,
-    QuantizeProblem,
+    QuantizeProblem, SparseProblem,
 };
+use crate::problem_indices::{CombineProblem, ToPhysicalProblem, WindowProblem};
 use crate::support::CudaSupport;
 use crate::view::Stream;
 
@@ -48,6 +49,10 @@ pub(crate) unsafe fn decode(ordinal: u32, _: &AttentionProblem, _: &Plan) -> Res
     absent(ordinal)
 }
 
+pub(crate) unsafe fn sparse(ordinal: u32, _: &SparseProblem, _: &Plan) -> Result<()> {
+    absent(ordinal)
+}
+
 pub(crate) unsafe fn merge(ordinal: u32, _: &MergeProblem) -> Result<()> {
     absent(ordinal)
 }
@@ -65,5 +70,17 @@ pub(crate) unsafe fn quantize(ordinal: u32, _: &QuantizeProblem) -> Result<()> {
 }
 
 pub(crate) unsafe fn dequantize(ordinal: u32, _: &DequantizeProblem) -> Result<()> {
+    absent(ordinal)
+}
+
+pub(crate) unsafe fn to_physical(ordinal: u32, _: &ToPhysicalProblem) -> Result<()> {
+    absent(ordinal)
+}
+
+pub(crate) unsafe fn window_token_ids(ordinal: u32, _: &WindowProblem) -> Result<()> {
+    absent(ordinal)
+}
+
+pub(crate) unsafe fn combine_topk_window(ordinal: u32, _: &CombineProblem) -> Result<()> {
     absent(ordinal)
 }

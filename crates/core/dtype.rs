@@ -142,6 +142,18 @@ impl KvFormat {
     /// The formats that [`decode`](crate::decode) and [`prefill`](crate::prefill) take.
     pub const DENSE: [Self; 4] = [Self::Bf16, Self::Fp16, Self::Fp8, Self::Fp8V32];
 
+    /// The formats of the caches of [`sparse_decode`](crate::sparse_decode) and
+    /// [`sparse_prefill`](crate::sparse_prefill); the extra cache may be of any format.
+    pub const SPARSE: [Self; 7] = [
+        Self::Bf16,
+        Self::Fp16,
+        Self::Fp8,
+        Self::Fp8V32,
+        Self::Fp8V4,
+        Self::Fp8V41,
+        Self::Fp8V41Split,
+    ];
+
     /// The format's name, as [`KvFormat::parse`] reads it.
     pub const fn name(self) -> &'static str {
         match self {

@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+use ferromla_schedule::ListLens;
+
 use crate::check::Arg;
 use crate::check_parts::qo_indptr as check_qo_indptr;
 use crate::dtype::Device;
@@ -9,11 +11,62 @@ use crate::error::{Error, Result};
 use crate::problem::Strided;
 use crate::view::View;
 
-/// `[batch]` lengths, and for ragged queries `[batch + 1]` offsets, both int32 on one device.
+/// Lengths, all int32 on one device.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Lengths {
-    pub seq_lens: Strided<1>,
+    /// `[batch]`, constant along the second dimension. Of lists of keys: `[batch, q_len]`, or `None` for all
+    /// entries of every list.
+    pub seq_lens: Option<Strided<2>>,
+    /// Of the lists of the extra cache, in the same way.
+    pub extra_lens: Option<Strided<2>>,
+    /// `[batch + 1]` offsets, for ragged queries.
     pub qo_indptr: Option<Strided<1>>,
+}
+
+impl Lengths {
+    pub const fn of_requests(seq_lens: Strided<1>, qo_indptr: Option<Strided<1>>) -> Self {
+        Self {
+            seq_lens: Some(seq_lens.constant()),
+            extra_lens: None,
+            qo_indptr,
+        }
+    }
+}
+
+/// Lengths of lists, read from host memory.
+pub(crate) struct HostLists {
+    data: Vec<i32>,
+    stride: [usize; 2],
+}
+
+impl HostLists {
+    /// `size` is `[batch, q_len]`.
+    ///
+    /// # Safety
+    /// That many elements of live host memory.
+    pub unsafe fn read(lens: &Strided<2>, size: [usize; 2]) -> Self {
+        let [step, across] = lens.strides;
+        // One column stands for all where they are the same.
+        let columns = if across == 0 { size[1].min(1) } else { size[1] };
+        let at = |row: usize, column: usize| {
+            let offset = row as i64 * step + column as i64 * across;
+            (lens.ptr as *const i32).wrapping_offset(offset as isize)
+        };
+        let data = (0..size[0])
+            .flat_map(|row| (0..columns).map(move |column| (row, column)))
+            // SAFETY: the caller's promise.
+            .map(|(row, column)| unsafe { at(row, column).read() })
+            .collect();
+        let stride = [columns, usize::from(across != 0)];
+        Self { data, stride }
+    }
+
+    pub fn view(&self) -> ListLens<'_> {
+        ListLens {
+            data: &self.data,
+            stride: self.stride,
+        }
+    }
 }
 
 /// The first `count` values.
@@ -90,6 +143,21 @@ pub unsafe fn num_tokens(qo_indptr: &View) -> Result<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lists_are_read_by_any_strides() {
+        let data = [1, 2, 3, 4, 5, 6];
+        let read = |strides, first: usize| {
+            let ptr = data[first..].as_ptr() as u64;
+            // SAFETY: within `data`.
+            let lists = unsafe { HostLists::read(&Strided { ptr, strides }, [2, 3]) };
+            (lists.data, lists.stride)
+        };
+        assert_eq!(read([3, 1], 0), (vec![1, 2, 3, 4, 5, 6], [3, 1]));
+        assert_eq!(read([-3, -1], 5), (vec![6, 5, 4, 3, 2, 1], [3, 1]));
+        assert_eq!(read([4, 0], 1), (vec![2, 6], [1, 0]));
+        assert_eq!(read([0, 2], 0), (vec![1, 3, 5, 1, 3, 5], [3, 1]));
+    }
 
     #[test]
     fn offsets_that_fall_give_no_token_twice() {

@@ -11,10 +11,13 @@ mod cache;
 mod check;
 mod check_attention;
 mod check_cache;
+mod check_indices;
 mod check_merge;
 mod check_paged;
 mod check_parts;
+mod check_sparse;
 mod cpu;
+mod cpu_indices;
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(not(feature = "cuda"))]
@@ -25,6 +28,7 @@ pub mod cudarc_safe;
 mod decode;
 mod dtype;
 mod error;
+mod indices;
 mod lengths;
 mod merge;
 #[cfg(feature = "cuda")]
@@ -32,10 +36,14 @@ mod merge;
 #[rustfmt::skip]
 mod params;
 mod plan;
+mod plan_source;
 mod prefill;
 mod problem;
+mod problem_indices;
 mod quantize;
 mod schedule;
+mod sparse;
+mod sparse_prefill;
 mod support;
 mod values;
 mod view;
@@ -47,11 +55,18 @@ pub use cache::{
 pub use decode::{DecodeArgs, decode, decode_outputs};
 pub use dtype::{DType, Device, KvFormat};
 pub use error::{Error, Result};
+pub use indices::{
+    CombineArgs, ToPhysicalArgs, WindowArgs, combine_topk_window, to_physical, window_token_ids,
+};
 pub use lengths::num_tokens;
 pub use merge::{MergeArgs, merge_states};
 pub use plan::{Plan, PlanArgs, Queries, workspace_bytes};
 pub use prefill::{PrefillArgs, prefill, prefill_outputs};
 pub use quantize::{DequantizeArgs, QuantizeArgs, dequantize_kv, quantize_kv};
+pub use sparse::{CheckedSparse, ExtraKeys, SparseDecodeArgs, sparse_decode};
+pub use sparse_prefill::{
+    SparsePrefillArgs, SparsePrefillOutputs, sparse_prefill, sparse_prefill_outputs,
+};
 pub use support::{Support, SupportRow, support};
 pub use view::{Dims, MAX_RANK, Parts, Stream, View};
 

@@ -21,8 +21,13 @@ pub const FM_LAYOUT_FP4_V41: i32 = 6;
 pub struct FmPlanParams {
     pub shape: FmPlanShape,
     pub layout: FmPlanLayout,
+    #[doc = " [batch]; sparse: [batch, token] of a list's entries, null: all of them"]
     pub seq_lens: *const i32,
-    pub seq_lens_stride: i64,
+    #[doc = " request, token: 0 where lengths are per request"]
+    pub seq_lens_stride: [i64; 2usize],
+    #[doc = " as seq_lens of a sparse batch, for the lists of the extra cache"]
+    pub extra_lens: *const i32,
+    pub extra_lens_stride: [i64; 2usize],
     #[doc = " [batch + 1], ragged only, else null"]
     pub qo_indptr: *const i32,
     pub qo_indptr_stride: i64,
@@ -30,20 +35,24 @@ pub struct FmPlanParams {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FmPlanParams"][::core::mem::size_of::<FmPlanParams>() - 184usize];
+    ["Size of FmPlanParams"][::core::mem::size_of::<FmPlanParams>() - 232usize];
     ["Alignment of FmPlanParams"][::core::mem::align_of::<FmPlanParams>() - 8usize];
     ["Offset of field: FmPlanParams::shape"][::core::mem::offset_of!(FmPlanParams, shape) - 0usize];
     ["Offset of field: FmPlanParams::layout"]
-        [::core::mem::offset_of!(FmPlanParams, layout) - 64usize];
+        [::core::mem::offset_of!(FmPlanParams, layout) - 80usize];
     ["Offset of field: FmPlanParams::seq_lens"]
-        [::core::mem::offset_of!(FmPlanParams, seq_lens) - 144usize];
+        [::core::mem::offset_of!(FmPlanParams, seq_lens) - 160usize];
     ["Offset of field: FmPlanParams::seq_lens_stride"]
-        [::core::mem::offset_of!(FmPlanParams, seq_lens_stride) - 152usize];
+        [::core::mem::offset_of!(FmPlanParams, seq_lens_stride) - 168usize];
+    ["Offset of field: FmPlanParams::extra_lens"]
+        [::core::mem::offset_of!(FmPlanParams, extra_lens) - 184usize];
+    ["Offset of field: FmPlanParams::extra_lens_stride"]
+        [::core::mem::offset_of!(FmPlanParams, extra_lens_stride) - 192usize];
     ["Offset of field: FmPlanParams::qo_indptr"]
-        [::core::mem::offset_of!(FmPlanParams, qo_indptr) - 160usize];
+        [::core::mem::offset_of!(FmPlanParams, qo_indptr) - 208usize];
     ["Offset of field: FmPlanParams::qo_indptr_stride"]
-        [::core::mem::offset_of!(FmPlanParams, qo_indptr_stride) - 168usize];
-    ["Offset of field: FmPlanParams::plan"][::core::mem::offset_of!(FmPlanParams, plan) - 176usize];
+        [::core::mem::offset_of!(FmPlanParams, qo_indptr_stride) - 216usize];
+    ["Offset of field: FmPlanParams::plan"][::core::mem::offset_of!(FmPlanParams, plan) - 224usize];
 };
 impl Default for FmPlanParams {
     fn default() -> Self {

@@ -3,11 +3,13 @@
 use std::sync::{Mutex, PoisonError};
 
 use crate::check::Arg;
-use crate::check_parts::{qo_indptr as check_qo_indptr, seq_lens as check_seq_lens};
+use crate::check_parts::{
+    ListTokens, list_lens, qo_indptr as check_qo_indptr, seq_lens as check_seq_lens,
+};
 use crate::dtype::{Device, KvFormat};
 use crate::error::{Error, Result};
-use crate::lengths::{Lengths, host_values, never_falling};
-use crate::problem::{AttentionProblem, QueryTokens};
+use crate::lengths::{HostLists, Lengths, host_values, never_falling};
+use crate::problem::Strided;
 use crate::schedule::{Schedule, Workspace, plan_error};
 use crate::view::{Stream, View};
 use crate::{cuda, values};
@@ -25,6 +27,58 @@ pub enum Queries {
         /// Query tokens of all requests, those that `qo_indptr` gives to nobody included.
         num_tokens: i64,
     },
+    /// The same number for every request, each with a list of its own keys: `sparse_decode`. Then `causal`
+    /// and `max_seq_len` have no meaning, and any cache will do.
+    Sparse {
+        /// Query tokens per request.
+        q_len: i64,
+        /// Entries of a token's list.
+        topk: i64,
+        /// Entries of a token's list of the extra cache; 0 without one.
+        extra_topk: i64,
+    },
+    /// Tokens of one batch (1), each with a list of its own keys, none of which is ever split:
+    /// `sparse_prefill`.
+    SparsePrefill {
+        /// Query tokens.
+        num_tokens: i64,
+        /// Entries of a token's list.
+        topk: i64,
+    },
+}
+
+impl Queries {
+    /// What kind of call it is, for errors.
+    const fn kind(&self) -> &'static str {
+        match self {
+            Self::Uniform { .. } => "of one q_len (decode)",
+            Self::Ragged { .. } => "with a qo_indptr (prefill)",
+            Self::Sparse { .. } => "with indices (sparse_decode)",
+            Self::SparsePrefill { .. } => "with indices (sparse_prefill)",
+        }
+    }
+
+    /// Whether every query token has a list of its own keys.
+    pub(crate) const fn is_sparse(&self) -> bool {
+        matches!(self, Self::Sparse { .. } | Self::SparsePrefill { .. })
+    }
+
+    /// Names and values of the numbers; those that a kind does not have are nameless and 0.
+    const fn fields(&self) -> [(&'static str, i64); 3] {
+        const NONE: (&str, i64) = ("", 0);
+        match *self {
+            Self::Uniform { q_len } => [("q_len", q_len), NONE, NONE],
+            Self::Ragged { num_tokens } => [("num_tokens", num_tokens), NONE, NONE],
+            Self::Sparse {
+                q_len,
+                topk,
+                extra_topk,
+            } => [("q_len", q_len), ("topk", topk), ("extra_topk", extra_topk)],
+            Self::SparsePrefill { num_tokens, topk } => {
+                [("num_tokens", num_tokens), ("topk", topk), NONE]
+            }
+        }
+    }
 }
 
 /// What decides a plan, apart from the lengths.
@@ -134,6 +188,46 @@ impl Plan {
         Ok(plan)
     }
 
+    /// Plans a call with lists of keys ([`Queries::Sparse`], [`Queries::SparsePrefill`]) as [`Plan::new`] plans
+    /// others. `topk_lengths` says how many leading entries of a token's list count, int32 `[batch]` or
+    /// `[batch, q_len]` (`[num_tokens]` for a sparse prefill), `extra_topk_lengths` the same of its list of the
+    /// extra cache; `None`: all of them.
+    ///
+    /// # Errors
+    /// As [`Plan::new`].
+    ///
+    /// # Safety
+    /// As for [`Plan::new`].
+    ///
+    /// ```
+    /// use ferromla::{DType, Device, Plan, PlanArgs, Queries, Stream, View};
+    /// let queries = Queries::Sparse { q_len: 1, topk: 2048, extra_topk: 0 };
+    /// let args = PlanArgs { queries, ..PlanArgs::new(Device::Cpu, 2, 128) };
+    /// let mut memory = vec![0u64; Plan::workspace_bytes(&args)?.div_ceil(8) as usize];
+    /// let lens = [2048i32, 100];
+    /// // SAFETY: the views describe the vectors above, which outlive the plan.
+    /// unsafe {
+    ///     let bytes = (memory.len() * 8) as i64;
+    ///     let workspace = View::contiguous(memory.as_mut_ptr().cast(), DType::U8, Device::Cpu, &[bytes]);
+    ///     let lens = View::contiguous(lens.as_ptr().cast(), DType::I32, Device::Cpu, &[2]);
+    ///     let plan = Plan::new_sparse(&args, Some(&lens), None, workspace, Stream::default())?;
+    ///     plan.update_sparse(None, None, Stream::default())?; // every entry of every list
+    /// }
+    /// # Ok::<(), ferromla::Error>(())
+    /// ```
+    pub unsafe fn new_sparse(
+        args: &PlanArgs,
+        topk_lengths: Option<&View>,
+        extra_topk_lengths: Option<&View>,
+        workspace: View,
+        stream: Stream,
+    ) -> Result<Self> {
+        let plan = Self::unfilled(args, &Schedule::new(args)?, &workspace)?;
+        // SAFETY: the caller's promise.
+        unsafe { plan.update_sparse(topk_lengths, extra_topk_lengths, stream)? };
+        Ok(plan)
+    }
+
     /// A plan whose bytes are still to be written. `schedule` is that of `args`.
     pub(crate) fn unfilled(args: &PlanArgs, schedule: &Schedule, workspace: &View) -> Result<Self> {
         Ok(Self {
@@ -158,12 +252,82 @@ impl Plan {
         stream: Stream,
     ) -> Result<()> {
         let (lengths, device) = self.check_lengths(seq_lens, qo_indptr)?;
+        // SAFETY: the caller's promise; the views have been checked.
+        unsafe { self.check_values_and_fill(&lengths, device, stream) }
+    }
+
+    /// Plans again in place, for lists of other lengths.
+    ///
+    /// # Errors
+    /// As [`Plan::new_sparse`].
+    ///
+    /// # Safety
+    /// As for [`Plan::update`].
+    pub unsafe fn update_sparse(
+        &self,
+        topk_lengths: Option<&View>,
+        extra_topk_lengths: Option<&View>,
+        stream: Stream,
+    ) -> Result<()> {
+        let (lengths, device) = self.check_list_lens(topk_lengths, extra_topk_lengths)?;
+        // SAFETY: the caller's promise; the views have been checked.
+        unsafe { self.check_values_and_fill(&lengths, device, stream) }
+    }
+
+    /// # Safety
+    /// As for [`Plan::update`], for lengths whose views have been checked.
+    unsafe fn check_values_and_fill(
+        &self,
+        lengths: &Lengths,
+        device: Device,
+        stream: Stream,
+    ) -> Result<()> {
         if values::checked() {
             // SAFETY: the lengths are live (the caller's promise) and their views have been checked.
-            unsafe { values::plan_lengths(self, &lengths, device, stream)? };
+            unsafe { values::plan_lengths(self, lengths, device, stream)? };
         }
         // SAFETY: as above; the workspace is the plan's.
-        unsafe { self.fill(&lengths, device, stream) }
+        unsafe { self.fill(lengths, device, stream) }
+    }
+
+    /// Where lengths may be that are given there: on the plan's own device, or on the host.
+    fn device_for(&self, lengths: &View) -> Device {
+        match lengths.device() {
+            Device::Cpu => Device::Cpu,
+            Device::Cuda(_) => self.args.device,
+        }
+    }
+
+    /// The lengths of lists and the device they are on.
+    fn check_list_lens(
+        &self,
+        topk_lengths: Option<&View>,
+        extra_topk_lengths: Option<&View>,
+    ) -> Result<(Lengths, Device)> {
+        let tokens = match self.args.queries {
+            Queries::Sparse { q_len, .. } => ListTokens::OfRequests {
+                batch: self.args.batch,
+                q_len,
+            },
+            Queries::SparsePrefill { num_tokens, .. } => ListTokens::All { num_tokens },
+            Queries::Uniform { .. } | Queries::Ragged { .. } => {
+                let value = format!("for queries {}", self.args.queries.kind());
+                let rule = "a plan for queries with indices takes topk_lengths";
+                return Err(Error::invalid("plan", value, rule));
+            }
+        };
+        let given = topk_lengths.or(extra_topk_lengths);
+        let device = given.map_or(self.args.device, |view| self.device_for(view));
+        let check = |name, view: Option<&View>| {
+            let check = |view| list_lens(&Arg::new(name, view), (device, "the plan"), tokens);
+            view.map(check).transpose()
+        };
+        let lengths = Lengths {
+            seq_lens: check("topk_lengths", topk_lengths)?,
+            extra_lens: check("extra_topk_lengths", extra_topk_lengths)?,
+            qo_indptr: None,
+        };
+        Ok((lengths, device))
     }
 
     /// The lengths and the device they are on: the plan's own, or the host.
@@ -173,12 +337,7 @@ impl Plan {
         qo_indptr: Option<&View>,
     ) -> Result<(Lengths, Device)> {
         let lens = Arg::new("seq_lens", seq_lens);
-        let on_host_for_cuda = self.args.device.is_cuda() && seq_lens.device() == Device::Cpu;
-        let device = if on_host_for_cuda {
-            Device::Cpu
-        } else {
-            self.args.device
-        };
+        let device = self.device_for(seq_lens);
         let batch = self.args.batch;
         check_seq_lens(
             &lens,
@@ -202,15 +361,13 @@ impl Plan {
                 let rule = "[batch + 1], for a plan of ragged queries";
                 return Err(Error::invalid("qo_indptr", "None", rule));
             }
+            (Queries::Sparse { .. } | Queries::SparsePrefill { .. }, _) => {
+                let value = format!("of shape {}", seq_lens.shape());
+                let rule = "a plan for queries with indices takes topk_lengths";
+                return Err(Error::invalid("seq_lens", value, rule));
+            }
         };
-        let seq_lens = lens.strided();
-        Ok((
-            Lengths {
-                seq_lens,
-                qo_indptr,
-            },
-            device,
-        ))
+        Ok((Lengths::of_requests(lens.strided(), qo_indptr), device))
     }
 
     /// Writes the plan for lengths that have been checked.
@@ -251,8 +408,29 @@ impl Plan {
     unsafe fn fill_host(&self, lengths: &Lengths, words: &mut [i32]) -> Result<()> {
         let shape = &self.schedule.shape;
         let batch = shape.batch as usize;
+        if self.args.queries.is_sparse() {
+            let size = [batch, shape.sparse_q_len as usize];
+            // SAFETY: the caller's promise.
+            let main = lengths
+                .seq_lens
+                .map(|lens| unsafe { HostLists::read(&lens, size) });
+            // SAFETY: as above.
+            let extra = lengths
+                .extra_lens
+                .map(|lens| unsafe { HostLists::read(&lens, size) });
+            let (main, extra) = (main.as_ref(), extra.as_ref());
+            ferromla_schedule::plan_sparse_into(
+                shape,
+                main.map(HostLists::view),
+                extra.map(HostLists::view),
+                words,
+            )
+            .map_err(plan_error)?;
+            return Ok(());
+        }
+        let seq_lens = lengths.seq_lens.unwrap_or(Strided::NONE).first();
         // SAFETY: the caller's promise.
-        let seq_lens = unsafe { host_values(&lengths.seq_lens, batch) };
+        let seq_lens = unsafe { host_values(&seq_lens, batch) };
         // SAFETY: as above.
         let indptr = lengths
             .qo_indptr
@@ -301,44 +479,40 @@ impl Plan {
         workspace_bytes(args)
     }
 
-    /// Refuses a problem other than the one the plan was made for, by the field that differs.
-    pub(crate) fn made_for(&self, problem: &AttentionProblem) -> Result<()> {
+    /// Refuses a call other than the one the plan was made for, by the field that differs. `format` is the
+    /// cache's.
+    pub(crate) fn made_for(&self, call: &PlanArgs, format: KvFormat) -> Result<()> {
         let made_for = &self.args;
-        if made_for.device != problem.device {
-            return differs("device", &made_for.device, &problem.device);
+        if made_for.device != call.device {
+            return differs("device", &made_for.device, &call.device);
         }
-        let queries = match (made_for.queries, &problem.queries) {
-            (Queries::Uniform { q_len }, &QueryTokens::Uniform { q_len: call }) => {
-                ("q_len", q_len, i64::from(call))
-            }
-            (Queries::Ragged { num_tokens }, &QueryTokens::Ragged { tokens, .. }) => {
-                ("num_tokens", num_tokens, i64::from(tokens))
-            }
-            (Queries::Uniform { .. }, _) => {
-                return differs("queries", &"of one q_len (decode)", &"with a qo_indptr");
-            }
-            (Queries::Ragged { .. }, _) => {
-                return differs("queries", &"with a qo_indptr (prefill)", &"of one q_len");
-            }
-        };
-        let cache = &problem.cache;
-        let fields = [
-            ("batch", made_for.batch, i64::from(problem.table.batch)),
-            queries,
-            ("num_heads", made_for.num_heads, problem.heads.into()),
-            ("num_kv_heads", made_for.num_kv_heads, cache.kv_heads.into()),
-            ("page_size", made_for.page_size, cache.page_size.into()),
+        let (ours, theirs) = (&made_for.queries, &call.queries);
+        if ours.kind() != theirs.kind() {
+            return differs("queries", &ours.kind(), &theirs.kind());
+        }
+        let sizes = [("batch", made_for.batch, call.batch)];
+        let queries = std::iter::zip(ours.fields(), theirs.fields())
+            .map(|((field, made_for), (_, call))| (field, made_for, call));
+        let rest = [
+            ("num_heads", made_for.num_heads, call.num_heads),
+            ("num_kv_heads", made_for.num_kv_heads, call.num_kv_heads),
         ];
-        for (field, made_for, call) in fields {
+        for (field, made_for, call) in sizes.into_iter().chain(queries).chain(rest) {
             if made_for != call {
                 return differs(field, &made_for, &call);
             }
         }
-        if made_for.causal != problem.causal {
-            return differs("causal", &made_for.causal, &problem.causal);
+        if ours.is_sparse() {
+            return Ok(());
+        }
+        if made_for.page_size != call.page_size {
+            return differs("page_size", &made_for.page_size, &call.page_size);
+        }
+        if made_for.causal != call.causal {
+            return differs("causal", &made_for.causal, &call.causal);
         }
         match made_for.kv_format {
-            Some(format) if format != cache.format => differs("kv_format", &format, &cache.format),
+            Some(made_for) if made_for != format => differs("kv_format", &made_for, &format),
             _ => Ok(()),
         }
     }

@@ -27,7 +27,25 @@ impl<const N: usize> Strided<N> {
     };
 }
 
+impl Strided<1> {
+    /// As an array with a second dimension, along which nothing changes.
+    pub const fn constant(&self) -> Strided<2> {
+        Strided {
+            ptr: self.ptr,
+            strides: [self.strides[0], 0],
+        }
+    }
+}
+
 impl Strided<2> {
+    /// The first of every row.
+    pub const fn first(&self) -> Strided<1> {
+        Strided {
+            ptr: self.ptr,
+            strides: [self.strides[0]],
+        }
+    }
+
     /// Strides of token and head, as those of an array whose requests share one token axis.
     pub fn without_requests(&self) -> Strided<3> {
         Strided {
@@ -182,10 +200,7 @@ impl AttentionProblem {
 
     /// What a plan of this problem is made from.
     pub fn lengths(&self) -> Lengths {
-        Lengths {
-            seq_lens: self.table.seq_lens,
-            qo_indptr: self.queries.indptr().copied(),
-        }
+        Lengths::of_requests(self.table.seq_lens, self.queries.indptr().copied())
     }
 
     /// No query row at all: nothing to launch.
@@ -199,6 +214,59 @@ pub(crate) fn out_dtype(queries: DType) -> DType {
     match queries {
         DType::F8E4M3 => DType::Bf16,
         half => half,
+    }
+}
+
+/// One list of keys per query token, in one cache.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct KeyLists {
+    pub cache: PagedCache,
+    /// Strides of request and token; the entries of a list are int32, one after another, each
+    /// `page * page_size + offset`. What lies outside the cache is no key.
+    pub indices: Strided<2>,
+    /// Entries of a list.
+    pub topk: i32,
+    /// How many of them count: strides of request and token of int32 numbers; `None`: all.
+    pub lens: Option<Strided<2>>,
+}
+
+/// `sparse_decode` and `sparse_prefill`. A prefill is one request (stride 0) of all tokens, writes `max_logits`
+/// and has a plan that splits nothing.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SparseProblem {
+    pub device: Device,
+    pub dtype: DType,
+    pub batch: i32,
+    pub q_len: i32,
+    pub heads: i32,
+    /// Strides of request, token, head.
+    pub q: TwoParts<3>,
+    pub main: KeyLists,
+    /// Keys of another cache, that join the same softmax.
+    pub extra: Option<KeyLists>,
+    pub scale: f64,
+    /// Address of `[heads]` float32, or 0.
+    pub attn_sink: u64,
+    pub out: Strided<3>,
+    pub lse: Strided<3>,
+    /// Of `sparse_prefill`.
+    pub max_logits: Option<Strided<3>>,
+    pub stream: Stream,
+}
+
+impl SparseProblem {
+    /// What a plan of this problem is made from.
+    pub fn lengths(&self) -> Lengths {
+        Lengths {
+            seq_lens: self.main.lens,
+            extra_lens: self.extra.as_ref().and_then(|extra| extra.lens),
+            qo_indptr: None,
+        }
+    }
+
+    /// No query row at all: nothing to launch.
+    pub fn is_empty(&self) -> bool {
+        self.batch == 0 || self.q_len == 0
     }
 }
 

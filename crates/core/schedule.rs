@@ -54,12 +54,27 @@ impl Schedule {
                 Queries::Ragged { num_tokens } => ScheduleQueries::Ragged {
                     tokens: num_tokens as i32,
                 },
+                Queries::Sparse {
+                    q_len,
+                    topk,
+                    extra_topk,
+                } => ScheduleQueries::Sparse {
+                    q_len: q_len as i32,
+                    topk: topk as i32,
+                    extra_topk: extra_topk as i32,
+                },
+                Queries::SparsePrefill { num_tokens, topk } => ScheduleQueries::Sparse {
+                    q_len: num_tokens as i32,
+                    topk: topk as i32,
+                    extra_topk: 0,
+                },
             },
             group,
             kv_heads: args.num_kv_heads as i32,
             causal: args.causal,
             max_seq_len,
             split: match args.num_splits {
+                _ if matches!(args.queries, Queries::SparsePrefill { .. }) => Split::Never,
                 Some(parts) => Split::Fixed(parts.min(i32::MAX as u32) as i32),
                 None if args.batch_invariant => Split::Invariant,
                 None => Split::Auto,
@@ -159,10 +174,38 @@ fn check(args: &PlanArgs) -> Result<()> {
     match args.queries {
         Queries::Uniform { q_len } => range("q_len", q_len, 0)?,
         Queries::Ragged { num_tokens } => range("num_tokens", num_tokens, 0)?,
+        Queries::Sparse {
+            q_len,
+            topk,
+            extra_topk,
+        } => {
+            range("q_len", q_len, 0)?;
+            range("topk", topk, 0)?;
+            range("extra_topk", extra_topk, 0)?;
+        }
+        Queries::SparsePrefill { num_tokens, topk } => {
+            range("num_tokens", num_tokens, 0)?;
+            range("topk", topk, 0)?;
+            if args.batch != 1 {
+                return Err(Error::invalid(
+                    "batch",
+                    args.batch,
+                    "1 for a sparse prefill",
+                ));
+            }
+            if let Some(parts) = args.num_splits {
+                let rule = "None for a sparse prefill, which splits nothing";
+                return Err(Error::invalid("num_splits", parts, rule));
+            }
+        }
     }
     range("page_size", args.page_size, 1)?;
     if args.num_heads % args.num_kv_heads != 0 {
         let rule = format!("it divides num_heads, {}", args.num_heads);
+        return Err(Error::invalid("num_kv_heads", args.num_kv_heads, rule));
+    }
+    if args.queries.is_sparse() && args.num_kv_heads != 1 {
+        let rule = "1 for queries with indices";
         return Err(Error::invalid("num_kv_heads", args.num_kv_heads, rule));
     }
     let quantised = args.kv_format.filter(|format| !format.layouts().is_empty());
@@ -194,6 +237,7 @@ pub(crate) fn plan_error(error: PlanError) -> Error {
             let argument = match what {
                 "items" | "slots" => "num_splits",
                 "rows" => "num_heads",
+                "keys" => "topk",
                 _ => "batch",
             };
             Error::invalid(

@@ -65,7 +65,7 @@ pub fn support(device: Device) -> Support {
     match device {
         Device::Cpu => Support {
             backend: "cpu",
-            rows: rows(&KvFormat::ALL),
+            rows: rows(&KvFormat::ALL, "cpu"),
             ..nothing
         },
         Device::Cuda(ordinal) => match cuda::support(ordinal) {
@@ -82,7 +82,7 @@ pub fn support(device: Device) -> Support {
                 Support {
                     backend: "cuda",
                     device_name: Some(device_name),
-                    rows: rows(formats),
+                    rows: rows(formats, "cuda"),
                     ..nothing
                 }
             }
@@ -90,7 +90,7 @@ pub fn support(device: Device) -> Support {
     }
 }
 
-fn rows(formats: &[KvFormat]) -> Vec<SupportRow> {
+fn rows(formats: &[KvFormat], backend: &str) -> Vec<SupportRow> {
     let mut rows = Vec::new();
     for &format in formats {
         let quantised = format.dtype().is_none();
@@ -123,6 +123,11 @@ fn rows(formats: &[KvFormat]) -> Vec<SupportRow> {
                     kv_heads,
                     ..row(operation, dtype)
                 }));
+            }
+        }
+        if backend == "cpu" && KvFormat::SPARSE.contains(&format) {
+            for operation in ["sparse_decode", "sparse_prefill"] {
+                rows.push(row(operation, new_rows[0]));
             }
         }
         rows.extend(new_rows.iter().map(|&dtype| row("append_kv", dtype)));

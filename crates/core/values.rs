@@ -13,8 +13,8 @@ use crate::error::{Error, Result};
 use crate::lengths::Lengths;
 use crate::plan::{Plan, Queries};
 use crate::problem::{
-    AppendProblem, AttentionProblem, GatherProblem, GatherTokens, PageTable, PagedCache,
-    QueryTokens, Strided,
+    AppendProblem, AttentionProblem, GatherProblem, GatherTokens, KeyLists, PageTable, PagedCache,
+    QueryTokens, SparseProblem, Strided,
 };
 use crate::view::Stream;
 
@@ -83,6 +83,42 @@ impl Source {
         }
     }
 
+    /// `size` lengths of lists of `most` entries, one row of tokens after another.
+    ///
+    /// # Safety
+    /// As [`Source::read`].
+    unsafe fn list_lens(
+        self,
+        argument: &'static str,
+        lens: &Option<Strided<2>>,
+        size: [usize; 2],
+        most: i64,
+    ) -> Result<Vec<usize>> {
+        let Some(Strided { ptr, strides }) = lens else {
+            return Ok(vec![most as usize; size[0] * size[1]]);
+        };
+        let mut all = Vec::new();
+        for request in 0..size[0] {
+            let row = ptr.wrapping_add_signed(request as i64 * strides[0] * 4);
+            // SAFETY: the caller's promise.
+            let lens: Vec<i32> = unsafe { self.read(row, size[1], strides[1])? };
+            if let Some(token) = lens
+                .iter()
+                .position(|&len| !(0..=most).contains(&len.into()))
+            {
+                let rule = format!("between 0 and {most}");
+                return Err(offender(
+                    argument,
+                    &[request, token],
+                    lens[token].into(),
+                    rule,
+                ));
+            }
+            all.extend(lens.into_iter().map(|len| len as usize));
+        }
+        Ok(all)
+    }
+
     /// `batch + 1` offsets that begin at 0, never fall and end at `tokens`.
     ///
     /// # Safety
@@ -122,9 +158,28 @@ pub(crate) unsafe fn plan_lengths(
     let source = Source { device, stream };
     let args = plan.args();
     let (batch, capacity) = (args.batch as i32, args.max_seq_len.unwrap_or(MAX_SEQ_LEN));
+    let lists = match args.queries {
+        Queries::Sparse {
+            q_len,
+            topk,
+            extra_topk,
+        } => Some((q_len, topk, extra_topk)),
+        Queries::SparsePrefill { num_tokens, topk } => Some((num_tokens, topk, 0)),
+        _ => None,
+    };
+    if let Some((q_len, topk, extra_topk)) = lists {
+        let size = [batch as usize, q_len as usize];
+        // SAFETY: the caller's promise.
+        return unsafe {
+            source.list_lens("topk_lengths", &lengths.seq_lens, size, topk)?;
+            source.list_lens("extra_topk_lengths", &lengths.extra_lens, size, extra_topk)?;
+            Ok(())
+        };
+    }
+    let seq_lens = lengths.seq_lens.unwrap_or(Strided::NONE).first();
     // SAFETY: the caller's promise.
     unsafe {
-        source.lens(&lengths.seq_lens, batch, capacity)?;
+        source.lens(&seq_lens, batch, capacity)?;
         if let (Queries::Ragged { num_tokens }, Some(indptr)) = (args.queries, &lengths.qo_indptr) {
             source.indptr(indptr, batch, num_tokens)?;
         }
@@ -238,6 +293,53 @@ pub(crate) unsafe fn gather(problem: &GatherProblem) -> Result<()> {
             below_tokens("ids", &ids, &problem.cache)
         }
     }
+}
+
+/// The lengths of the lists are those of lists, and the entries that count are the cache's tokens or negative.
+///
+/// # Safety
+/// The index arrays are live memory of the problem's device.
+pub(crate) unsafe fn sparse(problem: &SparseProblem) -> Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        lists(problem, &problem.main, ["topk_lengths", "indices"])?;
+        if let Some(extra) = &problem.extra {
+            lists(problem, extra, ["extra_topk_lengths", "extra_indices"])?;
+        }
+    }
+    Ok(())
+}
+
+/// # Safety
+/// As [`sparse`].
+unsafe fn lists(
+    problem: &SparseProblem,
+    lists: &KeyLists,
+    [lens_name, indices_name]: [&'static str; 2],
+) -> Result<()> {
+    let source = Source {
+        device: problem.device,
+        stream: problem.stream,
+    };
+    let size = [problem.batch as usize, problem.q_len as usize];
+    let most = i64::from(lists.topk);
+    // SAFETY: the caller's promise.
+    let lens = unsafe { source.list_lens(lens_name, &lists.lens, size, most)? };
+    let tokens = i64::from(lists.cache.num_pages) * i64::from(lists.cache.page_size);
+    let Strided { ptr, strides } = lists.indices;
+    for (row, len) in lens.into_iter().enumerate() {
+        let [request, token] = [row / size[1], row % size[1]];
+        let offset = request as i64 * strides[0] + token as i64 * strides[1];
+        // SAFETY: the caller's promise; the length is within the list.
+        let entries: Vec<i32> =
+            unsafe { source.read(ptr.wrapping_add_signed(4 * offset), len, 1)? };
+        if let Some(at) = entries.iter().position(|&entry| i64::from(entry) >= tokens) {
+            let rule = format!("below {tokens}, the cache's tokens");
+            let place = [request, token, at];
+            return Err(offender(indices_name, &place, entries[at].into(), rule));
+        }
+    }
+    Ok(())
 }
 
 fn below_tokens<T: Copy + Into<i64>>(

@@ -145,6 +145,20 @@ impl View {
         }
     }
 
+    /// A view of two dimensions with one of length 1 between them.
+    pub(crate) fn with_middle_axis(&self) -> Self {
+        let between = |dims: &Dims, middle| Dims::new(&[dims[0], middle, dims[1]]);
+        let step = self.strides.first().copied().unwrap_or(0);
+        if self.strides.rank() != 2 {
+            return *self; // refused by its rank
+        }
+        Self {
+            shape: between(&self.shape, 1),
+            strides: between(&self.strides, step),
+            ..*self
+        }
+    }
+
     /// Address of the element of index zero.
     pub const fn ptr(&self) -> u64 {
         self.ptr

@@ -1,4 +1,5 @@
-//! Decode and prefill: attention of the query tokens of each request over a paged latent cache.
+//! Attention of query tokens over a paged latent cache: over the tokens of a request (decode and prefill), or
+//! over lists of tokens (sparse decode and prefill).
 //!
 //! The plan's workers run in parallel, each going through its items in order: the same items, split
 //! and partial results as on a GPU. Within an item the keys go by in tiles of 64 tokens: scores by one
@@ -11,10 +12,11 @@ use rayon::prelude::*;
 
 use crate::combine::combine;
 use crate::element::{Element, with_element};
+use crate::keys::KeysCpu;
 use crate::matrix::{Matrix, multiply};
 use crate::output::Output;
 use crate::softmax::RowState;
-use crate::tile::{KeySource, Tile};
+use crate::tile::Tile;
 use crate::unit::{Unit, keys_seen};
 use crate::{CacheCpu, Format, NOPE_DIM, Rows, Strided, TILE_TOKENS};
 
@@ -39,8 +41,8 @@ pub struct DecodeCpu<'a> {
     pub q_scale: QueryScale,
     /// Pages of rows as wide as those of `q`.
     pub kv_cache: CacheCpu,
-    /// `[b, max_pages]`; an id outside the cache makes its tokens absent.
-    pub block_table: Strided<i32, 2>,
+    /// Which tokens of the cache are the keys.
+    pub keys: KeysCpu,
     /// Query heads per KV head.
     pub group: usize,
     /// Query token `i` sees keys `0 ..= seq_len - q_len + i` only.
@@ -57,17 +59,12 @@ pub struct DecodeCpu<'a> {
     pub out: Strided<u16, 3>,
     /// `[b, s_q, h]`, natural logarithm.
     pub lse: Strided<f32, 3>,
+    /// `[b, s_q, h]`: the largest scaled score, -inf where there is no key. With a plan that splits nothing.
+    pub max_logits: Option<Strided<f32, 3>>,
     /// `[slots * unit_rows]` rows of 512: partial results of split units.
     pub partial_out: Strided<f32, 1>,
     /// `[slots * unit_rows]`, base 2.
     pub partial_lse: Strided<f32, 1>,
-}
-
-impl DecodeCpu<'_> {
-    /// The most tokens a request can have: a plan may have been made for longer tables.
-    fn capacity(&self) -> usize {
-        self.block_table.shape()[1] * self.kv_cache.shape()[1]
-    }
 }
 
 /// Decodes. A row that sees no key gives zeros and an `lse` of -inf; so does one whose every score is
@@ -80,13 +77,15 @@ impl DecodeCpu<'_> {
 ///   batch of stride 0 they do: then no two requests of the plan have a query token in common.)
 /// - `q`, `out` and `lse` have one shape, with `group` dividing its heads; rows of q and cache have one width,
 ///   and their two parts one shape; pages hold at least one token.
-/// - The plan was made for this batch, these query tokens, `group`, KV heads and `causal`.
+/// - The plan was made for this batch, these query tokens, `group`, KV heads and `causal`, and for lists where the
+///   keys are lists, of these numbers of entries; an extra cache has rows as `kv_cache` and one KV head, as
+///   `kv_cache` has then.
 ///
 /// # Panics
 /// When the partial buffers are too small for the plan's slots.
 ///
 /// ```
-/// use ferromla_cpu::{CacheCpu, DecodeCpu, Format, Parts, QueryScale, Rows, Strided, decode};
+/// use ferromla_cpu::{CacheCpu, DecodeCpu, Format, KeysCpu, Parts, QueryScale, Rows, Strided, decode};
 /// use ferromla_schedule::{PlanView, Problem, Queries, Split, Target, layout, plan_into};
 /// // One request, one head, one cached token: attention gives back its value.
 /// let problem = Problem {
@@ -113,7 +112,7 @@ impl DecodeCpu<'_> {
 ///     q: Rows::Bf16(Parts { nope: rows(q.as_ptr()), rope: None }),
 ///     q_scale: QueryScale::One(1.0),
 ///     kv_cache: CacheCpu::Plain(Rows::Bf16(Parts { nope: rows(kv.as_ptr()), rope: None })),
-///     block_table: Strided::new(table.as_ptr(), [1, 1], [1, 1]),
+///     keys: KeysCpu::Pages { block_table: Strided::new(table.as_ptr(), [1, 1], [1, 1]) },
 ///     group: 1,
 ///     causal: true,
 ///     softmax_scale: 512f64.powf(-0.5),
@@ -122,6 +121,7 @@ impl DecodeCpu<'_> {
 ///     unit_rows: shape.unit_rows as usize,
 ///     out: rows(out.as_mut_ptr()),
 ///     lse: Strided::new(lse.as_mut_ptr(), [1, 1, 1], [1, 1, 1]),
+///     max_logits: None,
 ///     partial_out: none,
 ///     partial_lse: none,
 /// };
@@ -143,6 +143,7 @@ unsafe fn decode_as<E: Element>(args: &DecodeCpu) {
         out: args.out,
         lse: args.lse,
         attn_sink: args.attn_sink,
+        max_logits: args.max_logits,
     };
     (0..plan.workers())
         .into_par_iter()
@@ -297,7 +298,7 @@ unsafe fn run_item<E: Element>(
     item: &WorkItem,
     scratch: &mut Scratch,
 ) {
-    let seq_len = (item.seq_len as usize).min(args.capacity());
+    let seq_len = (item.seq_len as usize).min(args.keys.capacity(&args.kv_cache));
     let q_len = item.q_len as usize;
     let unit = Unit {
         request: item.request as usize,
@@ -313,19 +314,16 @@ unsafe fn run_item<E: Element>(
         return;
     };
     let keys = |token| keys_seen(args.causal, seq_len, q_len, token);
-    let source = KeySource {
-        kv: &args.kv_cache,
-        block_table: &args.block_table,
-        request: unit.request,
-        kv_head: unit.kv_head,
-    };
     let scale_log2 = (args.softmax_scale * std::f64::consts::LOG2_E) as f32;
 
     // SAFETY: the unit lies in q (caller's promise).
     unsafe { scratch.begin(&unit, args) };
     for tile in item.tile_begin as usize..item.tile_end as usize {
         let start = tile * TILE_TOKENS;
-        let len = keys(last_token).saturating_sub(start).min(TILE_TOKENS);
+        // SAFETY: the item is one of the plan's, which was made for these keys (caller's promise).
+        let (source, end) = unsafe { args.keys.of_tile(&args.kv_cache, item, start) };
+        let end = end.min(keys(last_token));
+        let len = end.saturating_sub(start).min(TILE_TOKENS);
         // SAFETY: request and KV head lie in table and cache (caller's promise).
         unsafe { scratch.tile.load(&source, start, len) };
         if scratch.tile.present > 0 {
@@ -343,7 +341,10 @@ unsafe fn run_item<E: Element>(
         acc.iter_mut().for_each(|x| *x *= state.normaliser());
         match usize::try_from(item.slot) {
             // SAFETY: the row is this item's alone (caller's promise).
-            Err(_) => unsafe { output.write_row::<E>(unit.index(row), acc, state.lse2()) },
+            Err(_) => unsafe {
+                output.write_row::<E>(unit.index(row), acc, state.lse2());
+                output.write_max(unit.index(row), state.max);
+            },
             Ok(slot) => {
                 let index = slot * args.unit_rows + row;
                 // SAFETY: the slot is this item's alone (caller's promise), and inside (asserted).

@@ -14,6 +14,8 @@ mod decode;
 mod element;
 mod exp2;
 mod gather;
+mod indices;
+mod keys;
 mod matrix;
 mod merge;
 mod output;
@@ -28,6 +30,11 @@ pub use append::{AppendCpu, append_kv};
 pub use decode::{DecodeCpu, QueryScale, decode};
 pub use element::Format;
 pub use gather::{GatherCpu, GatherSource, gather_kv, gather_offsets};
+pub use indices::{
+    CombineCpu, Ints, PagesCpu, ToPhysicalCpu, WindowCpu, combine_topk_window, to_physical,
+    window_token_ids,
+};
+pub use keys::{ExtraCpu, KeysCpu};
 pub use merge::{MergeCpu, merge_states};
 pub use quantize::{DequantizeCpu, OutRows, QuantizeCpu, dequantize_kv, quantize_kv};
 pub use rows::{CacheCpu, QuantisedCpu, Rows};

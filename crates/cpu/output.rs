@@ -10,6 +10,7 @@ pub(crate) struct Output {
     pub out: Strided<u16, 3>,
     pub lse: Strided<f32, 3>,
     pub attn_sink: Option<Strided<f32, 1>>,
+    pub max_logits: Option<Strided<f32, 3>>,
 }
 
 impl Output {
@@ -31,6 +32,17 @@ impl Output {
         let factor = sink.map_or(1.0, |sink| sink_factor(lse, f64::from(sink)));
         for (y, x) in out.iter_mut().zip(row) {
             *y = E::narrow(x * factor);
+        }
+    }
+
+    /// Writes the largest score of a row, given in base 2, where that is asked for.
+    ///
+    /// # Safety
+    /// As [`Output::write_row`].
+    pub unsafe fn write_max(&self, index: [usize; 3], max2: f32) {
+        if let Some(max_logits) = &self.max_logits {
+            // SAFETY: the caller's promise.
+            unsafe { max_logits.write(index, (f64::from(max2) * LN_2) as f32) };
         }
     }
 }

@@ -1,31 +1,53 @@
-//! One KV tile: 64 cached tokens found through the block table, widened to float32 once.
+//! One KV tile: 64 cached tokens found through a block table or a list, widened to float32 once.
 
 use crate::{CacheCpu, Strided, TILE_TOKENS};
 
-/// Where the keys of one request and KV head lie.
+/// Where the keys of one unit lie.
 #[derive(Clone, Copy)]
 pub(crate) struct KeySource<'a> {
     pub kv: &'a CacheCpu,
-    pub block_table: &'a Strided<i32, 2>,
-    pub request: usize,
     pub kv_head: usize,
+    pub order: KeyOrder<'a>,
+}
+
+/// Which token of the cache is at a position.
+#[derive(Clone, Copy)]
+pub(crate) enum KeyOrder<'a> {
+    /// The tokens of a request's pages, one page after another.
+    Pages {
+        block_table: &'a Strided<i32, 2>,
+        request: usize,
+    },
+    /// Those that a list names, from position `first` on.
+    List { list: &'a [i32], first: usize },
 }
 
 impl KeySource<'_> {
-    /// Page and offset of a token, or None where the table names no page of the cache.
+    /// Page and offset of a token, or None where table or list name no token of the cache.
     ///
     /// # Safety
-    /// The views describe live memory and `request` lies in the table.
+    /// The views describe live memory and the request lies in the table.
     unsafe fn locate(&self, position: usize) -> Option<[usize; 3]> {
         let [pages, page_size, _] = self.kv.shape();
-        let column = position / page_size;
-        if column >= self.block_table.shape()[1] {
-            return None;
-        }
-        // SAFETY: the column was just checked, the row is the caller's promise.
-        let page = unsafe { self.block_table.read([self.request, column]) };
-        let page = usize::try_from(page).ok().filter(|page| *page < pages)?;
-        Some([page, position % page_size, self.kv_head])
+        let (page, offset) = match self.order {
+            KeyOrder::Pages {
+                block_table,
+                request,
+            } => {
+                let column = position / page_size;
+                if column >= block_table.shape()[1] {
+                    return None;
+                }
+                // SAFETY: the column was just checked, the row is the caller's promise.
+                let page = unsafe { block_table.read([request, column]) };
+                (usize::try_from(page).ok()?, position % page_size)
+            }
+            KeyOrder::List { list, first } => {
+                let id = usize::try_from(*list.get(position - first)?).ok()?;
+                (id / page_size, id % page_size)
+            }
+        };
+        (page < pages).then_some([page, offset, self.kv_head])
     }
 }
 
@@ -57,7 +79,8 @@ impl Tile {
     /// Loads tokens `start .. start + len`, `len <= 64`.
     ///
     /// # Safety
-    /// The source's views describe live memory that nobody writes, and its request and head lie in them.
+    /// The source's views describe live memory that nobody writes, and its request and head lie in them; a list
+    /// begins at or before `start`.
     pub unsafe fn load(&mut self, source: &KeySource, start: usize, len: usize) {
         self.len = len;
         self.present = 0;

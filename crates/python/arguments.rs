@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
 use crate::errors;
+use crate::framework;
 use crate::tensor::{self, Tensor};
 
 /// One tensor, or a `(512-wide, 64-wide)` pair of them; `first` is the one whose framework and device count.
@@ -64,6 +65,19 @@ pub fn output<'py>(
     match given {
         Some(object) => tensor::read_output(object, argument),
         None => make(),
+    }
+}
+
+/// The caller's workspace, or a new one like `like` where the call needs one.
+pub fn workspace<'py>(
+    bytes: u64,
+    like: &Tensor<'py>,
+    given: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Option<Tensor<'py>>> {
+    match (given, bytes) {
+        (Some(given), _) => tensor::read_output(given, "workspace").map(Some),
+        (None, 0) => Ok(None),
+        (None, bytes) => framework::bytes(like, like.view.device(), bytes).map(Some),
     }
 }
 

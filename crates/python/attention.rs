@@ -1,8 +1,8 @@
 //! `decode`, `prefill` and `merge_states`.
 
 use ferromla::{
-    AttentionArgs, AttentionOutputs, Checked, DType, DecodeArgs, MergeArgs, Parts, PrefillArgs,
-    QScale, QoIndptr, View, decode_outputs, prefill_outputs,
+    AttentionArgs, AttentionOutputs, DType, DecodeArgs, MergeArgs, Parts, PrefillArgs, QScale,
+    QoIndptr, View, decode_outputs, prefill_outputs,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyFloat, PyInt};
@@ -244,10 +244,7 @@ fn attend<'a, 'py, I: QoIndptr>(
     let kv_cache = Pair::read(given.kv_cache, "kv_cache", false)?;
     let block_table = tensor::read(given.block_table, "block_table")?;
     let seq_lens = tensor::read(given.seq_lens, "seq_lens")?;
-    let attn_sink = given
-        .attn_sink
-        .map(|sink| tensor::read(sink, "attn_sink"))
-        .transpose()?;
+    let attn_sink = tensor::read_optional(given.attn_sink, "attn_sink")?;
     let q_scale = given.q_scale.map(Scale::read).transpose()?;
     let shapes = || outputs(&q.parts()).map_err(errors::to_python);
     let out = arguments::output(given.out, "out", || {
@@ -276,7 +273,7 @@ fn attend<'a, 'py, I: QoIndptr>(
     args.batch_invariant = given.batch_invariant;
     args.stream = framework::current_stream(&q.first)?;
     let checked = args.check().map_err(errors::to_python)?;
-    let workspace = workspace(&checked, &q.first, given.workspace)?;
+    let workspace = arguments::workspace(checked.workspace_bytes(), &q.first, given.workspace)?;
     let workspace = workspace.as_ref().map(|workspace| &workspace.view);
     // SAFETY: every view borrows a tensor that lives to the end of this function (`qo_indptr` to the end of the
     // caller's); on CUDA the framework's allocator orders reuse after the work queued on its stream.
@@ -303,19 +300,6 @@ impl<'py> Scale<'py> {
             Self::One(scale) => QScale::One(*scale),
             Self::Rows(tensor) => QScale::Rows(tensor.view),
         }
-    }
-}
-
-/// The caller's workspace, or a new one where the call needs one.
-fn workspace<'py>(
-    checked: &Checked<'_>,
-    like: &Tensor<'py>,
-    given: Option<&Bound<'py, PyAny>>,
-) -> PyResult<Option<Tensor<'py>>> {
-    match (given, checked.workspace_bytes()) {
-        (Some(given), _) => tensor::read_output(given, "workspace").map(Some),
-        (None, 0) => Ok(None),
-        (None, bytes) => framework::bytes(like, like.view.device(), bytes).map(Some),
     }
 }
 

@@ -101,8 +101,17 @@ pub fn bytes<'py>(near: &Tensor<'py>, device: Device, count: u64) -> PyResult<Te
     }
     let object = match (device, near.kind.framework) {
         (_, Framework::Torch) => torch(py, device, &shape, DType::U8)?,
-        (Device::Cpu, _) => numpy(py, &shape, DType::U8)?,
-        (_, Framework::Cupy) => cupy(py, device, &shape, DType::U8)?,
+        (Device::Cuda(_), Framework::Cupy) => cupy(py, device, &shape, DType::U8)?,
+        _ => return bytes_anywhere(py, device, count),
+    };
+    tensor::read_output(&object, "workspace")
+}
+
+/// Uninitialised bytes on `device`, of whichever framework is there.
+pub fn bytes_anywhere(py: Python<'_>, device: Device, count: u64) -> PyResult<Tensor<'_>> {
+    let shape = [i64::try_from(count).unwrap_or(i64::MAX)];
+    let object = match device {
+        Device::Cpu => numpy(py, &shape, DType::U8)?,
         _ if py.import("sys")?.getattr("modules")?.contains("torch")? => {
             torch(py, device, &shape, DType::U8)?
         }

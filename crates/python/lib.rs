@@ -8,9 +8,11 @@ mod attention;
 mod cache;
 mod errors;
 mod framework;
+mod indices;
 mod plan;
 mod quantize;
 mod report;
+mod sparse;
 mod tensor;
 
 use pyo3::prelude::*;
@@ -26,12 +28,17 @@ fn _ferromla(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(attention::decode, module)?)?;
     module.add_function(wrap_pyfunction!(attention::prefill, module)?)?;
     module.add_function(wrap_pyfunction!(attention::merge_states, module)?)?;
+    module.add_function(wrap_pyfunction!(sparse::sparse_decode, module)?)?;
+    module.add_function(wrap_pyfunction!(sparse::sparse_prefill, module)?)?;
     module.add_function(wrap_pyfunction!(plan::workspace_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(cache::append_kv, module)?)?;
     module.add_function(wrap_pyfunction!(cache::gather_kv, module)?)?;
     module.add_function(wrap_pyfunction!(quantize::quantize_kv, module)?)?;
     module.add_function(wrap_pyfunction!(quantize::dequantize_kv, module)?)?;
     module.add_function(wrap_pyfunction!(cache::cache_shape, module)?)?;
+    module.add_function(wrap_pyfunction!(indices::to_physical, module)?)?;
+    module.add_function(wrap_pyfunction!(indices::window_token_ids, module)?)?;
+    module.add_function(wrap_pyfunction!(indices::combine_topk_window, module)?)?;
     module.add_function(wrap_pyfunction!(report::support, module)?)?;
     Ok(())
 }

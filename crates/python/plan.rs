@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use ferromla::{Device, PlanArgs, Queries};
+use ferromla::{Device, PlanArgs, Queries, View};
 use pyo3::prelude::*;
 
 use crate::arguments;
@@ -76,12 +76,6 @@ impl Plan {
     }
 }
 
-fn read_indptr<'py>(object: Option<&Bound<'py, PyAny>>) -> PyResult<Option<Tensor<'py>>> {
-    object
-        .map(|object| tensor::read(object, "qo_indptr"))
-        .transpose()
-}
-
 /// The query tokens of all requests: as given, or as the `qo_indptr` ends where the host can read it.
 fn tokens_of(indptr: &Tensor<'_>, given: Option<i64>) -> PyResult<i64> {
     if let Some(given) = given {
@@ -95,6 +89,29 @@ fn tokens_of(indptr: &Tensor<'_>, given: Option<i64>) -> PyResult<i64> {
     }
     // SAFETY: the tensor is alive.
     unsafe { ferromla::num_tokens(&indptr.view) }.map_err(errors::to_python)
+}
+
+/// Lengths of the lists of keys.
+struct ListLens<'py> {
+    main: Option<Tensor<'py>>,
+    extra: Option<Tensor<'py>>,
+}
+
+impl<'py> ListLens<'py> {
+    fn read(main: Option<&Bound<'py, PyAny>>, extra: Option<&Bound<'py, PyAny>>) -> PyResult<Self> {
+        Ok(Self {
+            main: tensor::read_optional(main, "topk_lengths")?,
+            extra: tensor::read_optional(extra, "extra_topk_lengths")?,
+        })
+    }
+
+    fn first(&self) -> Option<&Tensor<'py>> {
+        self.main.as_ref().or(self.extra.as_ref())
+    }
+
+    fn views(&self) -> [Option<&View>; 2] {
+        [&self.main, &self.extra].map(|lens| lens.as_ref().map(|lens| &lens.view))
+    }
 }
 
 /// One of the two ways to say how many query tokens there are.
@@ -140,7 +157,7 @@ impl Plan {
                 "must have shape [b]",
             ));
         };
-        let indptr = read_indptr(qo_indptr)?;
+        let indptr = tensor::read_optional(qo_indptr, "qo_indptr")?;
         let num_tokens = match &indptr {
             Some(indptr) => Some(tokens_of(indptr, num_tokens)?),
             None => num_tokens,
@@ -199,7 +216,8 @@ impl Plan {
         let workspace: Tensor<'_> = tensor::read(self.workspace.bind(py), "workspace")?;
         let stream = framework::stream_on(&lens, &workspace, self.inner.args().device)?;
         let last = self.last_indptr(|last| last.as_ref().map(|last| last.clone_ref(py)));
-        let indptr = read_indptr(qo_indptr.or(last.as_ref().map(|last| last.bind(py))))?;
+        let indptr = qo_indptr.or(last.as_ref().map(|last| last.bind(py)));
+        let indptr = tensor::read_optional(indptr, "qo_indptr")?;
         let indptr_view = indptr.as_ref().map(|indptr| &indptr.view);
         // SAFETY: as in `new`.
         unsafe { self.inner.update(&lens.view, indptr_view, stream) }.map_err(errors::to_python)?;
@@ -208,6 +226,134 @@ impl Plan {
             drop(self.last_indptr(|last| std::mem::replace(last, given)));
         }
         Ok(())
+    }
+
+    /// A plan for `sparse_decode`, whose query tokens list their keys.
+    ///
+    /// Args:
+    ///     topk_lengths: `[b]` or `[b, q_len]` int32, how many leading entries of each list count; None for all.
+    ///     extra_topk_lengths: the same of the lists of the extra cache, on the same device.
+    ///     batch: requests; needed where no lengths say it.
+    ///     num_heads: query heads.
+    ///     q_len: query tokens per request.
+    ///     topk, extra_topk: entries of a list of the cache, and of the extra cache, 0 without one.
+    ///     num_splits: parts that each token's keys are cut into; None lets the scheduler choose.
+    ///     batch_invariant: a token's result is bit for bit the same whatever else is in the batch.
+    ///     device: where the attention will run; None for the device of the lengths.
+    ///     workspace: uint8 on that device, at least `workspace_bytes(...)` bytes; None allocates one.
+    ///
+    /// Raises:
+    ///     InvalidArgument, Unsupported: names the argument, its value and what is allowed.
+    ///
+    /// Example:
+    ///     >>> import numpy as np, ferromla
+    ///     >>> plan = ferromla.Plan.sparse(np.array([2048, 100], np.int32), num_heads=128, topk=2048)
+    ///     >>> plan.update_sparse(np.array([2048, 101], np.int32))
+    ///     >>> plan.batch, plan.topk, plan.extra_topk
+    ///     (2, 2048, 0)
+    #[staticmethod]
+    #[pyo3(signature = (topk_lengths=None, extra_topk_lengths=None, *, batch=None, num_heads, q_len=1, topk,
+        extra_topk=0, num_splits=None, batch_invariant=false, device=None, workspace=None))]
+    #[allow(clippy::too_many_arguments)] // the public signature
+    fn sparse<'py>(
+        py: Python<'py>,
+        topk_lengths: Option<&Bound<'py, PyAny>>,
+        extra_topk_lengths: Option<&Bound<'py, PyAny>>,
+        batch: Option<i64>,
+        num_heads: i64,
+        q_len: i64,
+        topk: i64,
+        extra_topk: i64,
+        num_splits: Option<i64>,
+        batch_invariant: bool,
+        device: Option<&Bound<'py, PyAny>>,
+        workspace: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Plan> {
+        let lens = ListLens::read(topk_lengths, extra_topk_lengths)?;
+        let of_lens = lens
+            .first()
+            .and_then(|lens| lens.view.shape().first().copied());
+        let Some(batch) = batch.or(of_lens) else {
+            let rule = "must be given where no topk_lengths say it";
+            return Err(errors::invalid("batch", "None", rule));
+        };
+        let device = match device {
+            Some(given) => arguments::device(given)?,
+            None => lens.first().map_or(Device::Cpu, |lens| lens.view.device()),
+        };
+        let args = PlanArgs {
+            queries: Queries::Sparse {
+                q_len,
+                topk,
+                extra_topk,
+            },
+            num_splits: arguments::num_splits(num_splits)?,
+            batch_invariant,
+            ..PlanArgs::new(device, batch, num_heads)
+        };
+        let workspace = match workspace {
+            Some(given) => tensor::read_output(given, "workspace")?,
+            None => {
+                let count = ferromla::workspace_bytes(&args).map_err(errors::to_python)?;
+                match lens.first() {
+                    Some(near) => framework::bytes(near, device, count)?,
+                    None => framework::bytes_anywhere(py, device, count)?,
+                }
+            }
+        };
+        let near = lens.first().unwrap_or(&workspace);
+        let stream = framework::stream_on(near, &workspace, device)?;
+        // SAFETY: as in `new`.
+        let inner = unsafe {
+            let [main, extra] = lens.views();
+            ferromla::Plan::new_sparse(&args, main, extra, workspace.view, stream)
+        };
+        Ok(Plan {
+            inner: inner.map_err(errors::to_python)?,
+            workspace: workspace.object.unbind(),
+            qo_indptr: Mutex::default(),
+        })
+    }
+
+    /// Plans again in place, for lists of other lengths, on the current stream.
+    ///
+    /// Args:
+    ///     topk_lengths, extra_topk_lengths: as in `Plan.sparse`; None for all entries of every list.
+    ///
+    /// Raises:
+    ///     InvalidArgument: another shape, dtype or device; a plan that was not made by `Plan.sparse`.
+    #[pyo3(signature = (topk_lengths=None, extra_topk_lengths=None))]
+    fn update_sparse(
+        &self,
+        py: Python<'_>,
+        topk_lengths: Option<&Bound<'_, PyAny>>,
+        extra_topk_lengths: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let lens = ListLens::read(topk_lengths, extra_topk_lengths)?;
+        let workspace: Tensor<'_> = tensor::read(self.workspace.bind(py), "workspace")?;
+        let near = lens.first().unwrap_or(&workspace);
+        let stream = framework::stream_on(near, &workspace, self.inner.args().device)?;
+        let [main, extra] = lens.views();
+        // SAFETY: as in `new`.
+        unsafe { self.inner.update_sparse(main, extra, stream) }.map_err(errors::to_python)
+    }
+
+    /// Entries of a token's list of keys; None for a plan not made by `Plan.sparse`.
+    #[getter]
+    fn topk(&self) -> Option<i64> {
+        match self.inner.args().queries {
+            Queries::Sparse { topk, .. } => Some(topk),
+            _ => None,
+        }
+    }
+
+    /// Entries of a token's list of keys of the extra cache; None for a plan not made by `Plan.sparse`.
+    #[getter]
+    fn extra_topk(&self) -> Option<i64> {
+        match self.inner.args().queries {
+            Queries::Sparse { extra_topk, .. } => Some(extra_topk),
+            _ => None,
+        }
     }
 
     /// Requests.
@@ -232,8 +378,8 @@ impl Plan {
     #[getter]
     fn q_len(&self) -> Option<i64> {
         match self.inner.args().queries {
-            Queries::Uniform { q_len } => Some(q_len),
-            Queries::Ragged { .. } => None,
+            Queries::Uniform { q_len } | Queries::Sparse { q_len, .. } => Some(q_len),
+            Queries::Ragged { .. } | Queries::SparsePrefill { .. } => None,
         }
     }
 
@@ -241,8 +387,10 @@ impl Plan {
     #[getter]
     fn num_tokens(&self) -> Option<i64> {
         match self.inner.args().queries {
-            Queries::Uniform { .. } => None,
-            Queries::Ragged { num_tokens } => Some(num_tokens),
+            Queries::Uniform { .. } | Queries::Sparse { .. } => None,
+            Queries::Ragged { num_tokens } | Queries::SparsePrefill { num_tokens, .. } => {
+                Some(num_tokens)
+            }
         }
     }
 
@@ -282,6 +430,14 @@ impl Plan {
         let queries = match args.queries {
             Queries::Uniform { q_len } => format!("q_len={q_len}"),
             Queries::Ragged { num_tokens } => format!("num_tokens={num_tokens}"),
+            Queries::Sparse {
+                q_len,
+                topk,
+                extra_topk,
+            } => format!("q_len={q_len}, topk={topk}, extra_topk={extra_topk}"),
+            Queries::SparsePrefill { num_tokens, topk } => {
+                format!("num_tokens={num_tokens}, topk={topk}")
+            }
         };
         format!(
             "Plan(batch={}, num_heads={}, num_kv_heads={}, {queries}, page_size={}, device={:?})",

@@ -17,15 +17,29 @@ pub(crate) struct Unit {
     pub(crate) request: i32,
     pub(crate) kv_head: i32,
     pub(crate) row_begin: i32,
-    /// First query token of the request along q's token axis; 0 unless ragged.
+    /// First query token of the request along q's token axis; 0 unless ragged or sparse.
     pub(crate) q_begin: i32,
     pub(crate) q_len: i32,
     /// Clamped.
     pub(crate) seq_len: i32,
+    /// Sparse only, else 0: clamped.
+    pub(crate) main_len: i32,
 }
 
 pub(crate) fn clamp_seq_len(shape: &FmPlanShape, seq_len: i32) -> i32 {
     seq_len.clamp(0, shape.max_seq_len)
+}
+
+/// Where the keys of a sparse token end. Those of the extra cache begin with a tile, so that no tile is of
+/// both.
+pub(crate) fn end_of_keys(main_len: i32, extra_len: i32) -> i64 {
+    match extra_len {
+        0 => main_len.into(),
+        _ => {
+            let tiles = i64::from(main_len).div_ceil_positive(FM_TILE_TOKENS);
+            tiles * i64::from(FM_TILE_TOKENS) + i64::from(extra_len)
+        }
+    }
 }
 
 /// First query token and number of query tokens of a request of a ragged batch, from its two entries of
@@ -315,7 +329,8 @@ pub(crate) fn make_item(unit: Unit, parts: &Parts, j: i32, before: Tally) -> FmW
         tile_end: parts.tile(j + 1),
         slot: if whole { -1 } else { before.slots + j },
         merge: if whole { -1 } else { before.merges },
-        reserved: [0; 2],
+        main_len: unit.main_len,
+        reserved: 0,
     }
 }
 

@@ -1,5 +1,6 @@
 //! How a problem is laid out on a machine: rows per unit, workers, and the costs the planner weighs.
 
+use crate::algorithm::end_of_keys;
 use crate::layout::{DivCeil, most_units};
 use crate::plan_layout::{
     FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_TILE_ROWS, FmPlanShape,
@@ -76,6 +77,8 @@ pub enum Split {
     Fixed(i32),
     /// By the unit's own length only, so that results do not depend on the rest of the batch.
     Invariant,
+    /// Not at all, nor do the CTAs of a cluster share the tiles of a unit.
+    Never,
 }
 
 /// How many query tokens the requests have.
@@ -90,6 +93,16 @@ pub enum Queries {
     Ragged {
         /// Query tokens of all requests.
         tokens: i32,
+    },
+    /// Every request as many, each with a list of its own keys. [`Problem::causal`] and
+    /// [`Problem::max_seq_len`] have no meaning then.
+    Sparse {
+        /// Query tokens of every request.
+        q_len: i32,
+        /// Entries of a token's list.
+        topk: i32,
+        /// Entries of a token's list of the extra cache.
+        extra_topk: i32,
     },
 }
 
@@ -230,14 +243,10 @@ impl Problem {
             Split::Auto => (FM_SPLIT_AUTO, 0),
             Split::Fixed(parts) => (FM_SPLIT_FIXED, parts),
             Split::Invariant => (FM_SPLIT_INVARIANT, 0),
+            Split::Never => (FM_SPLIT_FIXED, 1),
         };
-        let (ragged, q_len, q_tokens) = match self.queries {
-            Queries::Uniform { q_len } => (0, q_len, 0),
-            Queries::Ragged { tokens } => (1, 0, tokens),
-        };
-        FmPlanShape {
+        let any = FmPlanShape {
             batch: self.batch,
-            q_len,
             group: self.group,
             kv_heads: self.kv_heads,
             causal: self.causal.into(),
@@ -249,9 +258,31 @@ impl Problem {
             fixed_cost: choice.fixed_cost,
             split_cost: choice.split_cost,
             min_part: choice.min_part,
-            ragged,
-            q_tokens,
             whole_speed: choice.whole_speed,
+            ..FmPlanShape::default()
+        };
+        match self.queries {
+            Queries::Uniform { q_len } => FmPlanShape { q_len, ..any },
+            Queries::Ragged { tokens } => FmPlanShape {
+                ragged: 1,
+                q_tokens: tokens,
+                ..any
+            },
+            // Without a token there is no list, and nothing to plan.
+            Queries::Sparse { q_len: 0, .. } => any,
+            Queries::Sparse {
+                q_len,
+                topk,
+                extra_topk,
+            } => FmPlanShape {
+                q_len: 1,
+                sparse_q_len: q_len,
+                topk,
+                extra_topk,
+                causal: 0,
+                max_seq_len: end_of_keys(topk, extra_topk).try_into().unwrap_or(i32::MAX),
+                ..any
+            },
         }
     }
 
@@ -259,6 +290,7 @@ impl Problem {
     fn mean_rows(&self) -> i64 {
         match self.queries {
             Queries::Uniform { q_len } => i64::from(q_len) * i64::from(self.group),
+            Queries::Sparse { q_len, .. } => i64::from(q_len.min(1)) * i64::from(self.group),
             Queries::Ragged { tokens } => {
                 (i64::from(tokens) * i64::from(self.group)).div_ceil_positive(self.batch.max(1))
             }
@@ -273,17 +305,17 @@ impl Problem {
     fn team(&self) -> i32 {
         let blocks = self.mean_rows().div_ceil_positive(FM_TILE_ROWS).max(1);
         match self.queries {
-            Queries::Uniform { .. } if blocks <= MAX_CLUSTER.into() => blocks as i32,
-            Queries::Uniform { .. } => TEAM_OF_MANY_ROWS,
             Queries::Ragged { .. } if blocks == 1 || self.is_ragged_invariant() => 1,
             Queries::Ragged { .. } => TEAM_OF_RAGGED_ROWS,
+            _ if blocks <= MAX_CLUSTER.into() => blocks as i32,
+            _ => TEAM_OF_MANY_ROWS,
         }
     }
 
     /// CTAs that share an item, and clusters of them, where every unit, laid out as `choice` says, gets a cluster of
     /// its own that way and enough CTAs have work.
     fn splits(&self, choice: &Choice, clusters: [i32; 3]) -> Option<(i32, i32)> {
-        if self.split == Split::Invariant {
+        if matches!(self.split, Split::Invariant | Split::Never) {
             return None;
         }
         let units = most_units(&self.shape_of(choice));

@@ -1,6 +1,7 @@
 //! Where the parts of a plan lie in its buffer: a function of the shape alone, so that a captured graph
 //! can plan again in place whatever the lengths become.
 
+use crate::algorithm::end_of_keys;
 use crate::plan_layout::{
     FM_INVARIANT_TILES, FM_MAX_INVARIANT_PARTS, FM_PLAN_THREADS, FM_SPLIT_AUTO, FM_SPLIT_FIXED,
     FM_SPLIT_INVARIANT, FM_TILE_TOKENS, FmMerge, FmPlanHeader, FmPlanLayout, FmPlanShape,
@@ -89,7 +90,7 @@ impl FmPlanLayout {
     }
 }
 
-/// The units of a uniform batch; the most that any `qo_indptr` can give a ragged one.
+/// The units of a uniform or sparse batch; the most that any `qo_indptr` can give a ragged one.
 ///
 /// A request of `n` query tokens has `ceil(n * group / unit_rows)` units per KV head. As `n * group` is a
 /// multiple of `group`, rounding up adds at most `unit_rows - gcd(group, unit_rows)` rows, and no more requests
@@ -98,7 +99,8 @@ pub(crate) fn most_units(shape: &FmPlanShape) -> i128 {
     let (group, unit_rows) = (i128::from(shape.group), i128::from(shape.unit_rows));
     let ceil = |rows: i128| (rows + unit_rows - 1) / unit_rows;
     let blocks = if shape.ragged == 0 {
-        i128::from(shape.batch) * ceil(i128::from(shape.q_len) * group)
+        let lists = i128::from(shape.sparse_q_len.max(1)); // of a request
+        i128::from(shape.batch) * lists * ceil(i128::from(shape.q_len) * group)
     } else {
         let requests = i128::from(shape.batch.min(shape.q_tokens));
         let padding = unit_rows - gcd(shape.group, shape.unit_rows);
@@ -235,7 +237,38 @@ fn check(shape: &FmPlanShape) -> Result<(), PlanError> {
     if shape.split_mode == FM_SPLIT_FIXED {
         at_least("num_splits", shape.num_splits, 1, "1 or more")?;
     }
-    Ok(())
+    check_sparse(shape)
+}
+
+fn check_sparse(shape: &FmPlanShape) -> Result<(), PlanError> {
+    let is = |field, value: i32, wanted: i64, rule| {
+        if i64::from(value) == wanted {
+            return Ok(());
+        }
+        let value = value.into();
+        Err(PlanError::Field { field, value, rule })
+    };
+    let lists = [
+        ("sparse_q_len", shape.sparse_q_len),
+        ("topk", shape.topk),
+        ("extra_topk", shape.extra_topk),
+    ];
+    for (field, value) in lists {
+        is(field, value, value.max(0).into(), "0 or more")?;
+        if shape.sparse_q_len == 0 {
+            is(field, value, 0, "0 where sparse_q_len is 0")?;
+        }
+    }
+    if shape.sparse_q_len == 0 {
+        return Ok(());
+    }
+    is("ragged", shape.ragged, 0, "0 where sparse_q_len is not")?;
+    is("q_len", shape.q_len, 1, "1 where sparse_q_len is not 0")?;
+    is("causal", shape.causal, 0, "0 where sparse_q_len is not")?;
+    let keys = end_of_keys(shape.topk, shape.extra_topk);
+    fits("keys", keys.into())?;
+    let rule = "where the keys of topk and extra_topk end";
+    is("max_seq_len", shape.max_seq_len, keys, rule)
 }
 
 fn fits(what: &'static str, count: i128) -> Result<i32, PlanError> {

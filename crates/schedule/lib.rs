@@ -3,7 +3,8 @@
 //! The requests of a batch, cut into *units* (one request, one KV head, one block of query rows), are laid
 //! one after another on a *work line* whose length is their cost in KV tiles. Even shares of that line go to
 //! the workers; a share that ends inside a unit splits it, and the partial results are merged afterwards.
-//! Requests have as many query tokens each, or, in a *ragged* batch, as many as `qo_indptr` says.
+//! Requests have as many query tokens each, or, in a *ragged* batch, as many as `qo_indptr` says. In a *sparse*
+//! batch every query token has a list of keys of its own, and is a unit by itself.
 //! The result is a *plan*: one buffer of `i32` words that the CPU backend and the CUDA kernels both read.
 //! `kernels/plan_algorithm.h` is the same arithmetic for the device; both write the same bytes.
 //!
@@ -49,7 +50,7 @@ mod view;
 pub use choose::{Choice, Problem, Queries, Split, Target, choose};
 pub use error::PlanError;
 pub use layout::layout;
-pub use plan::{Strided, plan_into};
+pub use plan::{ListLens, Strided, plan_into, plan_sparse_into};
 pub use plan_layout::{
     FmMerge as Merge, FmPlanHeader as PlanHeader, FmPlanLayout as PlanLayout,
     FmPlanShape as PlanShape, FmWorkItem as WorkItem,

@@ -1,8 +1,9 @@
 //! The planner: two passes over the units and one over the workers.
 
 use crate::algorithm::{
-    Line, Starts, Tally, Unit, blocks_of, clamp_seq_len, cut_of, cutting_share, even_share,
-    make_header, make_item, make_merge, parts_of, query_range, unit_tiles, whole_stretch_is_fair,
+    Line, Starts, Tally, Unit, blocks_of, clamp_seq_len, cut_of, cutting_share, end_of_keys,
+    even_share, make_header, make_item, make_merge, parts_of, query_range, unit_tiles,
+    whole_stretch_is_fair,
 };
 use crate::plan_layout::{
     FM_SPLIT_AUTO, FmMerge, FmPlanHeader, FmPlanLayout, FmPlanShape, FmWorkItem,
@@ -22,6 +23,40 @@ pub struct Strided<'a> {
 impl<'a> From<&'a [i32]> for Strided<'a> {
     fn from(data: &'a [i32]) -> Self {
         Self { data, stride: 1 }
+    }
+}
+
+/// How many entries of its list count for each query token of a sparse batch: `[batch, token]`.
+#[derive(Debug, Clone, Copy)]
+pub struct ListLens<'a> {
+    /// Element `request * stride[0] + token * stride[1]` is the token's.
+    pub data: &'a [i32],
+    /// Elements from one request to the next, and from one of its tokens to the next: 0 gives all the same.
+    pub stride: [usize; 2],
+}
+
+impl ListLens<'_> {
+    fn at(&self, request: i32, token: i32) -> i32 {
+        self.data[request as usize * self.stride[0] + token as usize * self.stride[1]]
+    }
+
+    fn check(&self, argument: &'static str, shape: &FmPlanShape) -> Result<(), PlanError> {
+        let counts = [shape.batch as usize, shape.sparse_q_len as usize];
+        let last = |axis: usize| (counts[axis].max(1) - 1).saturating_mul(self.stride[axis]);
+        let needed = match counts {
+            [0, _] | [_, 0] => 0,
+            _ => last(0).saturating_add(last(1)).saturating_add(1),
+        };
+        let len = self.data.len();
+        if len >= needed {
+            return Ok(());
+        }
+        Err(PlanError::Length {
+            argument,
+            len,
+            needed,
+            rule: "at least",
+        })
     }
 }
 
@@ -99,18 +134,91 @@ pub fn plan_into<'a>(
 ) -> Result<FmPlanHeader, PlanError> {
     let layout = layout(shape)?;
     let batch = shape.batch as usize;
+    if shape.sparse_q_len != 0 {
+        return Err(PlanError::Field {
+            field: "sparse_q_len",
+            value: shape.sparse_q_len.into(),
+            rule: "0 for the lengths of requests",
+        });
+    }
     let seq_lens = seq_lens.into();
     seq_lens.check("seq_lens", batch)?;
     let qo_indptr = qo_indptr.unwrap_or([].as_slice().into());
     qo_indptr.check("qo_indptr", if shape.ragged != 0 { batch + 1 } else { 0 })?;
-    at_least_words(&layout, words.len())?;
-
-    let buffer = Buffer::split(shape, &layout, words);
-    let planner = Planner {
-        shape,
-        layout: &layout,
+    let keys = Keys::OfRequests {
         seq_lens,
         qo_indptr,
+    };
+    write(shape, &layout, keys, words)
+}
+
+/// Plans a sparse batch (`shape.sparse_q_len` is not 0, or there is no unit), as [`plan_into`] a dense one.
+///
+/// `topk_lengths` says how many entries of each token's list of `shape.topk` count, `extra_lengths` the same
+/// of its list of `shape.extra_topk`; `None`: all of them. Any lengths are valid: they are clamped to the list.
+///
+/// # Errors
+///
+/// As [`plan_into`], with `topk_lengths` and `extra_lengths` for `seq_lens`.
+///
+/// ```
+/// # use ferromla_schedule::{ListLens, PlanShape, PlanView, layout, plan_sparse_into};
+/// let shape = PlanShape {
+///     batch: 2, q_len: 1, sparse_q_len: 3, topk: 2048, extra_topk: 128, group: 16, kv_heads: 1,
+///     unit_rows: 64, workers: 4, max_seq_len: 2048 + 128, fixed_cost: 2, split_cost: 6, min_part: 1,
+///     whole_speed: 256, ..PlanShape::default()
+/// };
+/// let mut words = vec![0; layout(&shape)?.words()];
+/// let per_request = ListLens { data: &[2048, 65], stride: [1, 0] };
+/// let header = plan_sparse_into(&shape, Some(per_request), None, &mut words)?;
+/// assert_eq!(header.units, 6);
+/// let last = PlanView::new(&shape, &words)?.items()[header.items as usize - 1];
+/// assert_eq!((last.request, last.q_begin), (1, 2));
+/// // Two tiles of the main list, the second with one key, and two of the extra list.
+/// assert_eq!((last.main_len, last.seq_len, last.tile_end), (65, 128 + 128, 4));
+/// # Ok::<(), ferromla_schedule::PlanError>(())
+/// ```
+pub fn plan_sparse_into(
+    shape: &FmPlanShape,
+    topk_lengths: Option<ListLens>,
+    extra_lengths: Option<ListLens>,
+    words: &mut [i32],
+) -> Result<FmPlanHeader, PlanError> {
+    let layout = layout(shape)?;
+    if shape.sparse_q_len == 0 && layout.units > 0 {
+        return Err(PlanError::Field {
+            field: "sparse_q_len",
+            value: 0,
+            rule: "1 or more for lists of keys",
+        });
+    }
+    for (argument, lens) in [
+        ("topk_lengths", &topk_lengths),
+        ("extra_lengths", &extra_lengths),
+    ] {
+        if let Some(lens) = lens {
+            lens.check(argument, shape)?;
+        }
+    }
+    let keys = Keys::OfTokens {
+        main: topk_lengths,
+        extra: extra_lengths,
+    };
+    write(shape, &layout, keys, words)
+}
+
+fn write(
+    shape: &FmPlanShape,
+    layout: &FmPlanLayout,
+    keys: Keys,
+    words: &mut [i32],
+) -> Result<FmPlanHeader, PlanError> {
+    at_least_words(layout, words.len())?;
+    let buffer = Buffer::split(shape, layout, words);
+    let planner = Planner {
+        shape,
+        layout,
+        keys,
     };
     let (units, total) = planner.lay_out(buffer.unit_start);
     let line = planner.decide(Line {
@@ -126,25 +234,41 @@ pub fn plan_into<'a>(
     Ok(*buffer.header)
 }
 
+/// How many keys the units have.
+#[derive(Clone, Copy)]
+enum Keys<'a> {
+    OfRequests {
+        seq_lens: Strided<'a>,
+        /// Empty unless the shape is ragged.
+        qo_indptr: Strided<'a>,
+    },
+    OfTokens {
+        main: Option<ListLens<'a>>,
+        extra: Option<ListLens<'a>>,
+    },
+}
+
 struct Planner<'a> {
     shape: &'a FmPlanShape,
     layout: &'a FmPlanLayout,
-    seq_lens: Strided<'a>,
-    qo_indptr: Strided<'a>,
+    keys: Keys<'a>,
 }
 
 impl Planner<'_> {
-    /// Calls `visit` with all units and their indices, in the order of the plan: by request, then KV head, then
-    /// row block. Returns how many there are.
+    /// Calls `visit` with all units and their indices, in the order of the plan: by request and token with a
+    /// list, then KV head, then row block. Returns how many there are.
     fn for_each_unit(&self, mut visit: impl FnMut(i32, Unit)) -> i32 {
         let mut index = 0;
-        for request in 0..self.shape.batch {
-            let (q_begin, q_len) = self.queries(request);
-            let seq_len = clamp_seq_len(self.shape, self.seq_lens.at(request));
+        let lists = self.shape.sparse_q_len.max(1);
+        let rows =
+            (0..self.shape.batch).flat_map(|request| (0..lists).map(move |list| (request, list)));
+        for (request, list) in rows {
+            let (q_begin, q_len) = self.queries(request, list);
             let blocks = self.blocks(q_len);
             if blocks == 0 {
                 continue; // there may be very many KV heads
             }
+            let (seq_len, main_len) = self.key_counts(request, list);
             for kv_head in 0..self.shape.kv_heads {
                 for block in 0..blocks {
                     if index == self.layout.units {
@@ -158,6 +282,7 @@ impl Planner<'_> {
                         q_begin,
                         q_len,
                         seq_len,
+                        main_len,
                     };
                     visit(index, unit);
                     index += 1;
@@ -165,6 +290,22 @@ impl Planner<'_> {
             }
         }
         index
+    }
+
+    /// `seq_len` and `main_len` of a request, or of its token `list`.
+    fn key_counts(&self, request: i32, list: i32) -> (i32, i32) {
+        let (main, extra) = match self.keys {
+            Keys::OfRequests { seq_lens, .. } => {
+                return (clamp_seq_len(self.shape, seq_lens.at(request)), 0);
+            }
+            Keys::OfTokens { main, extra } => (main, extra),
+        };
+        let len = |lens: Option<ListLens>, most: i32| {
+            lens.map_or(most, |lens| lens.at(request, list).clamp(0, most))
+        };
+        let main_len = len(main, self.shape.topk);
+        let keys = end_of_keys(main_len, len(extra, self.shape.extra_topk));
+        (keys as i32, main_len) // at most max_seq_len
     }
 
     fn blocks(&self, q_len: i32) -> i32 {
@@ -175,13 +316,14 @@ impl Planner<'_> {
         }
     }
 
-    /// First query token and number of query tokens of a request.
-    fn queries(&self, request: i32) -> (i32, i32) {
-        if self.shape.ragged == 0 {
-            return (0, self.shape.q_len);
+    /// First query token and number of query tokens of a request, or of its token `list`.
+    fn queries(&self, request: i32, list: i32) -> (i32, i32) {
+        match self.keys {
+            Keys::OfRequests { qo_indptr, .. } if self.shape.ragged != 0 => {
+                query_range(self.shape, qo_indptr.at(request), qo_indptr.at(request + 1))
+            }
+            _ => (list, self.shape.q_len), // without lists the one that is 0
         }
-        let at = |index| self.qo_indptr.at(index);
-        query_range(self.shape, at(request), at(request + 1))
     }
 
     /// Lays the units on the line; returns how many there are, and its length.

@@ -45,10 +45,17 @@ pub struct FmPlanShape {
     pub q_tokens: i32,
     #[doc = " FM_SPLIT_AUTO: how much faster than its share of the GPU a worker can go, in 256ths"]
     pub whole_speed: i32,
+    #[doc = " query tokens of every request, each with keys of its own (then q_len is 1); 0: not sparse"]
+    pub sparse_q_len: i32,
+    #[doc = " sparse only, else 0: entries of a token's list"]
+    pub topk: i32,
+    #[doc = " sparse only, else 0: entries of a token's list of the extra cache"]
+    pub extra_topk: i32,
+    pub reserved: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FmPlanShape"][::core::mem::size_of::<FmPlanShape>() - 64usize];
+    ["Size of FmPlanShape"][::core::mem::size_of::<FmPlanShape>() - 80usize];
     ["Alignment of FmPlanShape"][::core::mem::align_of::<FmPlanShape>() - 4usize];
     ["Offset of field: FmPlanShape::batch"][::core::mem::offset_of!(FmPlanShape, batch) - 0usize];
     ["Offset of field: FmPlanShape::q_len"][::core::mem::offset_of!(FmPlanShape, q_len) - 4usize];
@@ -79,6 +86,13 @@ const _: () = {
         [::core::mem::offset_of!(FmPlanShape, q_tokens) - 56usize];
     ["Offset of field: FmPlanShape::whole_speed"]
         [::core::mem::offset_of!(FmPlanShape, whole_speed) - 60usize];
+    ["Offset of field: FmPlanShape::sparse_q_len"]
+        [::core::mem::offset_of!(FmPlanShape, sparse_q_len) - 64usize];
+    ["Offset of field: FmPlanShape::topk"][::core::mem::offset_of!(FmPlanShape, topk) - 68usize];
+    ["Offset of field: FmPlanShape::extra_topk"]
+        [::core::mem::offset_of!(FmPlanShape, extra_topk) - 72usize];
+    ["Offset of field: FmPlanShape::reserved"]
+        [::core::mem::offset_of!(FmPlanShape, reserved) - 76usize];
 };
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone, PartialEq, Eq, bytemuck :: Pod, bytemuck :: Zeroable)]
@@ -124,10 +138,10 @@ pub struct FmWorkItem {
     pub kv_head: i32,
     #[doc = " first row of the unit; row = query token * group + head in group"]
     pub row_begin: i32,
-    #[doc = " first query token of the request along q's token axis; 0 unless ragged"]
+    #[doc = " ragged: first query token of the request along q's token axis; sparse: the token; else 0"]
     pub q_begin: i32,
     pub q_len: i32,
-    #[doc = " clamped to [0, max_seq_len]"]
+    #[doc = " clamped to [0, max_seq_len]; sparse: where the keys end, those of the extra cache included"]
     pub seq_len: i32,
     pub tile_begin: i32,
     #[doc = " tile_begin == tile_end: the unit sees no key"]
@@ -136,7 +150,9 @@ pub struct FmWorkItem {
     pub slot: i32,
     #[doc = " the unit's FmMerge; -1: the unit is whole"]
     pub merge: i32,
-    pub reserved: [i32; 2usize],
+    #[doc = " sparse only, else 0: keys before those of the extra cache, clamped to [0, topk]"]
+    pub main_len: i32,
+    pub reserved: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -157,8 +173,10 @@ const _: () = {
         [::core::mem::offset_of!(FmWorkItem, tile_end) - 28usize];
     ["Offset of field: FmWorkItem::slot"][::core::mem::offset_of!(FmWorkItem, slot) - 32usize];
     ["Offset of field: FmWorkItem::merge"][::core::mem::offset_of!(FmWorkItem, merge) - 36usize];
+    ["Offset of field: FmWorkItem::main_len"]
+        [::core::mem::offset_of!(FmWorkItem, main_len) - 40usize];
     ["Offset of field: FmWorkItem::reserved"]
-        [::core::mem::offset_of!(FmWorkItem, reserved) - 40usize];
+        [::core::mem::offset_of!(FmWorkItem, reserved) - 44usize];
 };
 #[doc = " A unit whose parts are combined: its partial results are slots first_slot .. first_slot + parts."]
 #[repr(C)]

@@ -26,7 +26,22 @@ __device__ __forceinline__ T* section(const FmPlanParams& params, int64_t offset
 }
 
 __device__ __forceinline__ int32_t load_seq_len(const FmPlanParams& params, int32_t request) {
-  return clamp_seq_len(params.shape, params.seq_lens[request * params.seq_lens_stride]);
+  return clamp_seq_len(params.shape, params.seq_lens[request * params.seq_lens_stride[0]]);
+}
+
+/* Entries that count of a sparse token's list of `most`. */
+__device__ __forceinline__ int32_t load_list_len(const int32_t* lens, const int64_t (&stride)[2], const Unit& unit,
+                                                 int32_t most) {
+  if (lens == nullptr) return most;
+  return static_cast<int32_t>(clamp(lens[unit.request * stride[0] + unit.q_begin * stride[1]], 0, most));
+}
+
+/* The lengths of a sparse unit whose place in the batch is known. */
+__device__ __forceinline__ void load_list_lens(const FmPlanParams& params, Unit& unit) {
+  const FmPlanShape& shape = params.shape;
+  unit.main_len = load_list_len(params.seq_lens, params.seq_lens_stride, unit, shape.topk);
+  const int32_t extra_len = load_list_len(params.extra_lens, params.extra_lens_stride, unit, shape.extra_topk);
+  unit.seq_len = end_of_keys(unit.main_len, extra_len);
 }
 
 /* Of a request of a ragged batch. */
@@ -91,12 +106,12 @@ __device__ __forceinline__ Unit ragged_unit(const FmPlanShape& shape, int32_t re
     block = index_in_request % blocks;
   }
   return {request, static_cast<int32_t>(kv_head), static_cast<int32_t>(block * shape.unit_rows),
-          queries.begin, queries.len, seq_len};
+          queries.begin, queries.len, seq_len, 0};
 }
 
-/* The unit `index` of a uniform batch, without its length. */
+/* The unit `index` of a uniform or sparse batch, without its lengths. */
 __device__ __forceinline__ Unit uniform_unit(const FmPlanShape& shape, uint32_t blocks, uint32_t index) {
-  Unit unit{static_cast<int32_t>(index), 0, 0, 0, shape.q_len, 0};
+  Unit unit{static_cast<int32_t>(index), 0, 0, 0, shape.q_len, 0, 0};
   if (blocks > 1) {
     unit.request = index / blocks;
     unit.row_begin = index % blocks * shape.unit_rows;
@@ -105,6 +120,11 @@ __device__ __forceinline__ Unit uniform_unit(const FmPlanShape& shape, uint32_t 
     const uint32_t head = unit.request; /* of all requests */
     unit.request = head / shape.kv_heads;
     unit.kv_head = head % shape.kv_heads;
+  }
+  if (shape.sparse_q_len > 1) {
+    const uint32_t token = unit.request; /* of all requests */
+    unit.request = token / shape.sparse_q_len;
+    unit.q_begin = token % shape.sparse_q_len;
   }
   return unit;
 }

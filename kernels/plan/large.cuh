@@ -135,7 +135,11 @@ struct Planner {
   __device__ Unit unit_at(int32_t index) const {
     if (!shape.ragged) {
       Unit unit = uniform_unit(shape, params.layout.blocks, index);
-      unit.seq_len = load_seq_len(params, unit.request);
+      if (shape.sparse_q_len > 0) {
+        load_list_lens(params, unit);
+      } else {
+        unit.seq_len = load_seq_len(params, unit.request);
+      }
       return unit;
     }
     const auto first = [this](int32_t request) { return first_unit[request]; };

@@ -127,7 +127,8 @@ struct Planner {
     if (shape.ragged) return read_requests();
     if (!has_unit()) return;
     unit = uniform_unit(shape, params.layout.blocks, index);
-    unit.seq_len = params.seq_lens[unit.request * params.seq_lens_stride]; /* clamped where it is needed */
+    if (shape.sparse_q_len > 0) return load_list_lens(params, unit);
+    unit.seq_len = params.seq_lens[unit.request * params.seq_lens_stride[0]]; /* clamped where it is needed */
   }
 
   /* Returns the length of the line, or a number from kMaxLine on where it is too long. */

@@ -59,6 +59,26 @@ class Plan:
         workspace: Tensor | None = None,
     ) -> Plan: ...
     def update(self, seq_lens: Tensor, qo_indptr: Tensor | None = None) -> None: ...
+    @staticmethod
+    def sparse(
+        topk_lengths: Tensor | None = None,
+        extra_topk_lengths: Tensor | None = None,
+        *,
+        batch: int | None = None,
+        num_heads: int,
+        q_len: int = 1,
+        topk: int,
+        extra_topk: int = 0,
+        num_splits: int | None = None,
+        batch_invariant: bool = False,
+        device: Any = None,
+        workspace: Tensor | None = None,
+    ) -> Plan: ...
+    def update_sparse(self, topk_lengths: Tensor | None = None, extra_topk_lengths: Tensor | None = None) -> None: ...
+    @property
+    def topk(self) -> int | None: ...
+    @property
+    def extra_topk(self) -> int | None: ...
     @property
     def batch(self) -> int: ...
     @property
@@ -119,6 +139,40 @@ def prefill(
     lse: Tensor | None = None,
     workspace: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
+def sparse_decode(
+    q: Parts,
+    kv_cache: Parts,
+    indices: Tensor,
+    *,
+    topk_lengths: Tensor | None = None,
+    attn_sink: Tensor | None = None,
+    extra_kv_cache: Parts | None = None,
+    extra_indices: Tensor | None = None,
+    extra_topk_lengths: Tensor | None = None,
+    kv_format: str | None = None,
+    extra_kv_format: str | None = None,
+    softmax_scale: float | None = None,
+    plan: Plan | None = None,
+    num_splits: int | None = None,
+    batch_invariant: bool = False,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+    workspace: Tensor | None = None,
+) -> tuple[Tensor, Tensor]: ...
+def sparse_prefill(
+    q: Parts,
+    kv: Parts,
+    indices: Tensor,
+    *,
+    topk_lengths: Tensor | None = None,
+    attn_sink: Tensor | None = None,
+    softmax_scale: float | None = None,
+    kv_format: str | None = None,
+    out: Tensor | None = None,
+    max_logits: Tensor | None = None,
+    lse: Tensor | None = None,
+    workspace: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]: ...
 def merge_states(
     out_a: Tensor,
     lse_a: Tensor,
@@ -181,6 +235,33 @@ def dequantize_kv(
     out: Tensor | None = None,
     dtype: Any = None,
 ) -> Tensor: ...
+def to_physical(indices: Tensor, block_table: Tensor, page_size: int, *, out: Tensor | None = None) -> Tensor: ...
+def window_token_ids(
+    seq_lens: Tensor,
+    query_lens: Tensor,
+    block_table: Tensor,
+    *,
+    page_size: int,
+    window: int,
+    num_tokens: int | None = None,
+    out: Tensor | None = None,
+    offsets: Tensor | None = None,
+    first_pos: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]: ...
+def combine_topk_window(
+    topk_indices: Tensor,
+    positions: Tensor,
+    request_ids: Tensor,
+    *,
+    ratio: int,
+    window: int,
+    compressed_base: Tensor,
+    window_base: Tensor,
+    first_pos: Tensor,
+    pad_to: int = 128,
+    out: Tensor | None = None,
+    lengths: Tensor | None = None,
+) -> tuple[Tensor, Tensor]: ...
 def cache_shape(
     num_pages: int, page_size: int, kv_format: str, d_qk: int | None, device: Any
 ) -> tuple[list[int], list[int], str, str]: ...

@@ -66,7 +66,8 @@ def test_the_stubs_say_what_the_module_has():
         assert _stub_parameters(node) == _parameters(getattr(module, name)), name
     methods = {node.name: node for node in classes["Plan"].body if isinstance(node, ast.FunctionDef)}
     assert _stub_parameters(methods["__new__"])[1:] == _parameters(module.Plan)
-    assert _stub_parameters(methods["update"]) == _parameters(module.Plan.update)
+    for name in ("update", "sparse", "update_sparse"):
+        assert _stub_parameters(methods[name]) == _parameters(getattr(module.Plan, name)), name
     assert methods.keys() - {"__new__"} == {key for key in vars(module.Plan) if not key.startswith("_")}
 
 

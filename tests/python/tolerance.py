@@ -2,33 +2,51 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
-OUT_ABSOLUTE, OUT_RELATIVE, OUT_ANGLE = 8e-4, 2.01 / 128, 5e-6
-LSE_ABSOLUTE, LSE_RELATIVE = 1e-6, 8.01 / 65536
+OUT_ABSOLUTE, LSE_ABSOLUTE = 8e-4, 1e-6
 
 
-def faults(out, lse, want_out, want_lse) -> list[str]:
+@dataclass(frozen=True)
+class Limits:
+    """The relative errors that an operation may have, and the angle between its result and the reference."""
+
+    out: float
+    angle: float
+    lse: float
+
+
+ATTENTION = Limits(2.01 / 128, 5e-6, 8.01 / 65536)
+SPARSE_PREFILL = Limits(3.01 / 128, 7e-6, 2.01 / 65536)
+
+
+def faults(out, lse, want_out, want_lse, limits=ATTENTION) -> list[str]:
     """What is wrong with a result, in words; empty when it is right."""
     found = []
-    out, lse = out.to(want_out.device).double(), lse.to(want_lse.device).double()
-    bad = ~_near(out, want_out, OUT_ABSOLUTE, OUT_RELATIVE)
+    out = out.to(want_out.device).double()
+    bad = ~_near(out, want_out, OUT_ABSOLUTE, limits.out)
     if bad.any():
         found.append(_describe("out", bad, out, want_out))
-    if (angle := float(angle_error(out, want_out))) > OUT_ANGLE or angle != angle:
-        found.append(f"out: 1 - 2<x,y>/(|x|^2+|y|^2) is {angle:.2e}, above {OUT_ANGLE:.0e}")
-    bad = ~_near(lse, want_lse, LSE_ABSOLUTE, LSE_RELATIVE)
-    if bad.any():
-        found.append(_describe("lse", bad, lse, want_lse))
-    return found
+    if (angle := float(angle_error(out, want_out))) > limits.angle or angle != angle:
+        found.append(f"out: 1 - 2<x,y>/(|x|^2+|y|^2) is {angle:.2e}, above {limits.angle:.0e}")
+    return found + row_faults("lse", lse, want_lse, limits)
+
+
+def row_faults(name, values, want, limits=ATTENTION) -> list[str]:
+    """The same of one number per row: ``lse`` or ``max_logits``."""
+    values = values.to(want.device).double()
+    bad = ~_near(values, want, LSE_ABSOLUTE, limits.lse)
+    return [_describe(name, bad, values, want)] if bad.any() else []
 
 
 def all_near(out, lse, want_out, want_lse) -> torch.Tensor:
     """Whether a result is right, as one bool on its device: nothing is waited for."""
     out, lse = out.double(), lse.double()
-    near = _near(out, want_out, OUT_ABSOLUTE, OUT_RELATIVE).all()
-    near &= _near(lse, want_lse, LSE_ABSOLUTE, LSE_RELATIVE).all()
-    return near & (angle_error(out, want_out) <= OUT_ANGLE)
+    near = _near(out, want_out, OUT_ABSOLUTE, ATTENTION.out).all()
+    near &= _near(lse, want_lse, LSE_ABSOLUTE, ATTENTION.lse).all()
+    return near & (angle_error(out, want_out) <= ATTENTION.angle)
 
 
 def check(out, lse, want_out, want_lse) -> None:

@@ -9,6 +9,7 @@ mod driver;
 mod emulated;
 mod engine;
 mod images;
+mod indices;
 mod kernel;
 mod ops;
 mod tensor_map;
@@ -18,8 +19,9 @@ use std::ffi::c_void;
 use cudarc::driver::sys;
 
 pub(crate) use cache_ops::{append, dequantize, gather, quantize};
+pub(crate) use indices::{combine_topk_window, to_physical, window_token_ids};
 pub(crate) use kernel::compiled_kernels;
-pub(crate) use ops::{decode, merge, plan};
+pub(crate) use ops::{decode, merge, plan, sparse};
 
 use crate::error::{Error, Result};
 use crate::support::CudaSupport;

@@ -9,7 +9,9 @@ use crate::params::{
     FmPlanParams,
 };
 use crate::plan::Plan;
-use crate::problem::{AttentionProblem, CacheRows, MergeProblem, PagedCache, Strided, TwoParts};
+use crate::problem::{
+    AttentionProblem, CacheRows, MergeProblem, PagedCache, SparseProblem, Strided, TwoParts,
+};
 use crate::view::Stream;
 
 use super::engine::{Engine, Launch};
@@ -35,11 +37,15 @@ pub(crate) unsafe fn plan(
     let engine = Engine::get(ordinal)?;
     let _context = engine.enter()?;
     let qo_indptr = lengths.qo_indptr.unwrap_or(Strided::NONE);
+    let seq_lens = lengths.seq_lens.unwrap_or(Strided::NONE);
+    let extra_lens = lengths.extra_lens.unwrap_or(Strided::NONE);
     let mut params = FmPlanParams {
         shape: plan.schedule.shape,
         layout: plan.schedule.layout,
-        seq_lens: lengths.seq_lens.ptr as *const i32,
-        seq_lens_stride: lengths.seq_lens.strides[0],
+        seq_lens: seq_lens.ptr as *const i32,
+        seq_lens_stride: seq_lens.strides,
+        extra_lens: extra_lens.ptr as *const i32,
+        extra_lens_stride: extra_lens.strides,
         qo_indptr: qo_indptr.ptr as *const i32,
         qo_indptr_stride: qo_indptr.strides[0],
         plan: plan.workspace.plan as *mut u8,
@@ -83,6 +89,16 @@ pub(crate) unsafe fn decode(ordinal: u32, problem: &AttentionProblem, plan: &Pla
             Ok(())
         }
     }
+}
+
+/// # Safety
+/// As for [`sparse_decode`](crate::sparse_decode); the plan has been filled for this problem.
+pub(crate) unsafe fn sparse(ordinal: u32, _: &SparseProblem, _: &Plan) -> Result<()> {
+    Err(Error::unsupported(
+        "device",
+        format!("cuda:{ordinal}"),
+        "sparse attention runs on the CPU in this version",
+    ))
 }
 
 /// # Safety

@@ -62,6 +62,14 @@ pub fn read<'py>(object: &Bound<'py, PyAny>, argument: &'static str) -> PyResult
     borrow(object).map_err(|refusal| refusal.name(argument))
 }
 
+/// [`read`], where there is one.
+pub fn read_optional<'py>(
+    object: Option<&Bound<'py, PyAny>>,
+    argument: &'static str,
+) -> PyResult<Option<Tensor<'py>>> {
+    object.map(|object| read(object, argument)).transpose()
+}
+
 /// Reads a tensor that will be written: read-only memory is refused.
 pub fn read_output<'py>(
     object: &Bound<'py, PyAny>,

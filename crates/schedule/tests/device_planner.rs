@@ -3,15 +3,17 @@
 
 mod support;
 
+use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use ferromla_schedule::PlanView;
 use ferromla_schedule::plan_layout::{FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT};
-use ferromla_schedule::{PlanView, layout};
 use proptest::prelude::prop;
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
-use support::{Case, cases_of, indptr_of, plan};
+use support::sparse::{Lens, SparseCase, plan_sparse, sparse_cases, sparse_shape};
+use support::{Case, Planned, cases_of, indptr_of, plan};
 
 const CASES_PER_MODE: usize = 100;
 /// Elements between two lengths of every second case.
@@ -19,17 +21,17 @@ const STRIDE: usize = 3;
 
 #[test]
 fn the_device_writes_the_plan_of_the_host() {
-    let cases = seeded_cases();
-    let plans = emulate(&cases);
+    let jobs: Vec<Job> = dense_jobs().into_iter().chain(sparse_jobs()).collect();
+    let plans = emulate(&jobs);
     let mut rest = plans.as_slice();
     let (mut cut, mut whole) = (0, 0);
-    for (index, case) in cases.iter().enumerate() {
-        let ours = plan(case);
+    for job in &jobs {
+        let ours = &job.planned;
         let (theirs, after) = rest
             .split_at_checked(ours.words.len())
             .expect("a plan for every case");
         rest = after;
-        assert_same_plan(case, &ours.words, theirs, index);
+        assert_same_plan(job, theirs);
         cut += usize::from(ours.header.merges > 0);
         whole += usize::from(ours.header.whole != 0);
     }
@@ -41,10 +43,10 @@ fn the_device_writes_the_plan_of_the_host() {
 }
 
 /// Equal in the header, worker ranges, merges and items in use. Nothing else is specified.
-fn assert_same_plan(case: &Case, ours: &[i32], theirs: &[i32], index: usize) {
-    let at = layout(&case.shape).unwrap();
-    let plan = PlanView::new(&case.shape, ours).unwrap();
-    let context = || format!("case {index}: {case:?}");
+fn assert_same_plan(job: &Job, theirs: &[i32]) {
+    let (at, ours) = (&job.planned.layout, &job.planned.words);
+    let plan = PlanView::new(&job.planned.shape, ours).unwrap();
+    let context = || &job.context;
     let same = |what: &str, byte_offset: i64, bytes: usize| {
         let words = byte_offset as usize / 4..byte_offset as usize / 4 + bytes / 4;
         assert_eq!(
@@ -60,9 +62,111 @@ fn assert_same_plan(case: &Case, ours: &[i32], theirs: &[i32], index: usize) {
     same("items", at.items, size_of_val(plan.items()));
 }
 
-fn seeded_cases() -> Vec<Case> {
+/// What the device plans, and the plan of the host.
+struct Job {
+    planned: Planned,
+    threads: u32,
+    /// `seq_lens`, `extra_lens` and `qo_indptr`; `None` is a null pointer.
+    arrays: [Option<Lens>; 3],
+    context: String,
+}
+
+impl Job {
+    fn new(index: usize, planned: Planned, arrays: [Option<Lens>; 3], case: &dyn Debug) -> Self {
+        // The device plans with any whole warps, best with as many threads as the layout says.
+        let threads = match index % 4 {
+            0 => 32 << (index / 4 % 6),
+            _ => planned.layout.planner_threads(&planned.shape),
+        };
+        Self {
+            planned,
+            threads,
+            arrays,
+            context: format!("case {index}: {case:?}"),
+        }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = bytemuck::bytes_of(&self.planned.shape).to_vec();
+        bytes.extend(bytemuck::bytes_of(&self.planned.layout));
+        bytes.extend(bytemuck::bytes_of(&i64::from(self.threads)));
+        for array in &self.arrays {
+            let (count, stride, data) = match array {
+                Some(Lens { data, stride }) => (data.len() as i64, *stride, data.as_slice()),
+                None => (-1, [0, 0], [].as_slice()),
+            };
+            bytes.extend(bytemuck::bytes_of(&[
+                count,
+                stride[0] as i64,
+                stride[1] as i64,
+            ]));
+            bytes.extend(bytemuck::cast_slice::<i32, u8>(data));
+        }
+        bytes
+    }
+}
+
+fn dense_jobs() -> Vec<Job> {
+    let job = |(index, case): (usize, Case)| {
+        let stride = if index.is_multiple_of(2) { 1 } else { STRIDE };
+        let spread = |entries: &[i32]| {
+            let mut data = vec![i32::MIN; entries.len() * stride];
+            for (entry, &value) in entries.iter().enumerate() {
+                data[entry * stride] = value;
+            }
+            Some(Lens {
+                data,
+                stride: [stride, 0],
+            })
+        };
+        let indptr = match case.shape.ragged {
+            0 => None,
+            _ => spread(&case.qo_indptr),
+        };
+        let arrays = [spread(&case.seq_lens), None, indptr];
+        Job::new(index, plan(&case), arrays, &case)
+    };
+    seeded_cases().into_iter().enumerate().map(job).collect()
+}
+
+fn sparse_jobs() -> Vec<Job> {
+    let mut runner = seeded_runner();
+    let strategy = sparse_cases();
+    let mut cases: Vec<SparseCase> = (0..2 * CASES_PER_MODE)
+        .map(|_| strategy.new_tree(&mut runner).unwrap().current())
+        .collect();
+    cases.extend([(FM_SPLIT_AUTO, 341, 3), (FM_SPLIT_AUTO, 1, 70_000)].map(many_lists));
+    cases.extend([(FM_SPLIT_FIXED, 1, 3000), (FM_SPLIT_INVARIANT, 700, 2)].map(many_lists));
+    let job = |(index, case): (usize, SparseCase)| {
+        let arrays = [case.topk_lengths.clone(), case.extra_lengths.clone(), None];
+        Job::new(index, plan_sparse(&case), arrays, &case)
+    };
+    cases.into_iter().enumerate().map(job).collect()
+}
+
+fn many_lists((split_mode, batch, q_len): (i32, i32, i32)) -> SparseCase {
+    let of = many_units(split_mode, batch);
+    let data = many_units(split_mode, batch * q_len).seq_lens;
+    SparseCase {
+        shape: sparse_shape(of.shape, q_len, 2048, 640),
+        topk_lengths: Some(Lens {
+            data: data.iter().map(|len| len % 2500).collect(),
+            stride: [q_len as usize, 1],
+        }),
+        extra_lengths: Some(Lens {
+            data,
+            stride: [1, batch as usize],
+        }),
+    }
+}
+
+fn seeded_runner() -> TestRunner {
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[7; 32]);
-    let mut runner = TestRunner::new_with_rng(Config::default(), rng);
+    TestRunner::new_with_rng(Config::default(), rng)
+}
+
+fn seeded_cases() -> Vec<Case> {
+    let mut runner = seeded_runner();
     let mut cases = Vec::new();
     for mode in [FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT] {
         let strategy = cases_of(mode);
@@ -178,6 +282,7 @@ fn longest(split_mode: i32) -> Case {
         ragged: 0,
         q_tokens: 0,
         whole_speed: 256,
+        ..Default::default()
     };
     Case {
         shape,
@@ -186,14 +291,10 @@ fn longest(split_mode: i32) -> Case {
     }
 }
 
-fn emulate(cases: &[Case]) -> Vec<i32> {
+fn emulate(jobs: &[Job]) -> Vec<i32> {
     let scratch = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let (input, output) = (scratch.join("cases.bin"), scratch.join("plans.bin"));
-    let bytes: Vec<u8> = cases
-        .iter()
-        .enumerate()
-        .flat_map(|(i, case)| case_bytes(case, i))
-        .collect();
+    let bytes: Vec<u8> = jobs.iter().flat_map(Job::bytes).collect();
     std::fs::write(&input, bytes).unwrap();
     let run = Command::new(compile(scratch))
         .arg(&input)
@@ -212,38 +313,6 @@ fn emulate(cases: &[Case]) -> Vec<i32> {
         .chunks_exact(4)
         .map(|word| i32::from_ne_bytes(word.try_into().unwrap()))
         .collect()
-}
-
-/// The device plans with any whole warps, best with as many threads as the layout says.
-fn threads(case: &Case, index: usize) -> u32 {
-    match index % 4 {
-        0 => 32 << (index / 4 % 6),
-        _ => layout(&case.shape).unwrap().planner_threads(&case.shape),
-    }
-}
-
-fn case_bytes(case: &Case, index: usize) -> Vec<u8> {
-    let stride = if index.is_multiple_of(2) { 1 } else { STRIDE };
-    let spread = |entries: &[i32]| {
-        let mut elements = vec![i32::MIN; entries.len() * stride];
-        for (entry, &value) in entries.iter().enumerate() {
-            elements[entry * stride] = value;
-        }
-        elements
-    };
-    let (lens, indptr) = (spread(&case.seq_lens), spread(&case.qo_indptr));
-    let mut bytes = bytemuck::bytes_of(&case.shape).to_vec();
-    bytes.extend(bytemuck::bytes_of(&layout(&case.shape).unwrap()));
-    bytes.extend(bytemuck::bytes_of(&[
-        threads(case, index).into(),
-        lens.len() as i64,
-        stride as i64,
-        indptr.len() as i64,
-        stride as i64,
-    ]));
-    bytes.extend(bytemuck::cast_slice::<i32, u8>(&lens));
-    bytes.extend(bytemuck::cast_slice::<i32, u8>(&indptr));
-    bytes
 }
 
 /// g++ is a requirement of the build: without it this fails. Undefined behaviour traps.

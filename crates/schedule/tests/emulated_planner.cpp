@@ -1,8 +1,9 @@
 // Runs kernels/plan.cu on the host: `emulated_planner CASES PLANS SEED`.
 //
-// CASES holds, one after another, FmPlanShape, FmPlanLayout, five int64 (threads of the block, elements of
-// seq_lens and their stride, elements of qo_indptr and their stride) and the int32 elements of both. PLANS gets
-// the bytes of each plan. Words around the buffer are checked: the planner must not touch them.
+// CASES holds, one after another, FmPlanShape, FmPlanLayout, an int64 (threads of the block) and three arrays:
+// seq_lens, extra_lens and qo_indptr. An array is its number of elements (-1: a null pointer), two strides, all
+// int64, and its int32 elements. PLANS gets the bytes of each plan. Words around the buffer are checked: the
+// planner must not touch them.
 #include "emulated_block.h"
 
 #include "plan.cu"
@@ -23,6 +24,22 @@ bool read(std::FILE* file, T* to, size_t count) {
   return std::fread(to, sizeof(T), count, file) == count;
 }
 
+struct Array {
+  int64_t stride[2];
+  std::vector<int32_t> elements;
+  bool null;
+
+  explicit Array(std::FILE* file) {
+    int64_t count;
+    if (!read(file, &count, 1) || !read(file, stride, 2)) emulation::fail("a case is cut short");
+    null = count < 0;
+    elements.resize(null ? 0 : count);
+    if (!read(file, elements.data(), elements.size())) emulation::fail("a case is cut short");
+  }
+
+  const int32_t* data() const { return null ? nullptr : elements.data(); }
+};
+
 bool guards_hold(const uint8_t* guarded, size_t bytes) {
   for (size_t i = 0; i < kGuardBytes; ++i) {
     if (guarded[i] != kGuard || guarded[kGuardBytes + bytes + i] != kGuard) return false;
@@ -41,24 +58,20 @@ int main(int argc, char** argv) {
 
   FmPlanParams params{};
   while (read(cases, &params.shape, 1)) {
-    int64_t threads, lens[2], indptr[2];
-    if (!read(cases, &params.layout, 1) || !read(cases, &threads, 1) || !read(cases, lens, 2) ||
-        !read(cases, indptr, 2)) {
-      emulation::fail("a case is cut short");
-    }
-    std::vector<int32_t> seq_lens(lens[0]), qo_indptr(indptr[0]);
-    if (!read(cases, seq_lens.data(), seq_lens.size()) || !read(cases, qo_indptr.data(), qo_indptr.size())) {
-      emulation::fail("a case is cut short");
-    }
+    int64_t threads;
+    if (!read(cases, &params.layout, 1) || !read(cases, &threads, 1)) emulation::fail("a case is cut short");
+    const Array seq_lens(cases), extra_lens(cases), qo_indptr(cases);
 
     const size_t bytes = params.layout.bytes;
     std::vector<Piece> buffer((bytes + 2 * kGuardBytes) / sizeof(Piece));
     uint8_t* guarded = buffer.data()->bytes;
     std::memset(guarded, kGuard, buffer.size() * sizeof(Piece));
     params.seq_lens = seq_lens.data();
-    params.seq_lens_stride = lens[1];
-    params.qo_indptr = params.shape.ragged ? qo_indptr.data() : nullptr;
-    params.qo_indptr_stride = indptr[1];
+    std::memcpy(params.seq_lens_stride, seq_lens.stride, sizeof(seq_lens.stride));
+    params.extra_lens = extra_lens.data();
+    std::memcpy(params.extra_lens_stride, extra_lens.stride, sizeof(extra_lens.stride));
+    params.qo_indptr = qo_indptr.data();
+    params.qo_indptr_stride = qo_indptr.stride[0];
     params.plan = guarded + kGuardBytes;
     emulation::launch(kernel, &params, static_cast<int>(threads), random);
 

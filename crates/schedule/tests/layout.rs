@@ -24,6 +24,10 @@ const SHAPE: PlanShape = PlanShape {
     ragged: 0,
     q_tokens: 0,
     whole_speed: 256,
+    sparse_q_len: 0,
+    topk: 0,
+    extra_topk: 0,
+    reserved: 0,
 };
 
 const RAGGED: PlanShape = PlanShape {

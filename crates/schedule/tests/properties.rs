@@ -108,7 +108,7 @@ proptest! {
             for item in *items {
                 prop_assert!(item.tile_begin < item.tile_end || unit.tiles == 0 && items.len() == 1);
                 prop_assert_eq!((item.seq_len, item.q_len, item.q_begin), (len, q_len, q_begin));
-                prop_assert_eq!(item.reserved, [0; 2]);
+                prop_assert_eq!((item.main_len, item.reserved), (0, 0));
             }
         }
     }
@@ -391,6 +391,7 @@ fn the_longest_lengths_do_not_overflow() {
                     ragged: 0,
                     q_tokens: 0,
                     whole_speed: 256,
+                    ..Default::default()
                 };
                 let case = Case {
                     shape,

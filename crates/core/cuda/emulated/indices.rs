@@ -4,6 +4,12 @@ use std::ffi::c_void;
 
 use crate::params::{FmCombineIndicesParams, FmIntegers, FmToPhysicalParams, FmWindowParams};
 
+use crate::dtype::{DType, Device};
+use crate::indices::{CombineArgs, ToPhysicalArgs, WindowArgs};
+use crate::view::{Stream, View};
+use crate::{check_indices, cpu};
+
+use super::super::indices::{combine_params, to_physical_params, window_params};
 use super::run;
 
 /// Rows that begin at multiples of 16 bytes, with room behind them.
@@ -263,4 +269,106 @@ fn chosen_entries_and_windows_become_one_row() {
             assert_eq!(row, want, "token {t}, topk {topk}");
         }
     }
+}
+
+/// A view of a vector, or of every second or third element of it.
+fn view<T>(values: &[T], dtype: DType, shape: &[i64], strides: &[i64]) -> View {
+    // SAFETY: every caller's vector holds these elements, and lives through the test.
+    unsafe { View::new(values.as_ptr().cast(), dtype, Device::Cpu, shape, strides) }
+}
+
+#[test]
+fn calls_with_gaps_and_wide_integers_are_launched_as_the_cpu_computes_them() {
+    let mut next = random(5);
+    let table: Vec<i32> = (0..3 * 8).map(|_| next(1000) - 20).collect();
+    let block_table = view(&table, DType::I32, &[3, 4], &[8, 1]);
+    let wide_positions: Vec<i64> = (0..3 * 50).map(|_| i64::from(next(300)) - 20).collect();
+    let narrow_positions: Vec<i32> = (0..3 * 52).map(|_| next(300) - 20).collect();
+    let cases = [
+        view(&wide_positions, DType::I64, &[3, 2, 24], &[50, 25, 1]),
+        view(&narrow_positions, DType::I32, &[3, 2, 24], &[52, 24, 1]),
+        view(&narrow_positions, DType::I32, &[3, 2, 23], &[52, 25, 1]),
+    ];
+    for indices in cases {
+        let [ours, theirs] = [(); 2].map(|()| rows(3 * 48));
+        let problem = |out: &Vec<Four>| {
+            let strides = [48, 24, 1];
+            check_indices::to_physical(&ToPhysicalArgs {
+                indices,
+                block_table,
+                page_size: 61,
+                out: view(out, DType::I32, indices.shape(), &strides),
+                stream: Stream::default(),
+            })
+            .unwrap()
+        };
+        // SAFETY: the arrays live.
+        unsafe {
+            cpu::to_physical(&problem(&theirs)).unwrap();
+            run(
+                "fm_to_physical",
+                &to_physical_params(&problem(&ours)),
+                2,
+                64,
+            );
+        }
+        assert_eq!(ours, theirs, "{}", indices.shape());
+    }
+}
+
+#[test]
+fn windows_and_lists_are_launched_as_the_cpu_computes_them() {
+    let (lens, queries) = ([90i32, 0, 200], [3i32, 9, 1]);
+    let table: Vec<i32> = (0..3 * 5).collect();
+    let [our, their] = [(); 2].map(|()| (vec![-7i32; 80], vec![-7i64; 8], vec![-7i32; 6]));
+    let problem = |(out, offsets, first): &(Vec<i32>, Vec<i64>, Vec<i32>)| {
+        check_indices::window(&WindowArgs {
+            seq_lens: view(&lens, DType::I32, &[3], &[1]),
+            query_lens: view(&queries, DType::I32, &[3], &[1]),
+            block_table: view(&table, DType::I32, &[3, 5], &[5, 1]),
+            page_size: 32,
+            window: 20,
+            out: view(out, DType::I32, &[80], &[1]),
+            offsets: view(offsets, DType::I64, &[4], &[1]),
+            first_pos: view(first, DType::I32, &[3], &[1]),
+            stream: Stream::default(),
+        })
+        .unwrap()
+    };
+    // SAFETY: the arrays live.
+    unsafe {
+        cpu::window_token_ids(&problem(&their)).unwrap();
+        let params = window_params(&problem(&our));
+        run("fm_window_offsets", &params, 1, 32);
+        run("fm_window_ids", &params, 1, 64);
+    }
+    assert_eq!(our, their);
+
+    let chosen: Vec<i32> = (0..4 * 12).collect();
+    let (positions, requests) = ([89i64, 5, i64::MAX, 0], [0i32, 2, 1, 5]);
+    let (base, first) = ([7i64, -50, i64::MAX], [67i32, 0, 3]);
+    let [our, their] = [(); 2].map(|()| (rows(4 * 32), vec![-7i32; 4]));
+    let problem = |(out, lengths): &(Vec<Four>, Vec<i32>)| {
+        check_indices::combine(&CombineArgs {
+            topk_indices: view(&chosen, DType::I32, &[4, 11], &[12, 1]),
+            positions: view(&positions, DType::I64, &[4], &[1]),
+            request_ids: view(&requests, DType::I32, &[4], &[1]),
+            ratio: 4,
+            window: 20,
+            compressed_base: view(&base, DType::I64, &[3], &[1]),
+            window_base: view(&first, DType::I32, &[3], &[1]),
+            first_pos: view(&first, DType::I32, &[3], &[1]),
+            out: view(out, DType::I32, &[4, 32], &[32, 1]),
+            lengths: view(lengths, DType::I32, &[4], &[1]),
+            stream: Stream::default(),
+        })
+        .unwrap()
+    };
+    // SAFETY: the arrays live.
+    unsafe {
+        cpu::combine_topk_window(&problem(&their)).unwrap();
+        let params = combine_params(&problem(&our));
+        run("fm_combine_topk_window", &params, 1, 64);
+    }
+    assert_eq!(our, their);
 }

@@ -1,6 +1,6 @@
 //! One decode problem: its inputs, how to run it, and what came out.
 
-use ferromla_cpu::{CacheCpu, DecodeCpu, Format, QueryScale, decode};
+use ferromla_cpu::{CacheCpu, DecodeCpu, Format, KeysCpu, QueryScale, decode};
 use ferromla_schedule::{PlanView, Problem, Queries, Split, Target, layout, plan_into};
 
 use super::arrays::{Held, Rows, indices};
@@ -193,7 +193,9 @@ impl Inputs {
             q: self.q.rows(case.format),
             q_scale: QueryScale::One(1.0),
             kv_cache: CacheCpu::Plain(self.cache.rows(case.format)),
-            block_table: self.table.view(0),
+            keys: KeysCpu::Pages {
+                block_table: self.table.view(0),
+            },
             group: case.h / case.h_kv,
             causal: case.causal,
             softmax_scale: case.scale,
@@ -202,6 +204,7 @@ impl Inputs {
             unit_rows: shape.unit_rows as usize,
             out: out.view_mut(0),
             lse: lse.view_mut(0),
+            max_logits: None,
             partial_out: partial_out.view_mut(0),
             partial_lse: partial_lse.view_mut(0),
         };

@@ -5,6 +5,8 @@ use ferromla_schedule::plan_layout::{FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INV
 use ferromla_schedule::{PlanHeader, PlanLayout, PlanShape, PlanView, layout, plan_into};
 use proptest::prelude::*;
 
+pub mod sparse;
+
 /// A batch to plan for.
 #[derive(Debug, Clone)]
 pub struct Case {
@@ -171,7 +173,7 @@ prop_compose! {
     ) -> PlanShape {
         PlanShape {
             batch, q_len, group, kv_heads, causal, unit_rows, workers, split_mode, num_splits,
-            max_seq_len, fixed_cost, split_cost, min_part, ragged: 0, q_tokens: 0, whole_speed,
+            max_seq_len, fixed_cost, split_cost, min_part, whole_speed, ..PlanShape::default()
         }
     }
 }

@@ -1,0 +1,198 @@
+//! The arguments of the operations on indices, checked.
+
+use crate::check::{Access, Arg, Last};
+use crate::dtype::{DType, Device};
+use crate::error::{Error, Result};
+use crate::indices::{CombineArgs, ToPhysicalArgs, WindowArgs};
+use crate::problem::Strided;
+use crate::problem_indices::{CombineProblem, Ints, Pages, ToPhysicalProblem, WindowProblem};
+use crate::view::View;
+
+type On<'a> = (Device, &'a str);
+
+pub(crate) fn to_physical(args: &ToPhysicalArgs) -> Result<ToPhysicalProblem> {
+    let indices = Arg::new("indices", &args.indices);
+    let shape = indices.rank(&[2, 3], "[batch, q_len, topk] or [batch, topk]")?;
+    let wide = indices.dtype(&[DType::I32, DType::I64], "")? == DType::I64;
+    indices.memory(Last::Any, Access::Read)?;
+    let on = (args.indices.device(), "indices");
+    let pages = pages(
+        &args.block_table,
+        args.page_size,
+        on,
+        (shape[0], "the batch of indices"),
+    )?;
+    let out = Arg::new("out", &args.out);
+    out.exactly(shape, "indices")?;
+    out.dtype(&[DType::I32], "")?;
+    out.device(on.0, on.1)?;
+    out.memory(Last::Unit, Access::Write)?;
+    let last = shape.len() - 1;
+    let tokens = if last == 2 { shape[1] } else { 1 };
+    Ok(ToPhysicalProblem {
+        device: on.0,
+        dims: [shape[0], tokens, shape[last]].map(|dim| dim as i32),
+        indices: Ints {
+            values: with_tokens(&indices),
+            wide,
+        },
+        pages,
+        out: {
+            let Strided { ptr, strides } = with_tokens(&out);
+            let strides = [strides[0], strides[1]];
+            Strided { ptr, strides }
+        },
+        stream: args.stream,
+    })
+}
+
+/// Strides of request, token, entry; a shape without tokens has one of each request.
+fn with_tokens(arg: &Arg<'_>) -> Strided<3> {
+    match arg.shape().len() {
+        3 => arg.strided(),
+        _ => {
+            let Strided { ptr, strides } = arg.strided::<2>();
+            let strides = [strides[0], 0, strides[1]];
+            Strided { ptr, strides }
+        }
+    }
+}
+
+fn pages(view: &View, page_size: i64, on: On<'_>, batch: (i64, &str)) -> Result<Pages> {
+    number("page_size", page_size)?;
+    let table = Arg::new("block_table", view);
+    let shape = table.rank(&[2], "[batch, max_pages]")?;
+    table.dim(0, batch.0, batch.1)?;
+    table.dtype(&[DType::I32], "")?;
+    table.device(on.0, on.1)?;
+    table.memory(Last::Unit, Access::Read)?;
+    Ok(Pages {
+        block_table: table.strided(),
+        batch: shape[0] as i32,
+        max_pages: shape[1] as i32,
+        page_size: page_size as i32,
+    })
+}
+
+/// A count of at least one that int32 holds.
+fn number(name: &'static str, value: i64) -> Result<i32> {
+    if (1..=i64::from(i32::MAX)).contains(&value) {
+        return Ok(value as i32);
+    }
+    Err(Error::invalid(
+        name,
+        value,
+        format!("between 1 and {}", i32::MAX),
+    ))
+}
+
+pub(crate) fn window(args: &WindowArgs) -> Result<WindowProblem> {
+    let on = (args.seq_lens.device(), "seq_lens");
+    let seq_lens = Arg::new("seq_lens", &args.seq_lens);
+    let batch = seq_lens.rank(&[1], "[batch]")?[0];
+    let like = "the batch of seq_lens";
+    let i32s = |name, view, len: Option<i64>, access| {
+        vector(
+            &Arg::new(name, view),
+            &[DType::I32],
+            len.map(|len| (len, like)),
+            on,
+            access,
+        )
+    };
+    let out = Arg::new("out", &args.out);
+    let tokens = out.rank(&[1], "[tokens]")?[0];
+    let offsets = Arg::new("offsets", &args.offsets);
+    let entries = Some((batch + 1, "the batch of seq_lens + 1"));
+    Ok(WindowProblem {
+        device: on.0,
+        seq_lens: i32s("seq_lens", &args.seq_lens, None, Access::Read)?.values,
+        query_lens: i32s("query_lens", &args.query_lens, Some(batch), Access::Read)?.values,
+        pages: pages(&args.block_table, args.page_size, on, (batch, like))?,
+        window: number("window", args.window)?,
+        tokens: tokens as i32,
+        out: i32s("out", &args.out, None, Access::Write)?.values,
+        offsets: vector(&offsets, &[DType::I64], entries, on, Access::Write)?.values,
+        first_pos: i32s("first_pos", &args.first_pos, Some(batch), Access::Write)?.values,
+        stream: args.stream,
+    })
+}
+
+/// One dimension of integers.
+fn vector(
+    arg: &Arg<'_>,
+    types: &[DType],
+    len: Option<(i64, &str)>,
+    on: On<'_>,
+    access: Access,
+) -> Result<Ints<1>> {
+    arg.rank(&[1], "one dimension")?;
+    if let Some((len, like)) = len {
+        arg.dim(0, len, like)?;
+    }
+    let wide = arg.dtype(types, "")? == DType::I64;
+    arg.device(on.0, on.1)?;
+    arg.memory(Last::Any, access)?;
+    Ok(Ints {
+        values: arg.strided(),
+        wide,
+    })
+}
+
+pub(crate) fn combine(args: &CombineArgs) -> Result<CombineProblem> {
+    let on = (args.topk_indices.device(), "topk_indices");
+    let topk = Arg::new("topk_indices", &args.topk_indices);
+    let shape = topk.rank(&[2], "[tokens, topk]")?;
+    topk.dtype(&[DType::I32], "")?;
+    topk.memory(Last::Unit, Access::Read)?;
+    let ratio = number("ratio", args.ratio)?;
+    let window = number("window", args.window)?;
+    let (tokens, batch) = (
+        shape[0],
+        Arg::new("first_pos", &args.first_pos).rank(&[1], "[batch]")?[0],
+    );
+    let ints = |name, view, len, like| {
+        let types = [DType::I32, DType::I64];
+        vector(
+            &Arg::new(name, view),
+            &types,
+            Some((len, like)),
+            on,
+            Access::Read,
+        )
+    };
+    let of_tokens = |name, view| ints(name, view, tokens, "the tokens of topk_indices");
+    let of_requests = |name, view| ints(name, view, batch, "the batch of first_pos");
+    let out = Arg::new("out", &args.out);
+    let width = out.rank(&[2], "[tokens, width]")?[1];
+    out.dim(0, tokens, "the tokens of topk_indices")?;
+    let needed = shape[1] + i64::from(window);
+    if width < needed {
+        let value = format!("of shape {}", args.out.shape());
+        let rule = format!("dimension 1 is at least {needed}, topk + window");
+        return Err(Error::invalid("out", value, rule));
+    }
+    out.dtype(&[DType::I32], "")?;
+    out.device(on.0, on.1)?;
+    out.memory(Last::Unit, Access::Write)?;
+    let lengths = Arg::new("lengths", &args.lengths);
+    let of_lengths = Some((tokens, "the tokens of topk_indices"));
+    Ok(CombineProblem {
+        device: on.0,
+        tokens: tokens as i32,
+        batch: batch as i32,
+        topk_indices: topk.strided(),
+        topk: shape[1] as i32,
+        positions: of_tokens("positions", &args.positions)?,
+        request_ids: of_tokens("request_ids", &args.request_ids)?,
+        ratio,
+        window,
+        compressed_base: of_requests("compressed_base", &args.compressed_base)?,
+        window_base: of_requests("window_base", &args.window_base)?,
+        first_pos: of_requests("first_pos", &args.first_pos)?,
+        out: out.strided(),
+        width: width as i32,
+        lengths: vector(&lengths, &[DType::I32], of_lengths, on, Access::Write)?.values,
+        stream: args.stream,
+    })
+}

@@ -1,0 +1,217 @@
+//! The arguments of `sparse_decode` and `sparse_prefill`, checked: views to a [`SparseProblem`].
+
+use crate::check::{Access, Arg, Last, device_dtype, device_format};
+use crate::check_attention::{Query, attn_sink, out, query, row_numbers, scale};
+use crate::check_paged::CacheArg;
+use crate::check_parts::{KV_CACHE, ListTokens, PartNames, Q, lead, list_lens};
+use crate::dtype::{DType, Device, KvFormat};
+use crate::error::{Error, Result};
+use crate::problem::{KeyLists, PagedCache, SparseProblem, Strided};
+use crate::sparse::SparseDecodeArgs;
+use crate::sparse_prefill::SparsePrefillArgs;
+use crate::view::{Parts, View};
+
+const EXTRA: PartNames = ["extra_kv_cache", "extra_kv_cache[0]", "extra_kv_cache[1]"];
+const KV: PartNames = ["kv", "kv[0]", "kv[1]"];
+
+pub(crate) fn decode(args: &SparseDecodeArgs<'_>) -> Result<SparseProblem> {
+    let query = half_query(&args.q, false)?;
+    let q = lead(&args.q, &Q);
+    let main = GivenLists {
+        names: &KV_CACHE,
+        cache: args.kv_cache,
+        format_name: "kv_format",
+        format: args.kv_format,
+        formats: &KvFormat::SPARSE,
+        indices: Arg::new("indices", &args.indices),
+        lens: named("topk_lengths", args.topk_lengths.as_ref()),
+    };
+    let extra = args.extra.as_ref().map(|extra| GivenLists {
+        names: &EXTRA,
+        cache: extra.kv_cache,
+        format_name: "extra_kv_format",
+        format: extra.kv_format.or(args.kv_format),
+        formats: &KvFormat::ALL,
+        indices: Arg::new("extra_indices", &extra.indices),
+        lens: named("extra_topk_lengths", extra.topk_lengths.as_ref()),
+    });
+    device_dtype(q.name, q.view.device(), query.dtype)?;
+    let tokens = ListTokens::OfRequests {
+        batch: query.leading[0],
+        q_len: query.leading[1],
+    };
+    Ok(SparseProblem {
+        device: q.view.device(),
+        dtype: query.dtype,
+        batch: query.leading[0] as i32,
+        q_len: query.leading[1] as i32,
+        heads: query.heads as i32,
+        q: query.rows,
+        main: main.check(&query, &q, tokens)?,
+        extra: extra
+            .map(|extra| extra.check(&query, &q, tokens))
+            .transpose()?,
+        scale: scale(args.softmax_scale, query.rows.dim())?,
+        attn_sink: attn_sink(args.attn_sink.as_ref(), &q, query.heads)?,
+        out: out(&args.out, &q, query.dtype)?,
+        lse: row_numbers(&Arg::new("lse", &args.lse), &q)?,
+        max_logits: None,
+        stream: args.stream,
+    })
+}
+
+pub(crate) fn prefill(args: &SparsePrefillArgs) -> Result<SparseProblem> {
+    let query = half_query(&args.q, true)?;
+    let q = lead(&args.q, &Q);
+    let main = GivenLists {
+        names: &KV,
+        cache: pages_of_one(&args.kv),
+        format_name: "kv_format",
+        format: args.kv_format,
+        formats: &KvFormat::SPARSE,
+        indices: Arg::new("indices", &args.indices),
+        lens: named("topk_lengths", args.topk_lengths.as_ref()),
+    };
+    device_dtype(q.name, q.view.device(), query.dtype)?;
+    let tokens = ListTokens::All {
+        num_tokens: query.leading[0],
+    };
+    let max_logits = Arg::new("max_logits", &args.max_logits);
+    Ok(SparseProblem {
+        device: q.view.device(),
+        dtype: query.dtype,
+        batch: 1,
+        q_len: query.leading[0] as i32,
+        heads: query.heads as i32,
+        q: query.rows,
+        main: main.check(&query, &q, tokens)?,
+        extra: None,
+        scale: scale(args.softmax_scale, query.rows.dim())?,
+        attn_sink: attn_sink(args.attn_sink.as_ref(), &q, query.heads)?,
+        out: out(&args.out, &q, query.dtype)?,
+        lse: row_numbers(&Arg::new("lse", &args.lse), &q)?,
+        max_logits: Some(row_numbers(&max_logits, &q)?),
+        stream: args.stream,
+    })
+}
+
+fn half_query(q: &Parts, ragged: bool) -> Result<Query> {
+    let query = query(q, ragged)?;
+    if query.dtype == DType::F8E4M3 {
+        let rule = "queries over listed keys are bfloat16 or float16";
+        return Err(Error::unsupported(lead(q, &Q).name, query.dtype, rule));
+    }
+    Ok(query)
+}
+
+fn named<'a>(name: &'static str, view: Option<&'a View>) -> Option<Arg<'a>> {
+    view.map(|view| Arg::new(name, view))
+}
+
+/// Tokens without pages as pages of one token; anything else as it is.
+fn pages_of_one(kv: &Parts) -> Parts {
+    let paged = |view: &View| match view.shape().rank() {
+        2 => view.with_middle_axis(),
+        _ => *view,
+    };
+    match kv {
+        Parts::One(view) => Parts::One(paged(view)),
+        Parts::Two(nope, rope) => Parts::Two(paged(nope), paged(rope)),
+    }
+}
+
+/// Lists of keys in one cache, as a call was given them.
+struct GivenLists<'a> {
+    names: &'static PartNames,
+    cache: Parts,
+    format_name: &'static str,
+    format: Option<KvFormat>,
+    /// Those it may have.
+    formats: &'a [KvFormat],
+    indices: Arg<'a>,
+    lens: Option<Arg<'a>>,
+}
+
+impl GivenLists<'_> {
+    fn check(&self, query: &Query, q: &Arg<'_>, tokens: ListTokens) -> Result<KeyLists> {
+        let device = (q.view.device(), q.name);
+        let given = CacheArg {
+            names: self.names,
+            parts: &self.cache,
+            format_name: self.format_name,
+            format: self.format,
+            scale: None,
+        };
+        let cache = given.check(device, Access::Read)?;
+        device_format(self.format_name, device.0, cache.format)?;
+        self.fits(query, &cache)?;
+        let (indices, topk) = indices(&self.indices, device, tokens)?;
+        let lens = match &self.lens {
+            Some(lens) => Some(list_lens(lens, device, tokens)?),
+            None => None,
+        };
+        Ok(KeyLists {
+            cache,
+            indices,
+            topk: topk as i32,
+            lens,
+        })
+    }
+
+    /// Query and cache belong together: type, width and heads.
+    fn fits(&self, query: &Query, cache: &PagedCache) -> Result<()> {
+        let arg = lead(&self.cache, self.names);
+        if !self.formats.contains(&cache.format) {
+            let rule = "only an extra cache has this format";
+            return Err(Error::unsupported(self.format_name, cache.format, rule));
+        }
+        if cache.format.dtype().is_some() {
+            arg.dtype(&[query.dtype], ", as q is")?;
+        } else if query.dtype != DType::Bf16 {
+            let value = format!(
+                "{} with a cache of the format {}",
+                query.dtype, cache.format
+            );
+            let rule = "queries over listed keys of a quantised cache are bfloat16";
+            return Err(Error::unsupported("q", value, rule));
+        }
+        if query.rows.dim() != cache.dim() {
+            let rule = format!("q has rows of {}", query.rows.dim());
+            let value = format!("of rows of {}", cache.dim());
+            return Err(Error::invalid(arg.name, value, rule));
+        }
+        if cache.kv_heads != 1 {
+            let value = format!("of shape {}", arg.view.shape());
+            let rule = "indices choose from caches of one KV head";
+            return Err(Error::unsupported(arg.name, value, rule));
+        }
+        Ok(())
+    }
+}
+
+/// `[b, s_q, topk]`; `[t, topk]` or `[t, 1, topk]` for tokens without requests. Returned as strides of request (0
+/// without) and token, and `topk`.
+fn indices(arg: &Arg<'_>, device: (Device, &str), tokens: ListTokens) -> Result<(Strided<2>, i64)> {
+    let strided = match tokens {
+        ListTokens::OfRequests { batch, q_len } => {
+            arg.rank(&[3], "[batch, q_len, topk]")?;
+            arg.dim(0, batch, "the batch of q")?;
+            arg.dim(1, q_len, "the query tokens of q")?;
+            arg.strided::<2>()
+        }
+        ListTokens::All { num_tokens } => {
+            let shape = arg.rank(&[2, 3], "[tokens, topk] or [tokens, 1, topk]")?;
+            arg.dim(0, num_tokens, "the tokens of q")?;
+            if shape.len() == 3 {
+                arg.dim(1, 1, "the KV heads")?;
+            }
+            let Strided { ptr, strides } = arg.strided::<1>();
+            let strides = [0, strides[0]];
+            Strided { ptr, strides }
+        }
+    };
+    arg.dtype(&[DType::I32], "")?;
+    arg.device(device.0, device.1)?;
+    arg.memory(Last::Unit, Access::Read)?;
+    Ok((strided, arg.shape()[arg.shape().len() - 1]))
+}

@@ -1,0 +1,74 @@
+//! Where a call's schedule comes from: a plan that was made before, or one of its own.
+
+use crate::dtype::KvFormat;
+use crate::error::{Error, Result};
+use crate::plan::{Plan, PlanArgs};
+use crate::schedule::Schedule;
+use crate::view::View;
+
+#[derive(Debug, Clone, Copy)]
+#[allow(clippy::large_enum_variant)] // lives for one call
+pub(crate) enum PlanSource<'a> {
+    Given(&'a Plan),
+    /// Still to be made, in the call's workspace.
+    Own {
+        args: PlanArgs,
+        schedule: Schedule,
+    },
+}
+
+impl<'a> PlanSource<'a> {
+    /// For a call that needs a plan of these arguments. `format` is the cache's.
+    pub fn of(given: Option<&'a Plan>, call: PlanArgs, format: KvFormat) -> Result<Self> {
+        if let Some(plan) = given {
+            fits(plan, &call, format)?;
+            return Ok(Self::Given(plan));
+        }
+        Ok(Self::Own {
+            schedule: Schedule::new(&call)?,
+            args: call,
+        })
+    }
+
+    /// Bytes of the workspace of the call: 0 with a plan.
+    pub fn workspace_bytes(&self) -> u64 {
+        match self {
+            Self::Given(_) => 0,
+            Self::Own { schedule, .. } => schedule.bytes,
+        }
+    }
+
+    /// Calls `run` with the plan, and whether that is still to be filled.
+    pub fn provide(
+        &self,
+        workspace: Option<&View>,
+        run: impl FnOnce(&Plan, bool) -> Result<()>,
+    ) -> Result<()> {
+        let (args, schedule) = match self {
+            Self::Given(plan) => return run(plan, false),
+            Self::Own { args, schedule } => (args, schedule),
+        };
+        let Some(workspace) = workspace else {
+            let rule = format!("{} bytes are needed without a plan", schedule.bytes);
+            return Err(Error::invalid("workspace", "None", rule));
+        };
+        run(&Plan::unfilled(args, schedule, workspace)?, true)
+    }
+}
+
+/// The plan was made for this call, and nothing asks for another one.
+fn fits(plan: &Plan, call: &PlanArgs, format: KvFormat) -> Result<()> {
+    plan.made_for(call, format)?;
+    if call.num_splits.is_some() && call.num_splits != plan.args().num_splits {
+        let number = |parts: Option<u32>| parts.map_or("None".to_owned(), |n| n.to_string());
+        let value = format!("{} with a plan", number(call.num_splits));
+        let made_with = number(plan.args().num_splits);
+        let rule = format!("None, or {made_with} as the plan was made with");
+        return Err(Error::invalid("num_splits", value, rule));
+    }
+    if call.batch_invariant && !plan.args().batch_invariant {
+        let rule = "the plan was made without batch_invariant";
+        return Err(Error::invalid("batch_invariant", "true with a plan", rule));
+    }
+    Ok(())
+}

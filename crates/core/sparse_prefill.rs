@@ -1,0 +1,153 @@
+//! `sparse_prefill`: attention of many query tokens, each over keys of its own choice.
+
+use crate::check_attention;
+use crate::check_sparse;
+use crate::dtype::{DType, KvFormat};
+use crate::error::Result;
+use crate::plan::{PlanArgs, Queries};
+use crate::plan_source::PlanSource;
+use crate::sparse::{CheckedSparse, plan_args};
+use crate::view::{Dims, Parts, Stream, View};
+
+/// The arguments of [`sparse_prefill`].
+///
+/// Symbols: `t` query tokens, `h` query heads, `d_qk` 576 or 512.
+#[derive(Debug, Clone)]
+pub struct SparsePrefillArgs {
+    /// `[t, h, d_qk]`, bf16 or fp16, or `([t, h, 512], [t, h, 64])`.
+    pub q: Parts,
+    /// `[n_tokens, d_qk]` in q's type, or a paged cache as [`SparseDecodeArgs`](crate::SparseDecodeArgs) takes it
+    /// (`[n_tokens, 1, d_qk]` is one of pages of one token), or the pair of parts of either.
+    pub kv: Parts,
+    /// `[t, topk]` or `[t, 1, topk]` int32: the keys of each query token: rows of `kv`, or `page * P + offset`. An
+    /// entry outside is no key; one that stands twice counts twice.
+    pub indices: View,
+    /// `[t]` int32: only the leading entries count; `None`: all.
+    pub topk_lengths: Option<View>,
+    /// Factor of the scores, above 0; `d_qk ** -0.5` when `None`.
+    pub softmax_scale: Option<f64>,
+    /// `None`: the element type of `kv` says it.
+    pub kv_format: Option<KvFormat>,
+    /// `[h]` float32: `out *= exp(lse) / (exp(lse) + exp(sink))`; `lse` and `max_logits` stay as they are.
+    pub attn_sink: Option<View>,
+    /// `[t, h, 512]` in q's type.
+    pub out: View,
+    /// `[t, h]` float32: the largest scaled score; -inf where there is no key.
+    pub max_logits: View,
+    /// `[t, h]` float32: natural logarithm of the sum of exponentials; -inf where there is no key.
+    pub lse: View,
+    /// `[bytes]` uint8, at least [`CheckedSparse::workspace_bytes`].
+    pub workspace: Option<View>,
+    /// Where to launch.
+    pub stream: Stream,
+}
+
+impl SparsePrefillArgs {
+    /// Arguments with the defaults: all entries of the lists, no sink, no workspace, stream 0.
+    pub fn new(q: Parts, kv: Parts, indices: View, out: View, max_logits: View, lse: View) -> Self {
+        Self {
+            q,
+            kv,
+            indices,
+            topk_lengths: None,
+            softmax_scale: None,
+            kv_format: None,
+            attn_sink: None,
+            out,
+            max_logits,
+            lse,
+            workspace: None,
+            stream: Stream::default(),
+        }
+    }
+
+    /// Checks every argument but `workspace`, once: for callers that allocate the workspace when they know
+    /// its size, which does not depend on the number of cached tokens.
+    ///
+    /// # Errors
+    /// As [`sparse_prefill`].
+    pub fn check(&self) -> Result<CheckedSparse<'static>> {
+        let problem = check_sparse::prefill(self)?;
+        let call = PlanArgs {
+            queries: Queries::SparsePrefill {
+                num_tokens: problem.q_len.into(),
+                topk: problem.main.topk.into(),
+            },
+            ..plan_args(&problem)
+        };
+        let plan = PlanSource::of(None, call, problem.main.cache.format)?;
+        Ok(CheckedSparse { problem, plan })
+    }
+}
+
+/// The outputs that fit a `q`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SparsePrefillOutputs {
+    /// `[t, h, 512]`.
+    pub out: Dims,
+    /// Of `out`: q's.
+    pub dtype: DType,
+    /// `[t, h]`, of both `max_logits` and `lse`; float32.
+    pub rows: Dims,
+}
+
+/// The shapes and type of the outputs of a sparse prefill for this `q`.
+///
+/// # Errors
+/// [`Error::InvalidArgument`](crate::Error) naming `q` when its shape or type is not allowed.
+///
+/// ```
+/// use ferromla::{DType, Device, View, sparse_prefill_outputs};
+/// // SAFETY: an empty view describes no memory.
+/// let q = unsafe { View::contiguous(std::ptr::null(), DType::Bf16, Device::Cpu, &[0, 16, 576]) };
+/// assert_eq!(&sparse_prefill_outputs(&q.into())?.out[..], &[0, 16, 512]);
+/// # Ok::<(), ferromla::Error>(())
+/// ```
+pub fn sparse_prefill_outputs(q: &Parts) -> Result<SparsePrefillOutputs> {
+    let query = check_attention::query(q, true)?;
+    Ok(SparsePrefillOutputs {
+        out: check_attention::out_shape(&query.leading),
+        dtype: query.dtype,
+        rows: query.leading,
+    })
+}
+
+/// Attention of `q` over the listed rows of `kv` into `out`, `max_logits` and `lse`. The keys of a token are never
+/// split, so its result depends on nothing else in the call.
+///
+/// # Errors
+/// As [`decode`](crate::decode).
+///
+/// # Safety
+/// As for [`decode`](crate::decode).
+///
+/// ```
+/// use ferromla::{DType, Device, SparsePrefillArgs, View, sparse_prefill};
+/// let one = 0x3f80u16; // 1.0 in bfloat16
+/// let (q, kv, indices) = (vec![one; 512], vec![one; 8 * 512], [3i32, 5]);
+/// let (mut out, mut max_logits, mut lse) = (vec![0u16; 512], [0f32], [0f32]);
+/// // SAFETY: the views describe the arrays above, which outlive the call.
+/// unsafe {
+///     let view = |ptr, dtype, shape: &[i64]| View::contiguous(ptr, dtype, Device::Cpu, shape);
+///     let mut args = SparsePrefillArgs::new(
+///         view(q.as_ptr().cast(), DType::Bf16, &[1, 1, 512]).into(),
+///         view(kv.as_ptr().cast(), DType::Bf16, &[8, 512]).into(),
+///         view(indices.as_ptr().cast(), DType::I32, &[1, 2]),
+///         view(out.as_mut_ptr().cast(), DType::Bf16, &[1, 1, 512]),
+///         view(max_logits.as_mut_ptr().cast(), DType::F32, &[1, 1]),
+///         view(lse.as_mut_ptr().cast(), DType::F32, &[1, 1]),
+///     );
+///     args.softmax_scale = Some(1.0 / 64.0);
+///     let mut workspace = vec![0u64; args.check()?.workspace_bytes().div_ceil(8) as usize];
+///     let bytes = 8 * workspace.len() as i64;
+///     args.workspace = Some(view(workspace.as_mut_ptr().cast(), DType::U8, &[bytes]));
+///     sparse_prefill(&args)?;
+/// }
+/// assert_eq!((out[0], max_logits), (one, [8.0]));
+/// assert!((lse[0] - (8.0 + 2f32.ln())).abs() < 1e-6);
+/// # Ok::<(), ferromla::Error>(())
+/// ```
+pub unsafe fn sparse_prefill(args: &SparsePrefillArgs) -> Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe { args.check()?.run(args.workspace.as_ref()) }
+}

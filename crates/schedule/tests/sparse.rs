@@ -1,0 +1,250 @@
+//! A sparse batch is planned as the dense batch in which every query token is a request.
+
+mod support;
+
+use ferromla_schedule::{
+    ListLens, Merge, PlanShape, Problem, Queries, Split, Target, WorkItem, choose, layout,
+    plan_into, plan_sparse_into,
+};
+use proptest::prelude::*;
+use support::sparse::{plan_sparse, sparse_cases, sparse_shape};
+
+const SHAPE: PlanShape = PlanShape {
+    batch: 2,
+    q_len: 1,
+    group: 16,
+    kv_heads: 1,
+    causal: 0,
+    unit_rows: 16,
+    workers: 4,
+    split_mode: 0,
+    num_splits: 0,
+    max_seq_len: 192 + 64,
+    fixed_cost: 2,
+    split_cost: 6,
+    min_part: 1,
+    ragged: 0,
+    q_tokens: 0,
+    whole_speed: 256,
+    sparse_q_len: 3,
+    topk: 130,
+    extra_topk: 64,
+    reserved: 0,
+};
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+
+    #[test]
+    fn a_token_is_planned_as_a_request_of_its_keys(case in sparse_cases()) {
+        let sparse = plan_sparse(&case);
+        let dense = support::plan(&case.as_dense());
+        prop_assert_eq!(sparse.header, dense.header);
+        prop_assert_eq!(sparse.layout, dense.layout);
+        let (keys, q_len) = (case.keys(), case.shape.sparse_q_len);
+        let place = |token: i32| (token / q_len, token % q_len);
+        let items: Vec<WorkItem> = dense.view().items().iter().map(|item| {
+            let (request, q_begin) = place(item.request);
+            WorkItem { request, q_begin, main_len: keys[item.request as usize].0, ..*item }
+        }).collect();
+        let merges: Vec<Merge> = dense.view().merges().iter().map(|merge| {
+            let (request, q_begin) = place(merge.request);
+            Merge { request, q_begin, ..*merge }
+        }).collect();
+        prop_assert_eq!(sparse.view().items(), items);
+        prop_assert_eq!(sparse.view().merges(), merges);
+        for worker in 0..dense.view().workers() {
+            prop_assert_eq!(sparse.view().worker(worker).len(), dense.view().worker(worker).len());
+        }
+    }
+}
+
+#[test]
+fn shapes_of_lists_are_refused_where_they_contradict_themselves() {
+    let refused = |shape: PlanShape| layout(&shape).unwrap_err().to_string();
+    for (shape, message) in [
+        (
+            PlanShape { q_len: 2, ..SHAPE },
+            "q_len is 2, must be 1 where sparse_q_len is not 0",
+        ),
+        (
+            PlanShape { causal: 1, ..SHAPE },
+            "causal is 1, must be 0 where sparse_q_len is not",
+        ),
+        (
+            PlanShape {
+                ragged: 1,
+                q_len: 0,
+                ..SHAPE
+            },
+            "ragged is 1, must be 0 where sparse_q_len is not",
+        ),
+        (
+            PlanShape { topk: -1, ..SHAPE },
+            "topk is -1, must be 0 or more",
+        ),
+        (
+            PlanShape {
+                extra_topk: -1,
+                ..SHAPE
+            },
+            "extra_topk is -1, must be 0 or more",
+        ),
+        (
+            PlanShape {
+                sparse_q_len: -1,
+                ..SHAPE
+            },
+            "sparse_q_len is -1, must be 0 or more",
+        ),
+        (
+            PlanShape {
+                sparse_q_len: 0,
+                ..SHAPE
+            },
+            "topk is 130, must be 0 where sparse_q_len is 0",
+        ),
+        (
+            PlanShape {
+                max_seq_len: 255,
+                ..SHAPE
+            },
+            "max_seq_len is 255, must be where the keys of topk and extra_topk end",
+        ),
+        (
+            PlanShape {
+                topk: i32::MAX,
+                extra_topk: 1,
+                ..SHAPE
+            },
+            "the shape needs 2147483649 keys, at most 2147483647 fit a plan",
+        ),
+    ] {
+        assert_eq!(refused(shape), message);
+    }
+    assert_eq!(layout(&SHAPE).unwrap().units, 6);
+}
+
+#[test]
+fn lengths_of_requests_and_of_lists_are_not_mistaken_for_each_other() {
+    let mut words = vec![0; layout(&SHAPE).unwrap().words()];
+    let error = plan_into(&SHAPE, [1, 2].as_slice(), None, &mut words).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "sparse_q_len is 3, must be 0 for the lengths of requests"
+    );
+    let short = ListLens {
+        data: &[1; 5],
+        stride: [3, 1],
+    };
+    let error = plan_sparse_into(&SHAPE, Some(short), None, &mut words).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "topk_lengths has 5 elements, at least 6 needed"
+    );
+    let error = plan_sparse_into(&SHAPE, None, Some(short), &mut words).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "extra_lengths has 5 elements, at least 6 needed"
+    );
+    let dense = PlanShape {
+        sparse_q_len: 0,
+        topk: 0,
+        extra_topk: 0,
+        ..SHAPE
+    };
+    let error = plan_sparse_into(&dense, None, None, &mut words).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "sparse_q_len is 0, must be 1 or more for lists of keys"
+    );
+}
+
+#[test]
+fn seventy_thousand_tokens_are_planned_in_one_call() {
+    let shape = PlanShape {
+        batch: 1,
+        workers: 66,
+        ..sparse_shape(SHAPE, 70_000, 2048, 0)
+    };
+    let mut words = vec![0; layout(&shape).unwrap().words()];
+    let header = plan_sparse_into(&shape, None, None, &mut words).unwrap();
+    assert_eq!(header.units, 70_000);
+}
+
+fn problem(group: i32, queries: Queries, split: Split) -> Problem {
+    Problem {
+        batch: 4,
+        queries,
+        group,
+        kv_heads: 1,
+        causal: true,
+        max_seq_len: 1 << 20,
+        split,
+        target: Target::Gpu {
+            sm_count: 132,
+            clusters: [66, 30, 15],
+        },
+    }
+}
+
+#[test]
+fn rows_and_clusters_are_those_of_one_query_token_per_request() {
+    let sparse = |q_len| Queries::Sparse {
+        q_len,
+        topk: 2048,
+        extra_topk: 0,
+    };
+    for group in [1, 16, 32, 64, 128, 512, 1000] {
+        for split in [Split::Auto, Split::Fixed(2), Split::Invariant] {
+            for q_len in [1, 8, 32] {
+                let dense = Problem {
+                    batch: 4 * q_len,
+                    ..problem(group, Queries::Uniform { q_len: 1 }, split)
+                };
+                assert_eq!(
+                    choose(&problem(group, sparse(q_len), split)),
+                    choose(&dense),
+                    "{group} {q_len}"
+                );
+            }
+        }
+    }
+    let shape = problem(16, sparse(2), Split::Auto).shape().unwrap();
+    assert_eq!(
+        (
+            shape.causal,
+            shape.max_seq_len,
+            shape.q_len,
+            shape.sparse_q_len
+        ),
+        (0, 2048, 1, 2)
+    );
+}
+
+#[test]
+fn no_token_is_a_batch_of_nothing() {
+    let queries = Queries::Sparse {
+        q_len: 0,
+        topk: 64,
+        extra_topk: 64,
+    };
+    let shape = problem(16, queries, Split::Auto).shape().unwrap();
+    let mut words = vec![0; layout(&shape).unwrap().words()];
+    let header = plan_sparse_into(&shape, None, None, &mut words).unwrap();
+    assert_eq!((header.units, header.items), (0, 0));
+}
+
+#[test]
+fn units_that_are_never_split_have_no_cluster_either() {
+    let queries = Queries::Sparse {
+        q_len: 1,
+        topk: 2048,
+        extra_topk: 0,
+    };
+    assert_eq!(choose(&problem(16, queries, Split::Auto)).splits, 8);
+    assert_eq!(choose(&problem(16, queries, Split::Never)).splits, 1);
+    let shape = problem(16, queries, Split::Never).shape().unwrap();
+    assert_eq!((shape.split_mode, shape.num_splits), (1, 1));
+    assert_eq!(layout(&shape).unwrap().max_slots, 0);
+}

@@ -1,0 +1,191 @@
+"""Sparse decode and prefill problems: lists of keys in a cache that is poisoned wherever no list reaches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+import ferromla
+import problems
+import reference_sparse
+import tolerance
+
+INT_MIN, INT_MAX = -(2**31), 2**31 - 1
+
+
+def no_keys(tokens: int) -> list[int]:
+    """Entries that are no key of a cache of so many tokens."""
+    return [INT_MIN, -123456, -1, tokens, 2147480000, INT_MAX]
+
+
+@dataclass
+class Keys:
+    """Lists of keys in one cache: ``cache [n, P, d]``, ``indices [rows..., topk]``, and how many entries count
+    (``lens [rows...]``, ``[b]``, or None)."""
+
+    cache: torch.Tensor
+    indices: torch.Tensor
+    lens: torch.Tensor | None = None
+
+    def lists(self) -> reference_sparse.Lists:
+        """One list per query token, as the reference takes them."""
+        rows = self.indices.shape[:-1]
+        lens = self.lens
+        if lens is not None:
+            lens = lens.clamp(0, self.indices.shape[-1])
+            lens = (lens[:, None] if lens.dim() < len(rows) else lens).expand(rows).reshape(-1)
+        indices = self.indices.flatten(0, -2)
+        return reference_sparse.Lists(self.cache.flatten(0, 1), indices, lens)
+
+    def poison(self) -> None:
+        """NaN in every token of the cache that is nobody's key."""
+        lists = self.lists()
+        used = torch.zeros(len(lists.tokens), dtype=torch.bool, device=self.cache.device)
+        used[lists.indices[lists.chosen()].long()] = True
+        self.cache.flatten(0, 1)[~used] = problems.NAN
+
+
+def random_keys(rows, s_k, topk, page, *, d_qk, dtype, device, lens, generator, invalid=0.1) -> Keys:
+    """Random tokens and lists, with entries twice and entries that are no key among them. ``lens``: None, ``"b"`` for
+    lengths per request, or ``"row"`` for one per query token."""
+    pages = -(-s_k // page) + 2
+    tokens = pages * page
+    cache = problems.random_keys(pages, page, d_qk, generator=generator)
+    indices = torch.randint(0, tokens, (*rows, topk), generator=generator)
+    wrong = torch.tensor(no_keys(tokens))[torch.randint(0, 6, indices.shape, generator=generator)]
+    at = torch.rand(indices.shape, generator=generator) < invalid
+    indices = torch.where(at, wrong, indices).int()
+    if lens is not None:
+        shape = rows[:1] if lens == "b" else rows
+        # Some are out of range, and count as the nearest that is not.
+        lens = torch.randint(-5, topk + 5, shape, generator=generator, dtype=torch.int32)
+    keys = Keys(cache.to(dtype), indices, lens)
+    keys.poison()
+    return Keys(*(None if x is None else x.to(device) for x in (keys.cache, keys.indices, keys.lens)))
+
+
+@dataclass
+class Decode:
+    """A sparse decode and what it should give."""
+
+    q: torch.Tensor
+    main: Keys
+    extra: Keys | None = None
+    options: dict = field(default_factory=dict)
+
+    def call(self, **options):
+        """The operation, into outputs of its own where none are given."""
+        return ferromla.sparse_decode(self.q, self.main.cache, self.main.indices, **self._lists(), **options)
+
+    def run(self, **options):
+        """The operation, into NaN-poisoned outputs."""
+        out, lse = problems.poisoned_outputs(self.q)
+        return self.call(**self.options | {"out": out, "lse": lse} | options)
+
+    def _lists(self) -> dict:
+        given = {"topk_lengths": self.main.lens}
+        if self.extra is not None:
+            given["extra_kv_cache"], given["extra_indices"] = self.extra.cache, self.extra.indices
+            given["extra_topk_lengths"] = self.extra.lens
+        return given
+
+    def expected(self, *, softmax_scale=None, attn_sink=None, **_):
+        """``(out, lse)`` by the reference."""
+        lists = [keys.lists() for keys in (self.main, self.extra) if keys is not None]
+        out, _, lse = reference_sparse.attention(self.q.flatten(0, 1), lists, scale=softmax_scale, sink=attn_sink)
+        return out.view(*self.q.shape[:-1], 512), lse.view(self.q.shape[:-1])
+
+    def check(self, **options):
+        """Run and compare."""
+        got = self.run(**options)
+        tolerance.check(*got, *self.expected(**self.options | options))
+        return got
+
+    def plan(self, **options):
+        """A plan for the call."""
+        extra = self.extra
+        lens = [self.main.lens, None if extra is None else extra.lens]
+        sizes = {"topk": self.main.indices.shape[-1], "extra_topk": 0 if extra is None else extra.indices.shape[-1]}
+        b, s_q, h = self.q.shape[:-1]
+        options = {"device": self.q.device, **sizes, **options}
+        return ferromla.Plan.sparse(*lens, batch=b, num_heads=h, q_len=s_q, **options)
+
+
+def decode(
+    b=3,
+    s_q=2,
+    h=16,
+    *,
+    s_k=512,
+    topk=150,
+    page=64,
+    extra=None,
+    lens=None,
+    d_qk=576,
+    dtype=torch.bfloat16,
+    device="cpu",
+    seed=0,
+    **options,
+) -> Decode:
+    """A random sparse decode. ``extra``: None or ``(s_k, topk, page)`` of the extra cache. ``options`` go to the
+    operation."""
+    generator = torch.Generator().manual_seed(seed)
+    q = problems.random_queries(b, s_q, h, d_qk, generator=generator).to(device, dtype)
+    common = {"d_qk": d_qk, "dtype": dtype, "device": device, "lens": lens, "generator": generator}
+    main = random_keys((b, s_q), s_k, topk, page, **common)
+    extra = None if extra is None else random_keys((b, s_q), *extra, **common)
+    return Decode(q, main, extra, options)
+
+
+@dataclass
+class Prefill:
+    """A sparse prefill and what it should give."""
+
+    q: torch.Tensor
+    keys: Keys
+    options: dict = field(default_factory=dict)
+
+    def run(self, **options):
+        """The operation, into NaN-poisoned outputs."""
+        out, lse = problems.poisoned_outputs(self.q)
+        given = {"out": out, "lse": lse, "max_logits": torch.full_like(lse, problems.NAN)}
+        kv = options.pop("kv", self.keys.cache.flatten(0, 1))
+        indices = options.pop("indices", self.keys.indices)
+        options = {"topk_lengths": self.keys.lens} | self.options | given | options
+        return ferromla.sparse_prefill(self.q, kv, indices, **options)
+
+    def expected(self, *, softmax_scale=None, attn_sink=None, **_):
+        """``(out, max_logits, lse)`` by the reference."""
+        return reference_sparse.attention(self.q, [self.keys.lists()], scale=softmax_scale, sink=attn_sink)
+
+    def check(self, **options):
+        """Run and compare."""
+        out, max_logits, lse = self.run(**options)
+        want_out, want_max, want_lse = self.expected(**self.options | options)
+        limits = tolerance.SPARSE_PREFILL
+        found = tolerance.faults(out, lse, want_out, want_lse, limits)
+        found += tolerance.row_faults("max_logits", max_logits, want_max, limits)
+        assert not found, "\n".join(found)
+        return out, max_logits, lse
+
+
+def prefill(
+    t=62,
+    h=16,
+    *,
+    s_kv=95,
+    topk=128,
+    page=1,
+    lens=None,
+    d_qk=576,
+    dtype=torch.bfloat16,
+    device="cpu",
+    seed=0,
+    **options,
+) -> Prefill:
+    """A random sparse prefill. ``options`` go to the operation."""
+    generator = torch.Generator().manual_seed(seed)
+    q = problems.random_queries(t, h, d_qk, generator=generator).to(device, dtype)
+    common = {"d_qk": d_qk, "dtype": dtype, "device": device, "lens": lens, "generator": generator}
+    return Prefill(q, random_keys((t,), s_kv, topk, page, **common), options)

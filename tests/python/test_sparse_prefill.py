@@ -1,0 +1,165 @@
+"""Sparse prefill against the float64 reference, and what it does with lists of every kind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import covering
+import ferromla
+import problems
+import problems_sparse
+
+INF = float("inf")
+AXES = {
+    "t": (1, 62, 213, 70_000),
+    "h": (16, 64, 128, 3),
+    "lists": ((95, 128), (512, 100), (1024, 576), (4096, 2048), (64, 8192)),
+    "lens": (None, "row"),
+    "sink": (False, True),
+    "dtype": (torch.bfloat16, torch.float16),
+    "d_qk": (576, 512),
+}
+CPU_COST_LIMIT = 5_000_000
+
+
+def _cost(case: tuple) -> int:
+    t, h, (_, topk), *_ = case
+    return t * (h + 20) * topk
+
+
+def _name(case: tuple) -> str:
+    t, h, (s_kv, topk), lens, sink, dtype, d_qk = case
+    kind = f"{lens or 'full'}-{'sink' if sink else 'plain'}-{str(dtype)[6:]}-{d_qk}"
+    return f"t{t}-h{h}-{s_kv}x{topk}-{kind}"
+
+
+def _problem(case: tuple, device="cpu") -> problems_sparse.Prefill:
+    t, h, (s_kv, topk), lens, sink, dtype, d_qk = case
+    problem = problems_sparse.prefill(t, h, s_kv=s_kv, topk=topk, lens=lens, d_qk=d_qk, dtype=dtype, device=device)
+    if sink:
+        sinks = torch.randn(h, generator=torch.Generator().manual_seed(h))
+        sinks[0], sinks[-1] = INF, -INF
+        problem.options["attn_sink"] = sinks.to(device)
+    return problem
+
+
+SAMPLE = covering.sample(AXES, lambda case: _cost(case) <= CPU_COST_LIMIT)
+
+
+def test_the_cpu_sample_holds_every_value_but_the_longest_call():
+    for axis, (name, values) in enumerate(AXES.items()):
+        assert {case[axis] for case in SAMPLE} == set(values) - ({70_000} if name == "t" else set())
+
+
+@pytest.mark.parametrize("case", SAMPLE, ids=_name)
+def test_cpu_sample_matches_reference(case):
+    _problem(case).check()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lists", AXES["lists"], ids=lambda lists: "x".join(map(str, lists)))
+@pytest.mark.parametrize("h", AXES["h"])
+@pytest.mark.parametrize("t", AXES["t"][:-1])
+def test_gpu_whole_cross_matches_reference(t, h, lists, cuda):
+    """The cross of the other axes."""
+    for lens in AXES["lens"]:
+        for dtype in AXES["dtype"]:
+            for d_qk in AXES["d_qk"]:
+                _problem((t, h, lists, lens, lens == "row", dtype, d_qk), cuda).check()
+
+
+def test_seventy_thousand_tokens_in_one_call(device):
+    problems_sparse.prefill(70_000, 1, s_kv=3000, topk=12, lens="row", d_qk=512, device=device).check()
+
+
+@pytest.mark.parametrize("page", [1, 2, 64, 61])
+def test_a_paged_cache_is_read_as_its_tokens(device, page):
+    problem = problems_sparse.prefill(s_kv=400, page=page, device=device)
+    tokens = problem.check()
+    for kv in (problem.keys.cache, problem.keys.cache.unsqueeze(2)):
+        assert all(torch.equal(a, b) for a, b in zip(tokens, problem.run(kv=kv), strict=True))
+
+
+def test_shapes_with_a_dimension_of_kv_heads(device):
+    problem = problems_sparse.prefill(device=device)
+    want = problem.run()
+    kv = problem.keys.cache.flatten(0, 1).unsqueeze(1)
+    got = problem.run(kv=kv, indices=problem.keys.indices.unsqueeze(1))
+    assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
+
+
+def test_two_part_inputs(device):
+    problem = problems_sparse.prefill(device=device)
+    want = problem.run()
+    kv, q = problem.keys.cache.flatten(0, 1), problem.q
+    parts = [(x[..., :512].contiguous(), x[..., 512:].contiguous()) for x in (q, kv)]
+    got = ferromla.sparse_prefill(*parts, problem.keys.indices)
+    assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
+
+
+def test_strided_inputs_and_outputs(device):
+    problem = problems_sparse.prefill(t=40, s_kv=300, lens="row", device=device)
+    wide = torch.full((40, 20, 640), problems.NAN, dtype=problem.q.dtype, device=device)
+    wide[:, :16, :576] = problem.q
+    problem.q = wide[:, :16, :576]
+    tokens = problem.keys.cache.flatten(0, 1)
+    kv = torch.stack([tokens, torch.full_like(tokens, problems.NAN)], 1)[:, 0]
+    problem.keys.indices = torch.cat([problem.keys.indices, problem.keys.indices], 1)[:, :128]
+    problem.keys.lens = torch.stack([problem.keys.lens, problem.keys.lens], 1)[:, 0]
+    out = torch.full((40, 16, 1024), 7.0, dtype=problem.q.dtype, device=device)
+    rows = torch.full((2, 16, 40), 7.0, device=device).transpose(1, 2)
+    assert not kv.is_contiguous()
+    assert not problem.keys.lens.is_contiguous()
+    problem.check(kv=kv, out=out[..., :512], max_logits=rows[0], lse=rows[1])
+    assert bool((out[..., 512:] == 7).all())
+
+
+def test_rows_without_a_key_are_zeros(device):
+    problem = problems_sparse.prefill(t=10, lens="row", device=device, attn_sink=torch.zeros(16, device=device))
+    problem.keys.indices[3] = -1
+    problem.keys.lens[5] = 0
+    out, max_logits, lse = problem.check()
+    assert bool((out[[3, 5]] == 0).all())
+    assert bool((max_logits[[3, 5]] == -INF).all() & (lse[[3, 5]] == -INF).all())
+
+
+@pytest.mark.parametrize(("t", "topk", "s_kv"), [(0, 128, 95), (5, 0, 95), (5, 128, 0)])
+def test_nothing_to_attend(device, t, topk, s_kv):
+    q = torch.zeros(t, 16, 576, dtype=torch.bfloat16, device=device)
+    kv = torch.zeros(s_kv, 576, dtype=torch.bfloat16, device=device)
+    out, max_logits, lse = ferromla.sparse_prefill(q, kv, torch.zeros(t, topk, dtype=torch.int32, device=device))
+    assert out.shape == (t, 16, 512)
+    assert bool((out == 0).all() & (max_logits == -INF).all() & (lse == -INF).all())
+
+
+def test_a_token_does_not_depend_on_the_rest_of_the_call(device):
+    problem = problems_sparse.prefill(t=100, s_kv=900, topk=700, lens="row", device=device)
+    whole = problem.run()
+    keys = problems_sparse.Keys(problem.keys.cache, problem.keys.indices[37:38], problem.keys.lens[37:38])
+    alone = problems_sparse.Prefill(problem.q[37:38], keys).run()
+    assert all(torch.equal(a[37:38], b) for a, b in zip(whole, alone, strict=True))
+
+
+def test_the_largest_score_is_that_of_the_scaled_scores(device):
+    problem = problems_sparse.prefill(device=device, softmax_scale=0.25)
+    problem.check()
+
+
+CASES = {
+    "kv": ("kv", lambda p: {"kv": p.keys.cache.flatten(0, 1).half()}),
+    "kv rank": ("kv", lambda p: {"kv": p.keys.cache.flatten()}),
+    "indices": ("indices", lambda p: {"indices": p.keys.indices[:5]}),
+    "indices heads": ("indices", lambda p: {"indices": p.keys.indices.view(62, 2, 64)}),
+    "lengths": ("topk_lengths", lambda p: {"topk_lengths": torch.zeros(62, 1, dtype=torch.int32)}),
+    "max_logits": ("max_logits", lambda p: {"max_logits": torch.zeros(62, 15)}),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_what_is_refused_is_named(case):
+    argument, change = case
+    problem = problems_sparse.prefill()
+    with pytest.raises(ferromla.InvalidArgument) as error:
+        problem.run(**change(problem))
+    assert error.value.argument == argument
