@@ -45,7 +45,10 @@ class Bench:
 
     def checked(self, name: str, sets: list[Inputs], requests: int | None = None) -> dict[str, float]:
         """The errors of the first inputs' outputs, as values of a row."""
-        found: Errors = errors(sets[0], requests)
+        return self.judged(name, errors(sets[0], requests))
+
+    def judged(self, name: str, found: Errors) -> dict[str, float]:
+        """Errors as values of a row; notes those that are wrong."""
         if found.wrong:
             self.wrong.append(name)
         return {"error": found.out, "angle": found.angle, "lse_error": found.lse}
@@ -107,6 +110,30 @@ def decode(bench: Bench) -> None:
             flashinfer_us=rival(sets) if rival else None,
         )
         del sets, layers
+        bench.forget()
+
+
+def quantised(bench: Bench) -> None:
+    """Dense decode over quantised caches."""
+    asked: tuple[Column, ...] = (("target us", "target", "{:g}"), ("target", "verdict", "{}"))
+    title = "Dense decode over quantised caches, b=128, s_q=1, seq 4096, page 64"
+    bench.report.table("quantised", title, (SHAPE, US, FLOOR, *asked, *RATES, *ERRORS))
+    for row in shapes.QUANTISED:
+        if not bench.wanted(row.case.name):
+            continue
+        sets = bench.inputs(row.case)
+        (us,) = times_us(calls(sets), device=bench.device, sample_ms=SHORT_SAMPLE_MS)
+        measured = sets[0].case
+        bench.report.row(
+            name=row.case.name,
+            us=us,
+            floor=measured.floor_us / us,
+            target=row.target_us,
+            verdict=bench.verdict(us, row.target_us),
+            **rates(measured, us),
+            **bench.checked(row.case.name, sets, SAMPLED_REQUESTS),
+        )
+        del sets
         bench.forget()
 
 

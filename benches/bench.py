@@ -19,8 +19,10 @@ import time
 import torch
 
 import attention_tables
+import cache_tables
 import ferromla
 import measure
+import sparse_tables
 import step_tables
 from attention_tables import Bench
 from report import Report
@@ -32,6 +34,12 @@ TABLES = {
     "pages": attention_tables.pages,
     "uneven": attention_tables.uneven,
     "invariance": attention_tables.invariance,
+    "quantised": attention_tables.quantised,
+    "sparse": sparse_tables.sparse,
+    "sparse_v4": sparse_tables.sparse_v4,
+    "sparse_prefill": sparse_tables.sparse_prefill,
+    "cache_ops": cache_tables.cache_ops,
+    "index_ops": cache_tables.index_ops,
     "plan": step_tables.plan,
     "host": step_tables.host,
 }

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 import ferromla
-from shapes import D_QK, D_V, Case
+from shapes import D_QK, D_V, TOKEN_BYTES, Case
 
 L2_BYTES = 60 << 20
 REPEATS = 7
@@ -25,8 +25,30 @@ NAN = float("nan")
 UNUSED_PAGE = 2147480000
 # Float64 scores held at once in the reference.
 REFERENCE_SCORES = 1 << 26
+# Tokens quantised at once while inputs are made.
+QUANTISED_TOKENS = 1 << 18
+E4M3_MAX = 448.0
 
 Call = Callable[[], object]
+
+
+def cache_of(kv_format: str, pages: int, page_size: int, d_qk: int, *, device, dtype) -> torch.Tensor:
+    """Normally distributed rows in a cache, quantised a part at a time where the format asks for it."""
+    if kv_format not in TOKEN_BYTES:
+        return torch.randn(pages, page_size, d_qk, device=device, dtype=dtype).mul_(0.1)
+    cache = ferromla.empty_kv_cache(pages, page_size, kv_format, device, d_qk=d_qk).view(torch.uint8)
+    step = max(1, QUANTISED_TOKENS // page_size)
+    for part in cache.split(step):
+        rows = torch.randn(len(part), page_size, d_qk, device=device, dtype=dtype).mul_(0.1)
+        ferromla.quantize_kv(rows, kv_format, out=part)
+    return cache
+
+
+def numbers(cache: torch.Tensor, kv_format: str) -> torch.Tensor:
+    """What a cache holds, without a rounding: dequantised to float32 where it is quantised."""
+    if kv_format not in TOKEN_BYTES:
+        return cache
+    return ferromla.dequantize_kv(cache, kv_format, dtype=torch.float32)
 
 
 class Inputs:
@@ -46,10 +68,17 @@ class Inputs:
         used = columns < pages.to(device)[:, None]
         self.table = torch.full(used.shape, UNUSED_PAGE, dtype=torch.int32, device=device)
         self.table[used] = torch.randperm(total, device=device)[: int(pages.sum())].int()
-        self.cache = torch.randn(total, case.page_size, D_QK, **options).mul_(0.1)
+        self.cache = cache_of(case.kv_format, total, case.page_size, D_QK, **options)
         self._poison_tails(pages.to(device))
         tokens = (case.q_tokens,) if case.ragged else (len(lens), case.q_lens[0])
         self.q = torch.randn(*tokens, case.heads, D_QK, **options).mul_(3)
+        self.formats = {}
+        if case.kv_format in TOKEN_BYTES:
+            self.formats["kv_format"] = case.kv_format
+        if case.q_e4m3:
+            scales = self.q.abs().amax(-1).float() / E4M3_MAX
+            self.q = (self.q.float() / scales[..., None]).to(torch.float8_e4m3fn)
+            self.formats["q_scale"] = scales
         self.out = torch.full((*tokens, case.heads, D_V), NAN, **options)
         self.lse = torch.full((*tokens, case.heads), NAN, device=device)
 
@@ -58,7 +87,19 @@ class Inputs:
         last = self.table[held, pages[held] - 1].long()
         position = torch.arange(self.case.page_size, device=pages.device)
         beyond = position > ((self.lens[held] - 1) % self.case.page_size)[:, None]
-        self.cache[last] = self.cache[last].masked_fill(beyond[..., None], NAN)
+        # Each byte of a code, of a float32 scale and of a bfloat16 number is that of a NaN.
+        poison = 0xFF if self.cache.dtype == torch.uint8 else NAN
+        self.cache[last] = self.cache[last].masked_fill(beyond[..., None], poison)
+
+    def keys(self, pages: torch.Tensor) -> torch.Tensor:
+        """The rows of some pages, ``[tokens, 576]``, float64."""
+        return numbers(self.cache[pages], self.case.kv_format).double().flatten(0, 1)
+
+    def queries(self, rows: torch.Tensor) -> torch.Tensor:
+        """The queries of some tokens, ``[tokens, heads, 576]``, float64."""
+        q = self.q.flatten(0, -3)[rows].double()
+        scales = self.formats.get("q_scale")
+        return q if scales is None else q * scales.flatten(0, -2)[rows].double()[..., None]
 
     def plan(self, **options) -> ferromla.Plan:
         """A plan for these lengths."""
@@ -68,7 +109,7 @@ class Inputs:
 
     def call(self, plan: ferromla.Plan | None) -> Call:
         """The operation into the outputs."""
-        options = {"plan": plan, "out": self.out, "lse": self.lse}
+        options = {"plan": plan, "out": self.out, "lse": self.lse, **self.formats}
         if self.case.ragged:
             return lambda: ferromla.prefill(self.q, self.cache, self.table, self.lens, self.indptr, **options)
         return lambda: ferromla.decode(self.q, self.cache, self.table, self.lens, **options)
@@ -78,8 +119,12 @@ def rotated(case: Case, dtype: torch.dtype, device: torch.device) -> list[Inputs
     """So many inputs that going through them leaves nothing of the first in L2, and that a graph of one call with
     each is long enough for its own launch not to count. One where there is no such cache to empty."""
     torch.manual_seed(0)
-    sets = 1 + -(-4 * L2_BYTES // max(case.bytes_moved, 1)) if device.type == "cuda" else 1
-    return [Inputs(case, dtype, device) for _ in range(min(sets, MOST_SETS))]
+    return [Inputs(case, dtype, device) for _ in range(set_count(case.bytes_moved, device))]
+
+
+def set_count(bytes_moved: int, device: torch.device) -> int:
+    """How many inputs to rotate, of calls that move so many bytes each."""
+    return min(1 + -(-4 * L2_BYTES // max(bytes_moved, 1)), MOST_SETS) if device.type == "cuda" else 1
 
 
 @dataclass(frozen=True)
@@ -96,31 +141,45 @@ class Errors:
         return not self.angle <= 5e-6
 
 
+class Compared:
+    """Results and their references, a part at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        zero = torch.zeros((), dtype=torch.float64, device=device)
+        self._out = self._lse = self._product = self._squares = zero
+
+    def add(self, out: torch.Tensor, want: torch.Tensor, lse: torch.Tensor, want_lse: torch.Tensor) -> None:
+        """Some rows. A NaN stays."""
+        out, lse = out.double(), lse.double()
+        self._out = self._out.maximum((out - want).abs().max())
+        off = torch.where(lse == want_lse, 0.0, (lse - want_lse).abs())
+        self._lse = self._lse.maximum(off.max())
+        self._product = self._product + (out * want).sum()
+        self._squares = self._squares + (out * out).sum() + (want * want).sum()
+
+    def errors(self) -> Errors:
+        """Of all that was added."""
+        angle = torch.where(self._squares == 0, 0.0, 1 - 2 * self._product / self._squares)
+        return Errors(float(self._out), float(angle), float(self._lse))
+
+
 def errors(inputs: Inputs, requests: int | None = None, tokens: int = 64) -> Errors:
     """Of the outputs as they stand: over ``requests`` evenly chosen requests and the longest one (all when None), and
     of each over at most ``tokens`` query tokens, the first and the last among them."""
-    worst = worst_lse = torch.zeros((), dtype=torch.float64, device=inputs.q.device)
-    product = squares = worst
+    compared = Compared(inputs.q.device)
     with_queries = [r for r, q_len in enumerate(inputs.case.q_lens) if q_len]
     longest = sorted(with_queries, key=inputs.case.seq_lens.__getitem__)[-1:]
-    for request in {*_evenly(with_queries, requests), *longest}:
-        chosen = _evenly(list(range(inputs.case.q_lens[request])), tokens)
+    for request in {*evenly(with_queries, requests), *longest}:
+        chosen = evenly(list(range(inputs.case.q_lens[request])), tokens)
         rows = torch.tensor(chosen, device=inputs.q.device)
         for part in rows.split(_reference_tokens(inputs.case, request)):
             want, want_lse = reference(inputs, request, part)
             at = part + inputs.q_begin[request]
-            out, lse = inputs.out.flatten(0, -3)[at].double(), inputs.lse.flatten(0, -2)[at].double()
-            # maximum hands on a NaN.
-            worst = worst.maximum((out - want).abs().max())
-            off = torch.where(lse == want_lse, 0.0, (lse - want_lse).abs())
-            worst_lse = worst_lse.maximum(off.max())
-            product = product + (out * want).sum()
-            squares = squares + (out * out).sum() + (want * want).sum()
-    angle = torch.where(squares == 0, 0.0, 1 - 2 * product / squares)
-    return Errors(float(worst), float(angle), float(worst_lse))
+            compared.add(inputs.out.flatten(0, -3)[at], want, inputs.lse.flatten(0, -2)[at], want_lse)
+    return compared.errors()
 
 
-def _evenly(items: list[int], most: int | None) -> list[int]:
+def evenly(items: list[int], most: int | None) -> list[int]:
     """At most so many of the items, the first and the last among them."""
     if most is None or len(items) <= most:
         return items
@@ -136,8 +195,8 @@ def reference(inputs: Inputs, request: int, tokens: torch.Tensor) -> tuple[torch
     case = inputs.case
     length, q_len = case.seq_lens[request], case.q_lens[request]
     pages = inputs.table[request, : -(-length // case.page_size)].long()
-    keys = inputs.cache[pages].view(-1, D_QK)[:length].double()
-    q = inputs.q.flatten(0, -3)[tokens + inputs.q_begin[request]].double()
+    keys = inputs.keys(pages)[:length]
+    q = inputs.queries(tokens + inputs.q_begin[request])
     scores = (q @ keys.T) * D_QK**-0.5
     last = length - q_len + tokens
     scores.masked_fill_(torch.arange(length, device=q.device) > last[:, None, None], -torch.inf)

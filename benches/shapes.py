@@ -11,6 +11,8 @@ PAGE_SIZE = 64
 D_QK, D_V = 576, 512
 # What one H200 reaches: reading device memory (GB/s), and bf16 wgmma on random data (TFLOP/s).
 READ_RATE, MATRIX_RATE = 4490.0, 868.0
+# Of a token of the quantised formats.
+TOKEN_BYTES = {"fp8": 576, "fp8_v32": 656, "fp8_v4": 584, "fp8_v41": 528, "fp8_v41_split": 528, "fp4_v41": 288}
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class Case:
     heads: int
     page_size: int = PAGE_SIZE
     ragged: bool = False
+    kv_format: str = "bf16"  # or any other of 16 bits
+    q_e4m3: bool = False  # queries in e4m3, with a scale for each row
 
     @property
     def q_tokens(self) -> int:
@@ -33,13 +37,14 @@ class Case:
 
     @property
     def cache_bytes(self) -> int:
-        """Of the attended tokens, 16 bits a number."""
-        return sum(self.seq_lens) * D_QK * 2
+        """Of the attended tokens."""
+        return sum(self.seq_lens) * TOKEN_BYTES.get(self.kv_format, D_QK * 2)
 
     @property
     def bytes_moved(self) -> int:
         """Each attended byte of the cache once, queries and results once."""
-        return self.cache_bytes + self.q_tokens * self.heads * (D_QK + D_V) * 2
+        row = D_QK * (1 if self.q_e4m3 else 2) + D_V * 2
+        return self.cache_bytes + self.q_tokens * self.heads * row
 
     @property
     def operations(self) -> int:
@@ -57,8 +62,10 @@ class Case:
 
     @property
     def floor_us(self) -> float:
-        """The larger of reading and of multiplying what is seen, at the measured rates."""
-        return max(self.bytes_moved / READ_RATE / 1e3, self.seen_operations / MATRIX_RATE / 1e6)
+        """The larger of reading and of multiplying what is seen, at the measured rates; products of e4m3 go twice as
+        fast as those of bf16."""
+        rate = MATRIX_RATE * (2 if self.q_e4m3 else 1)
+        return max(self.bytes_moved / READ_RATE / 1e3, self.seen_operations / rate / 1e6)
 
     def small(self) -> Case:
         """The same kind of call, small enough for a CPU: to try the benches where there is no GPU. Keeps the first
@@ -149,6 +156,33 @@ DECODE = (
     Row(1, 1, 65536, 128, 21, 28, (51.5, 51.5), 54.2, 55.0),
     Row(128, 1, 16384, 128, 673, 880, (978, 1030), 1086, 1016.6),
     Row(128, 2, 16384, 128, 1345, 1700, (1803, 1884), 2056, 1921.5),
+)
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """One line of the dense table over quantised caches: b=128, s_q=1, seq 4096."""
+
+    kv_format: str
+    q_e4m3: bool
+    heads: int
+    target_us: float
+
+    @property
+    def case(self) -> Case:
+        """The call, such as ``fp8, q e4m3, h=16``."""
+        name = f"{self.kv_format}, q {'e4m3' if self.q_e4m3 else 'bf16'}, h={self.heads}"
+        return replace(even(128, 4096, self.heads, name=name), kv_format=self.kv_format, q_e4m3=self.q_e4m3)
+
+
+QUANTISED = tuple(
+    Quantised(kv_format, q_e4m3, heads, target)
+    for kv_format, q_e4m3, targets in (
+        ("fp8", False, (78, 80, 108, 228)),
+        ("fp8", True, (76, 78, 88, 170)),
+        ("fp8_v32", False, (86, 88, 112, 232)),
+    )
+    for heads, target in zip((16, 32, 64, 128), targets, strict=True)
 )
 
 PREFILL_TARGET = 650.0  # TFLOP/s, where a shape has a target

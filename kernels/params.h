@@ -103,8 +103,8 @@ typedef struct FmCombineParams {
 } FmCombineParams;
 
 #define FM_LATENT_BOX_CHUNKS 2 /* 64-wide column blocks in one TMA box of the latent part */
-#define FM_OFFSETS_THREADS 1024 /* one block */
-#define FM_ROW_THREADS 256 /* merge, append, gather: warps stride over the rows, whatever the grid */
+#define FM_OFFSETS_THREADS 1024 /* one block: fm_offsets, fm_window_offsets */
+#define FM_ROW_THREADS 256 /* merge and the operations on caches: warps stride over the rows, whatever the grid */
 
 /* merge.cu: merge_states over [rows = dim0 * dim1 * dim2, 512]. */
 typedef struct FmMergeParams {
@@ -153,31 +153,151 @@ typedef struct FmOffsetsParams {
   int32_t max_seq_len;
 } FmOffsetsParams;
 
-/* cache.cu: gather_kv. out[t] = the cached row of token t, absent rows are zeros. Either by block_table
-   (token t of request r where offsets[r] <= t < offsets[r + 1]) or by explicit physical ids. */
-typedef struct FmGatherParams {
-  const void* cache_nope;
-  const void* cache_rope;
-  int64_t cache_nope_stride[2];
-  int64_t cache_rope_stride[2];
+/* Which cached token a row comes from: by block_table (token t of request r where offsets[r] <= t <
+   offsets[r + 1]), by explicit physical ids, or, where both are null, the token of the row's own number. */
+typedef struct FmTokenSource {
   const int32_t* block_table; /* null: by ids */
   int64_t block_table_stride;
   const int64_t* offsets; /* [batch + 1], by block_table only: running sum of the lengths */
   const void* ids;
   int64_t ids_stride;
   int32_t ids_are_64bit;
-  int32_t reserved;
+  int32_t batch;
+  int32_t max_pages;
+  int32_t page_size;
+} FmTokenSource;
+
+/* cache.cu: gather_kv. out[t] = the cached row of token t, absent rows are zeros. */
+typedef struct FmGatherParams {
+  const void* cache_nope;
+  const void* cache_rope;
+  int64_t cache_nope_stride[2];
+  int64_t cache_rope_stride[2];
+  FmTokenSource source;
   void* out;
   int64_t out_stride;
   int64_t tokens;   /* rows of out */
   int64_t num_pages;
-  int32_t batch;
-  int32_t max_pages;
-  int32_t page_size;
   int32_t nope_dim;
   int32_t rope_dim;
   int32_t source_fp16; /* the cache holds fp16: converted to bf16 on the way */
+  int32_t reserved;
 } FmGatherParams;
+
+/* Formats of caches of bytes: format/layout.h says what they are. */
+#define FM_LAYOUT_FP8_576 0
+#define FM_LAYOUT_FP8_512 1
+#define FM_LAYOUT_FP8_V32 2
+#define FM_LAYOUT_FP8_V4 3
+#define FM_LAYOUT_FP8_V41 4
+#define FM_LAYOUT_FP8_V41_SPLIT 5
+#define FM_LAYOUT_FP4_V41 6
+
+/* A paged cache of bytes. */
+typedef struct FmByteCache {
+  void* bytes;
+  int64_t page_stride;  /* bytes */
+  int64_t token_stride; /* bytes; not used where pages are split */
+  int32_t num_pages;
+  int32_t page_size;
+  int32_t layout;     /* FM_LAYOUT_* */
+  float tensor_scale; /* of "fp8" */
+} FmByteCache;
+
+/* quantise.cu: append_kv and quantize_kv into a cache of bytes. Row t has 512 numbers at kv_c and, where the
+   layout has 576, 64 at k_pe: at t / source_page, t % source_page of the strides. */
+typedef struct FmQuantiseParams {
+  FmByteCache cache;
+  const void* kv_c;
+  const void* k_pe;
+  int64_t kv_c_stride[2];
+  int64_t k_pe_stride[2];
+  const int64_t* slots; /* null: row t is slot t */
+  int64_t slots_stride;
+  int64_t tokens;
+  int64_t source_page;
+  int32_t round_scale;
+  int32_t reserved;
+} FmQuantiseParams;
+
+/* dequantise.cu: dequantize_kv, and gather_kv from a cache of bytes. Row t goes to t / out_page, t % out_page
+   of the strides. */
+typedef struct FmDequantiseParams {
+  FmByteCache cache;
+  FmTokenSource source;
+  void* out;
+  int64_t out_stride[2];
+  int64_t tokens;
+  int64_t out_page;
+} FmDequantiseParams;
+
+/* An array of int32 or int64. */
+typedef struct FmIntegers {
+  const void* values; /* null: zeros */
+  int64_t stride;
+  int32_t are_64bit;
+  int32_t reserved;
+} FmIntegers;
+
+/* indices.cu: to_physical. Rows of `columns` logical positions, those of row i of request i / rows_per_request. */
+typedef struct FmToPhysicalParams {
+  const void* indices;
+  int64_t indices_stride[3]; /* request, row, column */
+  const int32_t* block_table;
+  int64_t block_table_stride;
+  int32_t* out;
+  int64_t out_stride[2];
+  int64_t rows;
+  int32_t rows_per_request;
+  int32_t columns;
+  int32_t max_pages;
+  int32_t page_size;
+  int32_t page_shift; /* log2 of page_size, or -1 */
+  int32_t are_64bit;  /* indices */
+  int32_t in_fours;   /* rows of int32 without gaps that begin at multiples of 16 bytes, indices and out */
+  int32_t reserved;
+} FmToPhysicalParams;
+
+/* indices.cu: window_token_ids. First one block: offsets and first_pos; then the ids. */
+typedef struct FmWindowParams {
+  FmIntegers seq_lens;
+  FmIntegers query_lens;
+  const int32_t* block_table;
+  int64_t block_table_stride;
+  int64_t* offsets;   /* [batch + 1] */
+  int64_t offsets_stride;
+  int32_t* first_pos; /* [batch] */
+  int64_t first_pos_stride;
+  int32_t* ids;       /* [tokens]; those past the last token are -1 */
+  int64_t ids_stride;
+  int64_t tokens;
+  int32_t batch;
+  int32_t max_pages;
+  int32_t page_size;
+  int32_t window;
+} FmWindowParams;
+
+/* indices.cu: combine_topk_window. */
+typedef struct FmCombineIndicesParams {
+  const int32_t* topk_indices;
+  int64_t topk_indices_stride;
+  FmIntegers positions;
+  FmIntegers request_ids;
+  FmIntegers compressed_base;
+  FmIntegers window_base;
+  FmIntegers first_pos;
+  int32_t* indices;
+  int64_t indices_stride;
+  int32_t* lengths;
+  int64_t lengths_stride;
+  int64_t tokens;
+  int32_t batch;
+  int32_t topk;
+  int32_t ratio;
+  int32_t window;
+  int32_t width;    /* of a row of indices */
+  int32_t in_fours; /* rows begin at multiples of 16 bytes, topk_indices and indices */
+} FmCombineIndicesParams;
 
 #ifdef __cplusplus
 /* The Rust side asserts the same sizes, and every offset. */
@@ -193,5 +313,12 @@ static_assert(sizeof(FmKvCache) == 104, "FmKvCache");
 static_assert(sizeof(FmMergeParams) == 208, "FmMergeParams");
 static_assert(sizeof(FmAppendParams) == 128, "FmAppendParams");
 static_assert(sizeof(FmOffsetsParams) == 32, "FmOffsetsParams");
+static_assert(sizeof(FmTokenSource) == 56, "FmTokenSource");
 static_assert(sizeof(FmGatherParams) == 152, "FmGatherParams");
+static_assert(sizeof(FmByteCache) == 40, "FmByteCache");
+static_assert(sizeof(FmQuantiseParams) == 128, "FmQuantiseParams");
+static_assert(sizeof(FmDequantiseParams) == 136, "FmDequantiseParams");
+static_assert(sizeof(FmToPhysicalParams) == 112, "FmToPhysicalParams");
+static_assert(sizeof(FmWindowParams) == 136, "FmWindowParams");
+static_assert(sizeof(FmCombineIndicesParams) == 200, "FmCombineIndicesParams");
 #endif

@@ -1,7 +1,7 @@
 //! The arguments of `append_kv`, `quantize_kv`, `dequantize_kv` and `gather_kv`, checked.
 
 use crate::cache::{AppendArgs, GatherArgs, GatherSource};
-use crate::check::{Access, Arg, Last, device_dtype, device_format};
+use crate::check::{Access, Arg, Last, device_dtype};
 use crate::check_paged::CacheArg;
 use crate::check_parts::{CACHE, KV, KV_CACHE, OUT, page_table, rows};
 use crate::dtype::{DType, Device, KvFormat};
@@ -118,7 +118,6 @@ fn one_head(arg: &CacheArg<'_>, device: (Device, &str), access: Access) -> Resul
         return Err(Error::unsupported(lead.name, value, rule));
     }
     device_dtype(lead.name, device.0, lead.view.dtype())?;
-    device_format(arg.format_name, device.0, cache.format)?;
     Ok(cache)
 }
 

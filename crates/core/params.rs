@@ -9,6 +9,13 @@ pub const FM_COMBINE_THREADS: i32 = 512;
 pub const FM_LATENT_BOX_CHUNKS: i32 = 2;
 pub const FM_OFFSETS_THREADS: i32 = 1024;
 pub const FM_ROW_THREADS: i32 = 256;
+pub const FM_LAYOUT_FP8_576: i32 = 0;
+pub const FM_LAYOUT_FP8_512: i32 = 1;
+pub const FM_LAYOUT_FP8_V32: i32 = 2;
+pub const FM_LAYOUT_FP8_V4: i32 = 3;
+pub const FM_LAYOUT_FP8_V41: i32 = 4;
+pub const FM_LAYOUT_FP8_V41_SPLIT: i32 = 5;
+pub const FM_LAYOUT_FP4_V41: i32 = 6;
 #[doc = " plan.cu: one block plans the whole batch."]
 #[repr(C)]
 pub struct FmPlanParams {
@@ -402,14 +409,10 @@ impl Default for FmOffsetsParams {
         }
     }
 }
-#[doc = " cache.cu: gather_kv. out[t] = the cached row of token t, absent rows are zeros. Either by block_table\n(token t of request r where offsets[r] <= t < offsets[r + 1]) or by explicit physical ids."]
+#[doc = " Which cached token a row comes from: by block_table (token t of request r where offsets[r] <= t <\noffsets[r + 1]), by explicit physical ids, or, where both are null, the token of the row's own number."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
-pub struct FmGatherParams {
-    pub cache_nope: *const ::core::ffi::c_void,
-    pub cache_rope: *const ::core::ffi::c_void,
-    pub cache_nope_stride: [i64; 2usize],
-    pub cache_rope_stride: [i64; 2usize],
+pub struct FmTokenSource {
     #[doc = " null: by ids"]
     pub block_table: *const i32,
     pub block_table_stride: i64,
@@ -418,19 +421,60 @@ pub struct FmGatherParams {
     pub ids: *const ::core::ffi::c_void,
     pub ids_stride: i64,
     pub ids_are_64bit: i32,
-    pub reserved: i32,
+    pub batch: i32,
+    pub max_pages: i32,
+    pub page_size: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of FmTokenSource"][::core::mem::size_of::<FmTokenSource>() - 56usize];
+    ["Alignment of FmTokenSource"][::core::mem::align_of::<FmTokenSource>() - 8usize];
+    ["Offset of field: FmTokenSource::block_table"]
+        [::core::mem::offset_of!(FmTokenSource, block_table) - 0usize];
+    ["Offset of field: FmTokenSource::block_table_stride"]
+        [::core::mem::offset_of!(FmTokenSource, block_table_stride) - 8usize];
+    ["Offset of field: FmTokenSource::offsets"]
+        [::core::mem::offset_of!(FmTokenSource, offsets) - 16usize];
+    ["Offset of field: FmTokenSource::ids"][::core::mem::offset_of!(FmTokenSource, ids) - 24usize];
+    ["Offset of field: FmTokenSource::ids_stride"]
+        [::core::mem::offset_of!(FmTokenSource, ids_stride) - 32usize];
+    ["Offset of field: FmTokenSource::ids_are_64bit"]
+        [::core::mem::offset_of!(FmTokenSource, ids_are_64bit) - 40usize];
+    ["Offset of field: FmTokenSource::batch"]
+        [::core::mem::offset_of!(FmTokenSource, batch) - 44usize];
+    ["Offset of field: FmTokenSource::max_pages"]
+        [::core::mem::offset_of!(FmTokenSource, max_pages) - 48usize];
+    ["Offset of field: FmTokenSource::page_size"]
+        [::core::mem::offset_of!(FmTokenSource, page_size) - 52usize];
+};
+impl Default for FmTokenSource {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[doc = " cache.cu: gather_kv. out[t] = the cached row of token t, absent rows are zeros."]
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct FmGatherParams {
+    pub cache_nope: *const ::core::ffi::c_void,
+    pub cache_rope: *const ::core::ffi::c_void,
+    pub cache_nope_stride: [i64; 2usize],
+    pub cache_rope_stride: [i64; 2usize],
+    pub source: FmTokenSource,
     pub out: *mut ::core::ffi::c_void,
     pub out_stride: i64,
     #[doc = " rows of out"]
     pub tokens: i64,
     pub num_pages: i64,
-    pub batch: i32,
-    pub max_pages: i32,
-    pub page_size: i32,
     pub nope_dim: i32,
     pub rope_dim: i32,
     #[doc = " the cache holds fp16: converted to bf16 on the way"]
     pub source_fp16: i32,
+    pub reserved: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -444,42 +488,400 @@ const _: () = {
         [::core::mem::offset_of!(FmGatherParams, cache_nope_stride) - 16usize];
     ["Offset of field: FmGatherParams::cache_rope_stride"]
         [::core::mem::offset_of!(FmGatherParams, cache_rope_stride) - 32usize];
-    ["Offset of field: FmGatherParams::block_table"]
-        [::core::mem::offset_of!(FmGatherParams, block_table) - 48usize];
-    ["Offset of field: FmGatherParams::block_table_stride"]
-        [::core::mem::offset_of!(FmGatherParams, block_table_stride) - 56usize];
-    ["Offset of field: FmGatherParams::offsets"]
-        [::core::mem::offset_of!(FmGatherParams, offsets) - 64usize];
-    ["Offset of field: FmGatherParams::ids"]
-        [::core::mem::offset_of!(FmGatherParams, ids) - 72usize];
-    ["Offset of field: FmGatherParams::ids_stride"]
-        [::core::mem::offset_of!(FmGatherParams, ids_stride) - 80usize];
-    ["Offset of field: FmGatherParams::ids_are_64bit"]
-        [::core::mem::offset_of!(FmGatherParams, ids_are_64bit) - 88usize];
-    ["Offset of field: FmGatherParams::reserved"]
-        [::core::mem::offset_of!(FmGatherParams, reserved) - 92usize];
+    ["Offset of field: FmGatherParams::source"]
+        [::core::mem::offset_of!(FmGatherParams, source) - 48usize];
     ["Offset of field: FmGatherParams::out"]
-        [::core::mem::offset_of!(FmGatherParams, out) - 96usize];
+        [::core::mem::offset_of!(FmGatherParams, out) - 104usize];
     ["Offset of field: FmGatherParams::out_stride"]
-        [::core::mem::offset_of!(FmGatherParams, out_stride) - 104usize];
+        [::core::mem::offset_of!(FmGatherParams, out_stride) - 112usize];
     ["Offset of field: FmGatherParams::tokens"]
-        [::core::mem::offset_of!(FmGatherParams, tokens) - 112usize];
+        [::core::mem::offset_of!(FmGatherParams, tokens) - 120usize];
     ["Offset of field: FmGatherParams::num_pages"]
-        [::core::mem::offset_of!(FmGatherParams, num_pages) - 120usize];
-    ["Offset of field: FmGatherParams::batch"]
-        [::core::mem::offset_of!(FmGatherParams, batch) - 128usize];
-    ["Offset of field: FmGatherParams::max_pages"]
-        [::core::mem::offset_of!(FmGatherParams, max_pages) - 132usize];
-    ["Offset of field: FmGatherParams::page_size"]
-        [::core::mem::offset_of!(FmGatherParams, page_size) - 136usize];
+        [::core::mem::offset_of!(FmGatherParams, num_pages) - 128usize];
     ["Offset of field: FmGatherParams::nope_dim"]
-        [::core::mem::offset_of!(FmGatherParams, nope_dim) - 140usize];
+        [::core::mem::offset_of!(FmGatherParams, nope_dim) - 136usize];
     ["Offset of field: FmGatherParams::rope_dim"]
-        [::core::mem::offset_of!(FmGatherParams, rope_dim) - 144usize];
+        [::core::mem::offset_of!(FmGatherParams, rope_dim) - 140usize];
     ["Offset of field: FmGatherParams::source_fp16"]
-        [::core::mem::offset_of!(FmGatherParams, source_fp16) - 148usize];
+        [::core::mem::offset_of!(FmGatherParams, source_fp16) - 144usize];
+    ["Offset of field: FmGatherParams::reserved"]
+        [::core::mem::offset_of!(FmGatherParams, reserved) - 148usize];
 };
 impl Default for FmGatherParams {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[doc = " A paged cache of bytes."]
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct FmByteCache {
+    pub bytes: *mut ::core::ffi::c_void,
+    #[doc = " bytes"]
+    pub page_stride: i64,
+    #[doc = " bytes; not used where pages are split"]
+    pub token_stride: i64,
+    pub num_pages: i32,
+    pub page_size: i32,
+    #[doc = " FM_LAYOUT_*"]
+    pub layout: i32,
+    #[doc = " of \"fp8\""]
+    pub tensor_scale: f32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of FmByteCache"][::core::mem::size_of::<FmByteCache>() - 40usize];
+    ["Alignment of FmByteCache"][::core::mem::align_of::<FmByteCache>() - 8usize];
+    ["Offset of field: FmByteCache::bytes"][::core::mem::offset_of!(FmByteCache, bytes) - 0usize];
+    ["Offset of field: FmByteCache::page_stride"]
+        [::core::mem::offset_of!(FmByteCache, page_stride) - 8usize];
+    ["Offset of field: FmByteCache::token_stride"]
+        [::core::mem::offset_of!(FmByteCache, token_stride) - 16usize];
+    ["Offset of field: FmByteCache::num_pages"]
+        [::core::mem::offset_of!(FmByteCache, num_pages) - 24usize];
+    ["Offset of field: FmByteCache::page_size"]
+        [::core::mem::offset_of!(FmByteCache, page_size) - 28usize];
+    ["Offset of field: FmByteCache::layout"]
+        [::core::mem::offset_of!(FmByteCache, layout) - 32usize];
+    ["Offset of field: FmByteCache::tensor_scale"]
+        [::core::mem::offset_of!(FmByteCache, tensor_scale) - 36usize];
+};
+impl Default for FmByteCache {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[doc = " quantise.cu: append_kv and quantize_kv into a cache of bytes. Row t has 512 numbers at kv_c and, where the\nlayout has 576, 64 at k_pe: at t / source_page, t % source_page of the strides."]
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct FmQuantiseParams {
+    pub cache: FmByteCache,
+    pub kv_c: *const ::core::ffi::c_void,
+    pub k_pe: *const ::core::ffi::c_void,
+    pub kv_c_stride: [i64; 2usize],
+    pub k_pe_stride: [i64; 2usize],
+    #[doc = " null: row t is slot t"]
+    pub slots: *const i64,
+    pub slots_stride: i64,
+    pub tokens: i64,
+    pub source_page: i64,
+    pub round_scale: i32,
+    pub reserved: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of FmQuantiseParams"][::core::mem::size_of::<FmQuantiseParams>() - 128usize];
+    ["Alignment of FmQuantiseParams"][::core::mem::align_of::<FmQuantiseParams>() - 8usize];
+    ["Offset of field: FmQuantiseParams::cache"]
+        [::core::mem::offset_of!(FmQuantiseParams, cache) - 0usize];
+    ["Offset of field: FmQuantiseParams::kv_c"]
+        [::core::mem::offset_of!(FmQuantiseParams, kv_c) - 40usize];
+    ["Offset of field: FmQuantiseParams::k_pe"]
+        [::core::mem::offset_of!(FmQuantiseParams, k_pe) - 48usize];
+    ["Offset of field: FmQuantiseParams::kv_c_stride"]
+        [::core::mem::offset_of!(FmQuantiseParams, kv_c_stride) - 56usize];
+    ["Offset of field: FmQuantiseParams::k_pe_stride"]
+        [::core::mem::offset_of!(FmQuantiseParams, k_pe_stride) - 72usize];
+    ["Offset of field: FmQuantiseParams::slots"]
+        [::core::mem::offset_of!(FmQuantiseParams, slots) - 88usize];
+    ["Offset of field: FmQuantiseParams::slots_stride"]
+        [::core::mem::offset_of!(FmQuantiseParams, slots_stride) - 96usize];
+    ["Offset of field: FmQuantiseParams::tokens"]
+        [::core::mem::offset_of!(FmQuantiseParams, tokens) - 104usize];
+    ["Offset of field: FmQuantiseParams::source_page"]
+        [::core::mem::offset_of!(FmQuantiseParams, source_page) - 112usize];
+    ["Offset of field: FmQuantiseParams::round_scale"]
+        [::core::mem::offset_of!(FmQuantiseParams, round_scale) - 120usize];
+    ["Offset of field: FmQuantiseParams::reserved"]
+        [::core::mem::offset_of!(FmQuantiseParams, reserved) - 124usize];
+};
+impl Default for FmQuantiseParams {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[doc = " dequantise.cu: dequantize_kv, and gather_kv from a cache of bytes. Row t goes to t / out_page, t % out_page\nof the strides."]
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct FmDequantiseParams {
+    pub cache: FmByteCache,
+    pub source: FmTokenSource,
+    pub out: *mut ::core::ffi::c_void,
+    pub out_stride: [i64; 2usize],
+    pub tokens: i64,
+    pub out_page: i64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of FmDequantiseParams"][::core::mem::size_of::<FmDequantiseParams>() - 136usize];
+    ["Alignment of FmDequantiseParams"][::core::mem::align_of::<FmDequantiseParams>() - 8usize];
+    ["Offset of field: FmDequantiseParams::cache"]
+        [::core::mem::offset_of!(FmDequantiseParams, cache) - 0usize];
+    ["Offset of field: FmDequantiseParams::source"]
+        [::core::mem::offset_of!(FmDequantiseParams, source) - 40usize];
+    ["Offset of field: FmDequantiseParams::out"]
+        [::core::mem::offset_of!(FmDequantiseParams, out) - 96usize];
+    ["Offset of field: FmDequantiseParams::out_stride"]
+        [::core::mem::offset_of!(FmDequantiseParams, out_stride) - 104usize];
+    ["Offset of field: FmDequantiseParams::tokens"]
+        [::core::mem::offset_of!(FmDequantiseParams, tokens) - 120usize];
+    ["Offset of field: FmDequantiseParams::out_page"]
+        [::core::mem::offset_of!(FmDequantiseParams, out_page) - 128usize];
+};
+impl Default for FmDequantiseParams {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[doc = " An array of int32 or int64."]
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct FmIntegers {
+    #[doc = " null: zeros"]
+    pub values: *const ::core::ffi::c_void,
+    pub stride: i64,
+    pub are_64bit: i32,
+    pub reserved: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of FmIntegers"][::core::mem::size_of::<FmIntegers>() - 24usize];
+    ["Alignment of FmIntegers"][::core::mem::align_of::<FmIntegers>() - 8usize];
+    ["Offset of field: FmIntegers::values"][::core::mem::offset_of!(FmIntegers, values) - 0usize];
+    ["Offset of field: FmIntegers::stride"][::core::mem::offset_of!(FmIntegers, stride) - 8usize];
+    ["Offset of field: FmIntegers::are_64bit"]
+        [::core::mem::offset_of!(FmIntegers, are_64bit) - 16usize];
+    ["Offset of field: FmIntegers::reserved"]
+        [::core::mem::offset_of!(FmIntegers, reserved) - 20usize];
+};
+impl Default for FmIntegers {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[doc = " indices.cu: to_physical. Rows of `columns` logical positions, those of row i of request i / rows_per_request."]
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct FmToPhysicalParams {
+    pub indices: *const ::core::ffi::c_void,
+    #[doc = " request, row, column"]
+    pub indices_stride: [i64; 3usize],
+    pub block_table: *const i32,
+    pub block_table_stride: i64,
+    pub out: *mut i32,
+    pub out_stride: [i64; 2usize],
+    pub rows: i64,
+    pub rows_per_request: i32,
+    pub columns: i32,
+    pub max_pages: i32,
+    pub page_size: i32,
+    #[doc = " log2 of page_size, or -1"]
+    pub page_shift: i32,
+    #[doc = " indices"]
+    pub are_64bit: i32,
+    #[doc = " rows of int32 without gaps that begin at multiples of 16 bytes, indices and out"]
+    pub in_fours: i32,
+    pub reserved: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of FmToPhysicalParams"][::core::mem::size_of::<FmToPhysicalParams>() - 112usize];
+    ["Alignment of FmToPhysicalParams"][::core::mem::align_of::<FmToPhysicalParams>() - 8usize];
+    ["Offset of field: FmToPhysicalParams::indices"]
+        [::core::mem::offset_of!(FmToPhysicalParams, indices) - 0usize];
+    ["Offset of field: FmToPhysicalParams::indices_stride"]
+        [::core::mem::offset_of!(FmToPhysicalParams, indices_stride) - 8usize];
+    ["Offset of field: FmToPhysicalParams::block_table"]
+        [::core::mem::offset_of!(FmToPhysicalParams, block_table) - 32usize];
+    ["Offset of field: FmToPhysicalParams::block_table_stride"]
+        [::core::mem::offset_of!(FmToPhysicalParams, block_table_stride) - 40usize];
+    ["Offset of field: FmToPhysicalParams::out"]
+        [::core::mem::offset_of!(FmToPhysicalParams, out) - 48usize];
+    ["Offset of field: FmToPhysicalParams::out_stride"]
+        [::core::mem::offset_of!(FmToPhysicalParams, out_stride) - 56usize];
+    ["Offset of field: FmToPhysicalParams::rows"]
+        [::core::mem::offset_of!(FmToPhysicalParams, rows) - 72usize];
+    ["Offset of field: FmToPhysicalParams::rows_per_request"]
+        [::core::mem::offset_of!(FmToPhysicalParams, rows_per_request) - 80usize];
+    ["Offset of field: FmToPhysicalParams::columns"]
+        [::core::mem::offset_of!(FmToPhysicalParams, columns) - 84usize];
+    ["Offset of field: FmToPhysicalParams::max_pages"]
+        [::core::mem::offset_of!(FmToPhysicalParams, max_pages) - 88usize];
+    ["Offset of field: FmToPhysicalParams::page_size"]
+        [::core::mem::offset_of!(FmToPhysicalParams, page_size) - 92usize];
+    ["Offset of field: FmToPhysicalParams::page_shift"]
+        [::core::mem::offset_of!(FmToPhysicalParams, page_shift) - 96usize];
+    ["Offset of field: FmToPhysicalParams::are_64bit"]
+        [::core::mem::offset_of!(FmToPhysicalParams, are_64bit) - 100usize];
+    ["Offset of field: FmToPhysicalParams::in_fours"]
+        [::core::mem::offset_of!(FmToPhysicalParams, in_fours) - 104usize];
+    ["Offset of field: FmToPhysicalParams::reserved"]
+        [::core::mem::offset_of!(FmToPhysicalParams, reserved) - 108usize];
+};
+impl Default for FmToPhysicalParams {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[doc = " indices.cu: window_token_ids. First one block: offsets and first_pos; then the ids."]
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct FmWindowParams {
+    pub seq_lens: FmIntegers,
+    pub query_lens: FmIntegers,
+    pub block_table: *const i32,
+    pub block_table_stride: i64,
+    #[doc = " [batch + 1]"]
+    pub offsets: *mut i64,
+    pub offsets_stride: i64,
+    #[doc = " [batch]"]
+    pub first_pos: *mut i32,
+    pub first_pos_stride: i64,
+    #[doc = " [tokens]; those past the last token are -1"]
+    pub ids: *mut i32,
+    pub ids_stride: i64,
+    pub tokens: i64,
+    pub batch: i32,
+    pub max_pages: i32,
+    pub page_size: i32,
+    pub window: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of FmWindowParams"][::core::mem::size_of::<FmWindowParams>() - 136usize];
+    ["Alignment of FmWindowParams"][::core::mem::align_of::<FmWindowParams>() - 8usize];
+    ["Offset of field: FmWindowParams::seq_lens"]
+        [::core::mem::offset_of!(FmWindowParams, seq_lens) - 0usize];
+    ["Offset of field: FmWindowParams::query_lens"]
+        [::core::mem::offset_of!(FmWindowParams, query_lens) - 24usize];
+    ["Offset of field: FmWindowParams::block_table"]
+        [::core::mem::offset_of!(FmWindowParams, block_table) - 48usize];
+    ["Offset of field: FmWindowParams::block_table_stride"]
+        [::core::mem::offset_of!(FmWindowParams, block_table_stride) - 56usize];
+    ["Offset of field: FmWindowParams::offsets"]
+        [::core::mem::offset_of!(FmWindowParams, offsets) - 64usize];
+    ["Offset of field: FmWindowParams::offsets_stride"]
+        [::core::mem::offset_of!(FmWindowParams, offsets_stride) - 72usize];
+    ["Offset of field: FmWindowParams::first_pos"]
+        [::core::mem::offset_of!(FmWindowParams, first_pos) - 80usize];
+    ["Offset of field: FmWindowParams::first_pos_stride"]
+        [::core::mem::offset_of!(FmWindowParams, first_pos_stride) - 88usize];
+    ["Offset of field: FmWindowParams::ids"]
+        [::core::mem::offset_of!(FmWindowParams, ids) - 96usize];
+    ["Offset of field: FmWindowParams::ids_stride"]
+        [::core::mem::offset_of!(FmWindowParams, ids_stride) - 104usize];
+    ["Offset of field: FmWindowParams::tokens"]
+        [::core::mem::offset_of!(FmWindowParams, tokens) - 112usize];
+    ["Offset of field: FmWindowParams::batch"]
+        [::core::mem::offset_of!(FmWindowParams, batch) - 120usize];
+    ["Offset of field: FmWindowParams::max_pages"]
+        [::core::mem::offset_of!(FmWindowParams, max_pages) - 124usize];
+    ["Offset of field: FmWindowParams::page_size"]
+        [::core::mem::offset_of!(FmWindowParams, page_size) - 128usize];
+    ["Offset of field: FmWindowParams::window"]
+        [::core::mem::offset_of!(FmWindowParams, window) - 132usize];
+};
+impl Default for FmWindowParams {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[doc = " indices.cu: combine_topk_window."]
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct FmCombineIndicesParams {
+    pub topk_indices: *const i32,
+    pub topk_indices_stride: i64,
+    pub positions: FmIntegers,
+    pub request_ids: FmIntegers,
+    pub compressed_base: FmIntegers,
+    pub window_base: FmIntegers,
+    pub first_pos: FmIntegers,
+    pub indices: *mut i32,
+    pub indices_stride: i64,
+    pub lengths: *mut i32,
+    pub lengths_stride: i64,
+    pub tokens: i64,
+    pub batch: i32,
+    pub topk: i32,
+    pub ratio: i32,
+    pub window: i32,
+    #[doc = " of a row of indices"]
+    pub width: i32,
+    #[doc = " rows begin at multiples of 16 bytes, topk_indices and indices"]
+    pub in_fours: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of FmCombineIndicesParams"][::core::mem::size_of::<FmCombineIndicesParams>() - 200usize];
+    ["Alignment of FmCombineIndicesParams"]
+        [::core::mem::align_of::<FmCombineIndicesParams>() - 8usize];
+    ["Offset of field: FmCombineIndicesParams::topk_indices"]
+        [::core::mem::offset_of!(FmCombineIndicesParams, topk_indices) - 0usize];
+    ["Offset of field: FmCombineIndicesParams::topk_indices_stride"]
+        [::core::mem::offset_of!(FmCombineIndicesParams, topk_indices_stride) - 8usize];
+    ["Offset of field: FmCombineIndicesParams::positions"]
+        [::core::mem::offset_of!(FmCombineIndicesParams, positions) - 16usize];
+    ["Offset of field: FmCombineIndicesParams::request_ids"]
+        [::core::mem::offset_of!(FmCombineIndicesParams, request_ids) - 40usize];
+    ["Offset of field: FmCombineIndicesParams::compressed_base"]
+        [::core::mem::offset_of!(FmCombineIndicesParams, compressed_base) - 64usize];
+    ["Offset of field: FmCombineIndicesParams::window_base"]
+        [::core::mem::offset_of!(FmCombineIndicesParams, window_base) - 88usize];
+    ["Offset of field: FmCombineIndicesParams::first_pos"]
+        [::core::mem::offset_of!(FmCombineIndicesParams, first_pos) - 112usize];
+    ["Offset of field: FmCombineIndicesParams::indices"]
+        [::core::mem::offset_of!(FmCombineIndicesParams, indices) - 136usize];
+    ["Offset of field: FmCombineIndicesParams::indices_stride"]
+        [::core::mem::offset_of!(FmCombineIndicesParams, indices_stride) - 144usize];
+    ["Offset of field: FmCombineIndicesParams::lengths"]
+        [::core::mem::offset_of!(FmCombineIndicesParams, lengths) - 152usize];
+    ["Offset of field: FmCombineIndicesParams::lengths_stride"]
+        [::core::mem::offset_of!(FmCombineIndicesParams, lengths_stride) - 160usize];
+    ["Offset of field: FmCombineIndicesParams::tokens"]
+        [::core::mem::offset_of!(FmCombineIndicesParams, tokens) - 168usize];
+    ["Offset of field: FmCombineIndicesParams::batch"]
+        [::core::mem::offset_of!(FmCombineIndicesParams, batch) - 176usize];
+    ["Offset of field: FmCombineIndicesParams::topk"]
+        [::core::mem::offset_of!(FmCombineIndicesParams, topk) - 180usize];
+    ["Offset of field: FmCombineIndicesParams::ratio"]
+        [::core::mem::offset_of!(FmCombineIndicesParams, ratio) - 184usize];
+    ["Offset of field: FmCombineIndicesParams::window"]
+        [::core::mem::offset_of!(FmCombineIndicesParams, window) - 188usize];
+    ["Offset of field: FmCombineIndicesParams::width"]
+        [::core::mem::offset_of!(FmCombineIndicesParams, width) - 192usize];
+    ["Offset of field: FmCombineIndicesParams::in_fours"]
+        [::core::mem::offset_of!(FmCombineIndicesParams, in_fours) - 196usize];
+};
+impl Default for FmCombineIndicesParams {
     fn default() -> Self {
         let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
         unsafe {

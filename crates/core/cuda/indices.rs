@@ -1,30 +1,177 @@
-//! The operations on indices on CUDA.
+//! The launches of the operations on indices.
 
-use crate::error::{Error, Result};
-use crate::problem_indices::{CombineProblem, ToPhysicalProblem, WindowProblem};
+use std::ffi::c_void;
 
-fn unsupported(ordinal: u32) -> Result<()> {
-    Err(Error::unsupported(
-        "device",
-        format!("cuda:{ordinal}"),
-        "operations on indices run on the CPU in this version",
-    ))
+use crate::error::Result;
+use crate::params::{
+    FM_OFFSETS_THREADS, FM_ROW_THREADS, FmCombineIndicesParams, FmIntegers, FmToPhysicalParams,
+    FmWindowParams,
+};
+use crate::problem_indices::{CombineProblem, Ints, ToPhysicalProblem, WindowProblem};
+
+use super::engine::{Engine, Launch};
+use super::kernel::Kernel;
+use super::ops::{pointer, rows_launch};
+
+/// Bytes of the widest access of a lane: four int32.
+const FOUR: i64 = 16;
+
+/// Whether rows at these addresses and strides (int32) all begin where a lane may take four entries at once.
+fn in_fours(rows: &[(u64, &[i64])]) -> bool {
+    rows.iter().all(|(ptr, strides)| {
+        ptr.is_multiple_of(FOUR as u64) && strides.iter().all(|stride| stride % (FOUR / 4) == 0)
+    })
+}
+
+fn integers(values: &Ints<1>) -> FmIntegers {
+    FmIntegers {
+        values: values.values.ptr as *const c_void,
+        stride: values.values.strides[0],
+        are_64bit: values.wide.into(),
+        reserved: 0,
+    }
+}
+
+pub(super) fn to_physical_params(problem: &ToPhysicalProblem) -> FmToPhysicalParams {
+    let (indices, out, pages) = (&problem.indices, &problem.out, &problem.pages);
+    let without_gaps = indices.values.strides[2] == 1 && !indices.wide;
+    let begins = [
+        (indices.values.ptr, &indices.values.strides[..2]),
+        (out.ptr, out.strides.as_slice()),
+    ];
+    let [batch, q_len, topk] = problem.dims;
+    FmToPhysicalParams {
+        indices: indices.values.ptr as *const c_void,
+        indices_stride: indices.values.strides,
+        block_table: pages.block_table.ptr as *const i32,
+        block_table_stride: pages.block_table.strides[0],
+        out: out.ptr as *mut i32,
+        out_stride: out.strides,
+        rows: i64::from(batch) * i64::from(q_len),
+        rows_per_request: q_len,
+        columns: topk,
+        max_pages: pages.max_pages,
+        page_size: pages.page_size,
+        page_shift: if pages.page_size.count_ones() == 1 {
+            pages.page_size.trailing_zeros() as i32
+        } else {
+            -1
+        },
+        are_64bit: indices.wide.into(),
+        in_fours: (without_gaps && in_fours(&begins)).into(),
+        reserved: 0,
+    }
 }
 
 /// # Safety
 /// As for [`to_physical`](crate::to_physical).
-pub(crate) unsafe fn to_physical(ordinal: u32, _: &ToPhysicalProblem) -> Result<()> {
-    unsupported(ordinal)
+pub(crate) unsafe fn to_physical(ordinal: u32, problem: &ToPhysicalProblem) -> Result<()> {
+    let engine = Engine::get(ordinal)?;
+    let _context = engine.enter()?;
+    let mut params = to_physical_params(problem);
+    let launch = rows_launch(engine, params.rows, problem.stream);
+    // SAFETY: `fm_to_physical` takes one FmToPhysicalParams; the memory is live (the caller's promise).
+    unsafe { engine.launch(Kernel::ToPhysical, &launch, &mut [pointer(&mut params)]) }
+}
+
+pub(super) fn window_params(problem: &WindowProblem) -> FmWindowParams {
+    let narrow = |values| {
+        integers(&Ints {
+            values,
+            wide: false,
+        })
+    };
+    let pages = &problem.pages;
+    FmWindowParams {
+        seq_lens: narrow(problem.seq_lens),
+        query_lens: narrow(problem.query_lens),
+        block_table: pages.block_table.ptr as *const i32,
+        block_table_stride: pages.block_table.strides[0],
+        offsets: problem.offsets.ptr as *mut i64,
+        offsets_stride: problem.offsets.strides[0],
+        first_pos: problem.first_pos.ptr as *mut i32,
+        first_pos_stride: problem.first_pos.strides[0],
+        ids: problem.out.ptr as *mut i32,
+        ids_stride: problem.out.strides[0],
+        tokens: problem.tokens.into(),
+        batch: pages.batch,
+        max_pages: pages.max_pages,
+        page_size: pages.page_size,
+        window: problem.window,
+    }
 }
 
 /// # Safety
 /// As for [`window_token_ids`](crate::window_token_ids).
-pub(crate) unsafe fn window_token_ids(ordinal: u32, _: &WindowProblem) -> Result<()> {
-    unsupported(ordinal)
+pub(crate) unsafe fn window_token_ids(ordinal: u32, problem: &WindowProblem) -> Result<()> {
+    let engine = Engine::get(ordinal)?;
+    let _context = engine.enter()?;
+    let mut params = window_params(problem);
+    let one_block = Launch {
+        blocks: 1,
+        threads: FM_OFFSETS_THREADS as u32,
+        stream: problem.stream,
+        ..Launch::default()
+    };
+    // SAFETY: both kernels take one FmWindowParams; the memory is live (the caller's promise).
+    unsafe {
+        engine.launch(
+            Kernel::WindowOffsets,
+            &one_block,
+            &mut [pointer(&mut params)],
+        )?;
+        if problem.tokens == 0 {
+            return Ok(());
+        }
+        // A block's threads take a token each.
+        let warps = (i64::from(problem.tokens) + 31) / 32;
+        let launch = rows_launch(engine, warps, problem.stream);
+        debug_assert_eq!(launch.threads, FM_ROW_THREADS as u32);
+        engine.launch(Kernel::WindowIds, &launch, &mut [pointer(&mut params)])
+    }
+}
+
+pub(super) fn combine_params(problem: &CombineProblem) -> FmCombineIndicesParams {
+    let (chosen, out) = (&problem.topk_indices, &problem.out);
+    let begins = [
+        (chosen.ptr, chosen.strides.as_slice()),
+        (out.ptr, out.strides.as_slice()),
+    ];
+    FmCombineIndicesParams {
+        topk_indices: chosen.ptr as *const i32,
+        topk_indices_stride: chosen.strides[0],
+        positions: integers(&problem.positions),
+        request_ids: integers(&problem.request_ids),
+        compressed_base: integers(&problem.compressed_base),
+        window_base: integers(&problem.window_base),
+        first_pos: integers(&problem.first_pos),
+        indices: out.ptr as *mut i32,
+        indices_stride: out.strides[0],
+        lengths: problem.lengths.ptr as *mut i32,
+        lengths_stride: problem.lengths.strides[0],
+        tokens: problem.tokens.into(),
+        batch: problem.batch,
+        topk: problem.topk,
+        ratio: problem.ratio,
+        window: problem.window,
+        width: problem.width,
+        in_fours: in_fours(&begins).into(),
+    }
 }
 
 /// # Safety
 /// As for [`combine_topk_window`](crate::combine_topk_window).
-pub(crate) unsafe fn combine_topk_window(ordinal: u32, _: &CombineProblem) -> Result<()> {
-    unsupported(ordinal)
+pub(crate) unsafe fn combine_topk_window(ordinal: u32, problem: &CombineProblem) -> Result<()> {
+    let engine = Engine::get(ordinal)?;
+    let _context = engine.enter()?;
+    let mut params = combine_params(problem);
+    let launch = rows_launch(engine, params.tokens, problem.stream);
+    // SAFETY: `fm_combine_topk_window` takes one FmCombineIndicesParams; the memory is live (the caller's promise).
+    unsafe {
+        engine.launch(
+            Kernel::CombineTopkWindow,
+            &launch,
+            &mut [pointer(&mut params)],
+        )
+    }
 }

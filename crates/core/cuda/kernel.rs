@@ -38,6 +38,25 @@ impl Rows {
     }
 }
 
+/// The numbers that quantisation reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Numbers {
+    Bf16,
+    Fp16,
+    F32,
+}
+
+impl Numbers {
+    /// Of a type that checks have let through.
+    pub const fn of(dtype: DType) -> Self {
+        match dtype {
+            DType::Fp16 => Self::Fp16,
+            DType::F32 => Self::F32,
+            _ => Self::Bf16,
+        }
+    }
+}
+
 /// The decode kernels in the order of their indices: rows, type, rope part or none, loader.
 #[rustfmt::skip]
 const DECODE: [&CStr; 24] = [
@@ -74,10 +93,23 @@ pub(super) enum Kernel {
     Append,
     Offsets,
     Gather,
+    Quantise {
+        from: Numbers,
+    },
+    Dequantise {
+        f32: bool,
+    },
+    ToPhysical,
+    WindowOffsets,
+    WindowIds,
+    CombineTopkWindow,
 }
 
+/// Kernels that are not decode kernels.
+const OTHERS: usize = 17;
+
 impl Kernel {
-    pub const COUNT: usize = 8 + DECODE.len();
+    pub const COUNT: usize = OTHERS + DECODE.len();
 
     pub fn all() -> Vec<Self> {
         let mut all = vec![
@@ -89,6 +121,19 @@ impl Kernel {
             Self::Combine { fp16: true },
             Self::Merge { fp16: false },
             Self::Merge { fp16: true },
+            Self::Quantise {
+                from: Numbers::Bf16,
+            },
+            Self::Quantise {
+                from: Numbers::Fp16,
+            },
+            Self::Quantise { from: Numbers::F32 },
+            Self::Dequantise { f32: false },
+            Self::Dequantise { f32: true },
+            Self::ToPhysical,
+            Self::WindowOffsets,
+            Self::WindowIds,
+            Self::CombineTopkWindow,
         ];
         for rows in Rows::ALL {
             for fp16 in [false, true] {
@@ -116,7 +161,13 @@ impl Kernel {
             Self::Gather => 3,
             Self::Combine { fp16 } => 4 + usize::from(fp16),
             Self::Merge { fp16 } => 6 + usize::from(fp16),
-            Self::Decode { .. } => 8 + self.decode_index(),
+            Self::Quantise { from } => 8 + from as usize,
+            Self::Dequantise { f32 } => 11 + usize::from(f32),
+            Self::ToPhysical => 13,
+            Self::WindowOffsets => 14,
+            Self::WindowIds => 15,
+            Self::CombineTopkWindow => 16,
+            Self::Decode { .. } => OTHERS + self.decode_index(),
         }
     }
 
@@ -142,6 +193,11 @@ impl Kernel {
             Self::Combine { .. } => "combine",
             Self::Merge { .. } => "merge",
             Self::Append | Self::Offsets | Self::Gather => "cache",
+            Self::Quantise { .. } => "quantise",
+            Self::Dequantise { .. } => "dequantise",
+            Self::ToPhysical | Self::WindowOffsets | Self::WindowIds | Self::CombineTopkWindow => {
+                "indices"
+            }
         }
     }
 
@@ -156,6 +212,15 @@ impl Kernel {
             Self::Combine { fp16: true } => c"fm_combine_fp16",
             Self::Merge { fp16: false } => c"fm_merge_bf16",
             Self::Merge { fp16: true } => c"fm_merge_fp16",
+            Self::Quantise { from } => {
+                [c"fm_quantise_bf16", c"fm_quantise_fp16", c"fm_quantise_f32"][from as usize]
+            }
+            Self::Dequantise { f32: false } => c"fm_dequantise_bf16",
+            Self::Dequantise { f32: true } => c"fm_dequantise_f32",
+            Self::ToPhysical => c"fm_to_physical",
+            Self::WindowOffsets => c"fm_window_offsets",
+            Self::WindowIds => c"fm_window_ids",
+            Self::CombineTopkWindow => c"fm_combine_topk_window",
             Self::Decode { .. } => DECODE[self.decode_index()],
         }
     }

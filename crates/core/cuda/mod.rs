@@ -3,7 +3,10 @@
 //! Nothing here allocates on the device or waits for it, so every operation can be captured in a graph. The
 //! engine of a device (`engine.rs`) is made at first use, during a capture too.
 
+mod cache_ops;
 mod driver;
+#[cfg(test)]
+mod emulated;
 mod engine;
 mod images;
 mod indices;
@@ -15,9 +18,10 @@ use std::ffi::c_void;
 
 use cudarc::driver::sys;
 
+pub(crate) use cache_ops::{append, dequantize, gather, quantize};
 pub(crate) use indices::{combine_topk_window, to_physical, window_token_ids};
 pub(crate) use kernel::compiled_kernels;
-pub(crate) use ops::{append, decode, dequantize, gather, merge, plan, quantize, sparse};
+pub(crate) use ops::{decode, merge, plan, sparse};
 
 use crate::error::{Error, Result};
 use crate::support::CudaSupport;

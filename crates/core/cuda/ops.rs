@@ -1,18 +1,16 @@
-//! Each operation's launches.
+//! The launches of planning, attention and merging.
 
 use std::ffi::c_void;
 
-use crate::dtype::KvFormat;
 use crate::error::{Error, Result};
 use crate::lengths::Lengths;
 use crate::params::{
-    FM_COMBINE_THREADS, FM_OFFSETS_THREADS, FM_ROW_THREADS, FmAppendParams, FmCombineParams,
-    FmDecodeParams, FmGatherParams, FmMergeParams, FmOffsetsParams, FmPlanParams,
+    FM_COMBINE_THREADS, FM_ROW_THREADS, FmCombineParams, FmDecodeParams, FmMergeParams,
+    FmPlanParams,
 };
 use crate::plan::Plan;
 use crate::problem::{
-    AppendProblem, AttentionProblem, CacheRows, DequantizeProblem, GatherProblem, GatherTokens,
-    MergeProblem, PagedCache, QuantizeProblem, SparseProblem, Strided, TwoParts,
+    AttentionProblem, CacheRows, MergeProblem, PagedCache, SparseProblem, Strided, TwoParts,
 };
 use crate::view::Stream;
 
@@ -24,12 +22,8 @@ use super::tensor_map;
 const STRIDING_BLOCKS: i64 = 8;
 const COMBINE_BLOCKS: i64 = 2;
 
-fn pointer<T>(value: &mut T) -> *mut c_void {
+pub(super) fn pointer<T>(value: &mut T) -> *mut c_void {
     std::ptr::from_mut(value).cast()
-}
-
-fn two(part: &Strided<3>) -> [i64; 2] {
-    [part.strides[0], part.strides[1]]
 }
 
 /// # Safety
@@ -237,7 +231,7 @@ unsafe fn combine(engine: &Engine, problem: &AttentionProblem, plan: &Plan) -> R
 }
 
 /// One warp per row, as many blocks as that asks for and the device keeps busy.
-fn rows_launch(engine: &Engine, rows: i64, stream: Stream) -> Launch {
+pub(super) fn rows_launch(engine: &Engine, rows: i64, stream: Stream) -> Launch {
     let needed = (rows + i64::from(FM_ROW_THREADS) / 32 - 1) / (i64::from(FM_ROW_THREADS) / 32);
     let blocks = needed.clamp(1, STRIDING_BLOCKS * i64::from(engine.sm_count)) as u32;
     Launch {
@@ -275,121 +269,4 @@ pub(crate) unsafe fn merge(ordinal: u32, problem: &MergeProblem) -> Result<()> {
     };
     // SAFETY: merge kernels take one FmMergeParams; the memory is live (the caller's promise).
     unsafe { engine.launch(kernel, &launch, &mut [pointer(&mut params)]) }
-}
-
-fn rope_dim(cache: &PagedCache) -> i32 {
-    (cache.dim() - crate::problem::NOPE_DIM) as i32
-}
-
-/// # Safety
-/// As for [`append_kv`](crate::append_kv).
-pub(crate) unsafe fn append(ordinal: u32, problem: &AppendProblem) -> Result<()> {
-    let (rows, cache) = (&problem.rows, &problem.cache);
-    let cache_rows = half_rows(cache)?;
-    let engine = Engine::get(ordinal)?;
-    let _context = engine.enter()?;
-    let k_pe = rows.rope.unwrap_or(Strided::NONE);
-    let cache_rope = cache_rows.rope.unwrap_or(Strided::NONE);
-    let mut params = FmAppendParams {
-        kv_c: rows.nope.ptr as *const c_void,
-        k_pe: k_pe.ptr as *const c_void,
-        kv_c_stride: rows.nope.strides[0],
-        k_pe_stride: k_pe.strides[0],
-        slots: problem.slots.ptr as *const i64,
-        slots_stride: problem.slots.strides[0],
-        cache_nope: cache_rows.nope.ptr as *mut c_void,
-        cache_rope: cache_rope.ptr as *mut c_void,
-        cache_nope_stride: two(&cache_rows.nope),
-        cache_rope_stride: two(&cache_rope),
-        tokens: problem.tokens,
-        num_pages: cache.num_pages.into(),
-        page_size: cache.page_size,
-        nope_dim: crate::problem::NOPE_DIM as i32,
-        rope_dim: rope_dim(cache),
-        reserved: 0,
-    };
-    let launch = rows_launch(engine, problem.tokens, problem.stream);
-    // SAFETY: `fm_append` takes one FmAppendParams; the memory is live (the caller's promise).
-    unsafe { engine.launch(Kernel::Append, &launch, &mut [pointer(&mut params)]) }
-}
-
-/// # Safety
-/// As for [`gather_kv`](crate::gather_kv).
-pub(crate) unsafe fn gather(ordinal: u32, problem: &GatherProblem) -> Result<()> {
-    let cache = &problem.cache;
-    let cache_rows = half_rows(cache)?;
-    let engine = Engine::get(ordinal)?;
-    let _context = engine.enter()?;
-    let cache_rope = cache_rows.rope.unwrap_or(Strided::NONE);
-    let mut params = FmGatherParams {
-        cache_nope: cache_rows.nope.ptr as *const c_void,
-        cache_rope: cache_rope.ptr as *const c_void,
-        cache_nope_stride: two(&cache_rows.nope),
-        cache_rope_stride: two(&cache_rope),
-        out: problem.out.ptr as *mut c_void,
-        out_stride: problem.out.strides[0],
-        tokens: problem.tokens,
-        num_pages: cache.num_pages.into(),
-        page_size: cache.page_size,
-        nope_dim: crate::problem::NOPE_DIM as i32,
-        rope_dim: rope_dim(cache),
-        source_fp16: (cache.format == KvFormat::Fp16).into(),
-        ..FmGatherParams::default()
-    };
-    match &problem.source {
-        GatherTokens::Ids { ids, wide } => {
-            params.ids = ids.ptr as *const c_void;
-            params.ids_stride = ids.strides[0];
-            params.ids_are_64bit = (*wide).into();
-        }
-        GatherTokens::Pages { table, offsets } => {
-            // Null would mean "by ids"; an empty table may be null, and is never read.
-            let block_table = if table.block_table.ptr == 0 {
-                *offsets
-            } else {
-                table.block_table.ptr
-            };
-            params.block_table = block_table as *const i32;
-            params.block_table_stride = table.block_table.strides[0];
-            params.offsets = *offsets as *const i64;
-            params.batch = table.batch;
-            params.max_pages = table.max_pages;
-            let mut offsets = FmOffsetsParams {
-                seq_lens: table.seq_lens.ptr as *const i32,
-                seq_lens_stride: table.seq_lens.strides[0],
-                offsets: *offsets as *mut i64,
-                batch: table.batch,
-                max_seq_len: table.capacity(cache.page_size) as i32,
-            };
-            let threads = FM_OFFSETS_THREADS as u32;
-            let launch = Launch {
-                blocks: 1,
-                threads,
-                stream: problem.stream,
-                ..Launch::default()
-            };
-            // SAFETY: `fm_offsets` takes one FmOffsetsParams; the memory is live (the caller's promise).
-            unsafe { engine.launch(Kernel::Offsets, &launch, &mut [pointer(&mut offsets)])? };
-        }
-    }
-    if problem.tokens == 0 {
-        return Ok(());
-    }
-    let launch = rows_launch(engine, problem.tokens, problem.stream);
-    // SAFETY: `fm_gather` takes one FmGatherParams; the memory is live (the caller's promise).
-    unsafe { engine.launch(Kernel::Gather, &launch, &mut [pointer(&mut params)]) }
-}
-
-/// # Safety
-/// As for [`quantize_kv`](crate::quantize_kv).
-pub(crate) unsafe fn quantize(ordinal: u32, problem: &QuantizeProblem) -> Result<()> {
-    Engine::get(ordinal)?;
-    Err(no_kernel(&problem.cache))
-}
-
-/// # Safety
-/// As for [`dequantize_kv`](crate::dequantize_kv).
-pub(crate) unsafe fn dequantize(ordinal: u32, problem: &DequantizeProblem) -> Result<()> {
-    Engine::get(ordinal)?;
-    Err(no_kernel(&problem.cache))
 }

@@ -1,4 +1,5 @@
-// One CUDA thread block on the host: enough of the language to run kernels/plan.cu as it stands.
+// One CUDA thread block on the host, or blocks one after another: enough of the language to run kernels that
+// neither use shared memory of the launch nor tensor cores as they stand.
 //
 // Every thread is a fiber that runs until its next barrier or shuffle. A shuffle holds a warp together, a
 // barrier the block; which warp goes on next is drawn at random, so that a missing barrier shows as a wrong
@@ -25,6 +26,14 @@
 struct alignas(16) int4 {
   int32_t x, y, z, w;
 };
+struct alignas(8) uint2 {
+  uint32_t x, y;
+};
+struct alignas(16) uint4 {
+  uint32_t x, y, z, w;
+};
+inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
+inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 
 namespace emulation {
 
@@ -46,6 +55,7 @@ struct Block {
   int size = kMaxThreads; /* threads in use */
   ucontext_t scheduler;
   int current = 0;
+  unsigned number = 0, count = 1; /* of the blocks of the grid */
   bool barrier_and = true;      /* of the barrier being gathered */
   bool last_barrier_and = true; /* of the barrier just passed */
   void (*kernel)(const void*) = nullptr;
@@ -132,6 +142,15 @@ inline void launch(void (*kernel)(const void*), const void* argument, int thread
   }
 }
 
+/* The same for `blocks` blocks, in turn. */
+inline void launch_grid(void (*kernel)(const void*), const void* argument, unsigned blocks, int threads,
+                        std::mt19937& random) {
+  block.count = blocks;
+  for (block.number = 0; block.number < blocks; ++block.number) launch(kernel, argument, threads, random);
+  block.number = 0;
+  block.count = 1;
+}
+
 struct Index {
   unsigned (*value)();
   operator unsigned() const { return value(); }
@@ -144,6 +163,9 @@ struct Index3 {
 
 inline emulation::Index3 threadIdx{{[] { return static_cast<unsigned>(emulation::block.current); }}};
 inline emulation::Index3 blockDim{{[] { return static_cast<unsigned>(emulation::block.size); }}};
+
+inline emulation::Index3 blockIdx{{[] { return emulation::block.number; }}};
+inline emulation::Index3 gridDim{{[] { return emulation::block.count; }}};
 
 inline bool __syncthreads_and(bool predicate) {
   emulation::block.barrier_and = emulation::block.barrier_and && predicate;
@@ -162,6 +184,15 @@ template <class T>
 T __shfl_up_sync(unsigned, T value, int distance) {
   const int lane = emulation::block.current % emulation::kLanes;
   return static_cast<T>(emulation::exchange(value, lane >= distance ? lane - distance : lane));
+}
+
+template <class T>
+T __shfl_xor_sync(unsigned, T value, int mask) {
+  int64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof value);
+  bits = emulation::exchange(bits, (emulation::block.current % emulation::kLanes) ^ mask);
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
 }
 
 inline void __syncwarp() { __shfl_sync(~0u, 0, 0); }

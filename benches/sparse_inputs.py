@@ -1,0 +1,125 @@
+"""Inputs of sparse attention, and their float64 reference."""
+
+from __future__ import annotations
+
+import torch
+
+import ferromla
+from measure import NAN, TOKEN_BYTES, Call, Compared, Errors, cache_of, evenly, numbers
+from shapes import D_V
+from sparse_shapes import Sparse, SparsePrefill
+
+# Query tokens that are compared with float64.
+COMPARED_TOKENS = 48
+
+
+def token_rows(cache: torch.Tensor, kv_format: str, ids: torch.Tensor) -> torch.Tensor:
+    """The numbers of tokens by their physical ids, float64: each as a page of one token."""
+    pages, page_size, width = cache.shape
+    page, offset = ids // page_size, ids % page_size
+    if kv_format in ("fp8_v4", "fp8_v41_split"):
+        # Rows of the page, then their scales.
+        row, scales = (576, 8) if kv_format == "fp8_v4" else (512, 16)
+        flat = cache.as_strided((pages, page_size * width), (cache.stride(0), 1))
+        at = torch.arange(row, device=ids.device) + offset[:, None] * row
+        scales_at = torch.arange(scales, device=ids.device) + (page_size * row + offset * scales)[:, None]
+        tokens = flat[page[:, None], torch.cat((at, scales_at), 1)]
+    else:
+        tokens = cache[page, offset]
+    return numbers(tokens[:, None], kv_format)[:, 0].double()
+
+
+def attention(q: torch.Tensor, keys: torch.Tensor, sink: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    """``out [h, 512]``, ``lse [h]``, ``max_logits [h]`` of the queries of one token, ``q [h, d]``, float64."""
+    scores = (q.double() @ keys.T) * q.shape[-1] ** -0.5
+    lse, most = scores.logsumexp(-1), scores.amax(-1)
+    out = torch.exp(scores - lse[:, None]) @ keys[:, :D_V]
+    if sink is not None:
+        out = out * torch.sigmoid(lse - sink.double())[:, None]
+    return out, lse, most
+
+
+def drawn(rows: tuple[int, ...], topk: int, pool: int, device: torch.device) -> torch.Tensor:
+    """Random tokens of a pool for each row."""
+    return torch.randint(pool, (*rows, topk), device=device, dtype=torch.int32)
+
+
+class SparseInputs:
+    """One set of inputs of a sparse decode: each request's entries are of its own part of the cache."""
+
+    def __init__(self, case: Sparse, device: torch.device) -> None:
+        self.case = case
+        options = {"device": device, "dtype": torch.bfloat16}
+        rows = (case.batch, case.s_q)
+        self.parts = [self._part(case.page_size, case.topk, rows, options)]
+        self.options: dict[str, object] = {} if case.kv_format not in TOKEN_BYTES else {"kv_format": case.kv_format}
+        self.sink = None
+        if case.extra:
+            self.parts.append(self._part(case.extra_page_size, case.extra, rows, options))
+            self.sink = torch.randn(case.heads, device=device)
+            extra, indices = self.parts[1]
+            self.options |= {"extra_kv_cache": extra, "extra_indices": indices, "attn_sink": self.sink}
+        self.q = torch.randn(*rows, case.heads, case.d_qk, **options).mul_(3)
+        self.out = torch.full((*rows, case.heads, D_V), NAN, **options)
+        self.lse = torch.full((*rows, case.heads), NAN, device=device)
+
+    def _part(self, page_size: int, topk: int, rows: tuple[int, int], options: dict) -> tuple[torch.Tensor, ...]:
+        case = self.case
+        pages = -(-case.pool // page_size)
+        cache = cache_of(case.kv_format, case.batch * pages, page_size, case.d_qk, **options)
+        indices = drawn(rows, topk, pages * page_size, options["device"])
+        first = torch.arange(case.batch, device=options["device"], dtype=torch.int32) * (pages * page_size)
+        return cache, indices + first[:, None, None]
+
+    def plan(self) -> ferromla.Plan:
+        """A plan for these shapes."""
+        case = self.case
+        shapes = {"batch": case.batch, "q_len": case.s_q, "topk": case.topk, "extra_topk": case.extra}
+        return ferromla.Plan.sparse(num_heads=case.heads, device=self.q.device, **shapes)
+
+    def call(self, plan: ferromla.Plan) -> Call:
+        """The operation into the outputs."""
+        cache, indices = self.parts[0]
+        options = {"plan": plan, "out": self.out, "lse": self.lse, **self.options}
+        return lambda: ferromla.sparse_decode(self.q, cache, indices, **options)
+
+    def errors(self) -> Errors:
+        """Of the outputs as they stand, over evenly chosen query tokens with all heads."""
+        compared = Compared(self.q.device)
+        for row in evenly(list(range(self.case.rows)), COMPARED_TOKENS):
+            request, token = divmod(row, self.case.s_q)
+            chosen = [
+                token_rows(cache, self.case.kv_format, indices[request, token].long()) for cache, indices in self.parts
+            ]
+            want, want_lse, _ = attention(self.q[request, token], torch.cat(chosen), self.sink)
+            compared.add(self.out[request, token], want, self.lse[request, token], want_lse)
+        return compared.errors()
+
+
+class SparsePrefillInputs:
+    """One set of inputs of a sparse prefill."""
+
+    def __init__(self, case: SparsePrefill, device: torch.device) -> None:
+        self.case = case
+        options = {"device": device, "dtype": torch.bfloat16}
+        self.kv = torch.randn(case.cached, case.d_qk, **options).mul_(0.1)
+        self.indices = drawn((case.tokens,), case.topk, case.cached, device)
+        self.q = torch.randn(case.tokens, case.heads, case.d_qk, **options).mul_(3)
+        self.out = torch.full((case.tokens, case.heads, D_V), NAN, **options)
+        self.max_logits, self.lse = (torch.full((case.tokens, case.heads), NAN, device=device) for _ in range(2))
+
+    def call(self) -> Call:
+        """The operation into the outputs."""
+        outputs = {"out": self.out, "max_logits": self.max_logits, "lse": self.lse}
+        return lambda: ferromla.sparse_prefill(self.q, self.kv, self.indices, **outputs)
+
+    def errors(self) -> Errors:
+        """Of the outputs as they stand, over evenly chosen query tokens; the error of max_logits counts as one of
+        lse."""
+        compared = Compared(self.q.device)
+        for token in evenly(list(range(self.case.tokens)), COMPARED_TOKENS):
+            keys = self.kv[self.indices[token].long()].double()
+            want, *want_rows = attention(self.q[token], keys, None)
+            rows = torch.stack((self.lse[token], self.max_logits[token]))
+            compared.add(self.out[token], want, rows, torch.stack(want_rows))
+        return compared.errors()

@@ -1,0 +1,78 @@
+"""The tables of sparse attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+import sparse_shapes
+from attention_tables import FLOOR, RATES, Bench
+from measure import SHORT_SAMPLE_MS, set_count, times_us
+from report import ERRORS, SHAPE, US, Column
+from sparse_inputs import SparseInputs, SparsePrefillInputs
+from sparse_shapes import Sparse
+
+ASKED: tuple[Column, ...] = (("target us", "target", "{:g}"), ("target", "verdict", "{}"))
+PEER: tuple[Column, ...] = (("x FlashMLA", "ratio", "{:.2f}"), ("FlashMLA us", "flashmla_us", "{:g}"))
+COLUMNS = (SHAPE, US, FLOOR, *ASKED, *RATES, *ERRORS, *PEER)
+
+
+def _row(bench: Bench, row, sets: Sequence, us: float) -> None:
+    measured = sets[0].case
+    peer = row.flashmla_us
+    bench.report.row(
+        name=row.name,
+        us=us,
+        floor=row.floor_us / us,
+        target=row.target_us,
+        verdict=bench.verdict(us, row.target_us),
+        gb_s=measured.bytes_moved / us / 1e3,
+        tflop_s=measured.operations / us / 1e6,
+        **bench.judged(row.name, sets[0].errors()),
+        ratio=us / peer if peer else None,
+        flashmla_us=peer,
+    )
+
+
+def _decode(bench: Bench, rows: Sequence[Sparse]) -> None:
+    for row in rows:
+        if not bench.wanted(row.name):
+            continue
+        torch.manual_seed(0)
+        case = row.small() if bench.small else row
+        sets = [SparseInputs(case, bench.device) for _ in range(set_count(case.bytes_moved, bench.device))]
+        # One plan for all: it depends on shapes only.
+        plan = sets[0].plan()
+        (us,) = times_us([one.call(plan) for one in sets], device=bench.device, sample_ms=SHORT_SAMPLE_MS)
+        _row(bench, row, sets, us)
+        del sets, plan
+        bench.forget()
+
+
+def sparse(bench: Bench) -> None:
+    """Sparse decode over fp8_v32, random indices."""
+    bench.report.table("sparse", "Sparse decode, fp8_v32, page 64, 32,768 tokens per request", COLUMNS)
+    _decode(bench, sparse_shapes.SPARSE)
+
+
+def sparse_v4(bench: Bench) -> None:
+    """Sparse decode over fp8_v4 with an extra cache and a sink."""
+    title = "Sparse decode, fp8_v4, page 256, with an extra cache of page 64 and a sink"
+    bench.report.table("sparse_v4", title, COLUMNS)
+    _decode(bench, sparse_shapes.SPARSE_V4)
+
+
+def sparse_prefill(bench: Bench) -> None:
+    """Sparse prefill in bf16."""
+    bench.report.table("sparse_prefill", "Sparse prefill, bf16", COLUMNS)
+    for row in sparse_shapes.SPARSE_PREFILL:
+        if not bench.wanted(row.name):
+            continue
+        torch.manual_seed(0)
+        case = row.small() if bench.small else row
+        sets = [SparsePrefillInputs(case, bench.device) for _ in range(set_count(case.bytes_moved, bench.device))]
+        (us,) = times_us([one.call() for one in sets], device=bench.device)
+        _row(bench, row, sets, us)
+        del sets
+        bench.forget()

@@ -1,0 +1,99 @@
+// dequantize_kv, and gather_kv from caches of bytes. One warp per token, grid-stride; a lane takes eight
+// neighbouring numbers at a time, so that every access of the warp is one stretch. Absent tokens are zeros.
+#include "cache/parts.cuh"
+
+namespace fm {
+
+// Eight numbers to bfloat16 or float32.
+template <class T>
+struct Output;
+
+template <>
+struct Output<Bf16> {
+  static constexpr int kSize = 2;
+  static __device__ __forceinline__ void store(uint4* to, const float (&x)[8]) {
+    to[0] = make_uint4(floats_to_bf16(x[0], x[1]), floats_to_bf16(x[2], x[3]), floats_to_bf16(x[4], x[5]),
+                       floats_to_bf16(x[6], x[7]));
+  }
+  static __device__ __forceinline__ void store_bf16(uint4* to, const uint4& v) { to[0] = v; }
+};
+
+template <>
+struct Output<float> {
+  static constexpr int kSize = 4;
+  static __device__ __forceinline__ void store(uint4* to, const float (&x)[8]) {
+    for (int i = 0; i < 2; ++i)
+      to[i] = make_uint4(bits_of(x[4 * i]), bits_of(x[4 * i + 1]), bits_of(x[4 * i + 2]), bits_of(x[4 * i + 3]));
+  }
+  static __device__ __forceinline__ void store_bf16(uint4* to, const uint4& v) {
+    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+    float x[8];
+    for (int i = 0; i < 8; ++i) x[i] = bf16_to_float((uint16_t)(words[i / 2] >> 16 * (i % 2)));
+    store(to, x);
+  }
+};
+
+// Columns `column` and on.
+template <class T, class Index>
+__device__ __forceinline__ void read_piece(uint8_t* out, const Parts<const uint8_t>& from, int column, float tensor_scale) {
+  constexpr Layout layout = Index::value;
+  uint4* to = reinterpret_cast<uint4*>(out + column * Output<T>::kSize);
+  if (column >= layout.coded) {
+    const uint8_t* source = from.rope + 2 * (column - layout.coded);
+    Output<T>::store_bf16(to, *reinterpret_cast<const uint4*>(source));
+    return;
+  }
+  uint32_t words[layout.code_bits / 4];
+  const uint8_t* codes = from.codes + column * layout.code_bits / 8;
+  if constexpr (layout.code_bits == 8) {
+    const uint2 v = *reinterpret_cast<const uint2*>(codes);
+    words[0] = v.x, words[1] = v.y;
+  } else {
+    words[0] = *reinterpret_cast<const uint32_t*>(codes);
+  }
+  float x[8];
+  decode_piece<layout.code_bits>(words, read_scale<layout.scales>(from.scales, column / layout.group, tensor_scale), x);
+  Output<T>::store(to, x);
+}
+
+template <class T>
+__device__ __forceinline__ void write_zeros(uint8_t* out, int width) {
+  for (int i = threadIdx.x % 32; i < width * Output<T>::kSize / 16; i += 32)
+    reinterpret_cast<uint4*>(out)[i] = make_uint4(0, 0, 0, 0);
+}
+
+template <class T, class Index>
+__device__ __forceinline__ void dequantise(const FmDequantiseParams& p) {
+  constexpr Layout layout = Index::value;
+  const FmByteCache& cache = p.cache;
+  for (int64_t t = warp_index(); t < p.tokens; t += warp_count()) {
+    const Place at = place_of(source_id(p.source, t), cache.num_pages, cache.page_size);
+    const Place row = divided(t, p.out_page);
+    uint8_t* out = reinterpret_cast<uint8_t*>(p.out) +
+                   (row.page * p.out_stride[0] + row.offset * p.out_stride[1]) * Output<T>::kSize;
+    if (!at.present) {
+      write_zeros<T>(out, layout.width);
+      continue;
+    }
+    const auto from = parts_of<const uint8_t, Index>(cache, at);
+#pragma unroll
+    for (int first = 0; first < layout.width; first += 256) {
+      const int column = first + 8 * (int)(threadIdx.x % 32);
+      if (column < layout.width) read_piece<T, Index>(out, from, column, cache.tensor_scale);
+    }
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void dequantise_any(const FmDequantiseParams& p) {
+  with_layout(p.cache.layout, [&p](auto index) { dequantise<T, decltype(index)>(p); });
+}
+
+}  // namespace fm
+
+extern "C" __global__ void __launch_bounds__(256) fm_dequantise_bf16(const __grid_constant__ FmDequantiseParams p) {
+  fm::dequantise_any<fm::Bf16>(p);
+}
+extern "C" __global__ void __launch_bounds__(256) fm_dequantise_f32(const __grid_constant__ FmDequantiseParams p) {
+  fm::dequantise_any<float>(p);
+}
