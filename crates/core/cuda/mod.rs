@@ -15,7 +15,7 @@ use std::ffi::c_void;
 use cudarc::driver::sys;
 
 pub(crate) use kernel::compiled_kernels;
-pub(crate) use ops::{append, decode, gather, merge, plan};
+pub(crate) use ops::{append, decode, dequantize, gather, merge, plan, quantize};
 
 use crate::error::{Error, Result};
 use crate::support::CudaSupport;
