@@ -24,7 +24,7 @@ impl Cache {
     fn random(layout: &'static Layout, pages: usize, page_size: usize, rng: &mut Rng) -> Self {
         let mut rows = Array::new([pages, page_size], layout.width, 0f32, None);
         for index in indices([pages, page_size]) {
-            let row: Vec<f32> = (0..layout.width).map(|_| rng.normal() as f32).collect();
+            let row: Vec<f32> = (0..layout.width).map(|_| rng.normal()).collect();
             rows.set_row(index, &row);
         }
         let mut cache = Self {
@@ -129,7 +129,7 @@ fn attention_over_bytes_is_attention_over_what_they_stand_for() {
         let mut cache = Cache::random(layout, 20, 16, &mut rng);
         let mut q = Array::new([2, 3, 8], layout.width, 0f32, None);
         for index in indices([2, 3, 8]) {
-            let row: Vec<f32> = (0..layout.width).map(|_| rng.normal() as f32).collect();
+            let row: Vec<f32> = (0..layout.width).map(|_| rng.normal()).collect();
             q.set_row(index, &row);
         }
         let q = Rows::F32(two_parts(&mut q, layout.width));
@@ -154,7 +154,7 @@ fn e4m3_queries_are_multiplied_by_their_scales() {
     let mut scales = Array::new([2, 3, 8], 1, 0f32, None);
     for index in indices([2, 3, 8]) {
         let row: Vec<u8> = (0..576)
-            .map(|_| ferromla_format::e4m3(rng.normal() as f32))
+            .map(|_| ferromla_format::e4m3(rng.normal()))
             .collect();
         let scale = 0.25 + index[2] as f32;
         scales.set_row(index, &[scale]);
