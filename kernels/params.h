@@ -46,6 +46,8 @@ typedef struct FmKvCache {
   int32_t row_bytes; /* of `rows` that belong to a token, without what a page has at its end */
   int32_t num_pages;
   int32_t page_size;
+  int32_t page_shift; /* log2 of page_size, or -1 */
+  int32_t reserved;
 } FmKvCache;
 
 /* decode.cu: attention over a paged latent cache. Q and the cache come in two parts, the latent
@@ -69,6 +71,9 @@ typedef struct FmDecodeParams {
   int32_t box_shift;   /* log2 of the tokens of one TMA box, gcd(page_size, 64) */
   int32_t head_chunks_nope; /* 64-wide column blocks from one KV head to the next in the tensor maps */
   int32_t head_chunks_rope;
+  int32_t q_codes;     /* 1: Q is e4m3; codes kernels only */
+  const float* q_scale; /* of e4m3 rows, or null: then it is in scale_log2 */
+  int64_t q_scale_stride[3];
   float scale_log2;    /* softmax_scale * log2(e), times the scale of the cache's codes */
   float value_scale;   /* what the output is multiplied with: the scale of the cache's codes */
   const float* attn_sink; /* [heads] or null */
@@ -307,9 +312,9 @@ static_assert(sizeof(FmWorkItem) == 48, "FmWorkItem");
 static_assert(sizeof(FmMerge) == 64, "FmMerge");
 static_assert(sizeof(FmPlanLayout) == 80, "FmPlanLayout");
 static_assert(sizeof(FmPlanParams) == 232, "FmPlanParams");
-static_assert(sizeof(FmDecodeParams) == 480, "FmDecodeParams");
+static_assert(sizeof(FmDecodeParams) == 536, "FmDecodeParams");
 static_assert(sizeof(FmCombineParams) == 120, "FmCombineParams");
-static_assert(sizeof(FmKvCache) == 104, "FmKvCache");
+static_assert(sizeof(FmKvCache) == 112, "FmKvCache");
 static_assert(sizeof(FmMergeParams) == 208, "FmMergeParams");
 static_assert(sizeof(FmAppendParams) == 128, "FmAppendParams");
 static_assert(sizeof(FmOffsetsParams) == 32, "FmOffsetsParams");
