@@ -36,8 +36,8 @@ enum class Loader { Tma, Gather, Codes, Scaled };
 template <Loader L, int Rows>
 struct Kernel {
   static constexpr int kGroups = L == Loader::Scaled ? kTileBlocks : 1;
-  using WideSizes = typename std::conditional<L == Loader::Tma, WidePages, WideTokens<kGroups>>::type;
-  using FewSizes = typename std::conditional<L == Loader::Tma, FewPages<Rows>, FewTokens<Rows, kGroups>>::type;
+  using WideSizes = typename std::conditional<L == Loader::Tma, WidePages, WideTokens<kGroups, L != Loader::Gather>>::type;
+  using FewSizes = typename std::conditional<L == Loader::Tma, FewPages<Rows>, FewTokens<Rows, kGroups, L != Loader::Gather>>::type;
   using Map = SharedMap<typename std::conditional<Rows == kTileRows, WideSizes, FewSizes>::type>;
   static constexpr int kLoaderArrivals = L == Loader::Tma ? 1 : TokenWarps<Map>::kArrivals;  // for a block
   static_assert(Map::kControlOffset + (Rows == kTileRows ? sizeof(DecodeControl) : sizeof(FewControl)) <=
@@ -85,9 +85,9 @@ template <Loader L, int Rows>
 struct Registers {
   static constexpr bool kPages = L == Loader::Tma;
   static constexpr int kLaunched = kPages || Rows == 64 ? 128 : Rows == 32 ? 96 : 72;
-  static constexpr int kScores = Rows == 64 ? (kPages ? 160 : L == Loader::Scaled ? 112 : 96) : Rows == 32 ? (L == Loader::Scaled ? 128 : 112) : 88;
+  static constexpr int kScores = Rows == 64 ? (kPages ? 160 : L == Loader::Scaled ? 112 : 104) : Rows == 32 ? (L == Loader::Scaled ? 128 : 112) : 88;
   static constexpr int kValues = Rows == 64 ? 160 : Rows == 32 ? (L == Loader::Scaled ? 104 : 112) : 80;
-  static constexpr int kLoader = Rows == 64 ? (kPages ? 32 : L == Loader::Scaled ? 80 : 96) : Rows == 32 ? 72 : 64;
+  static constexpr int kLoader = Rows == 64 ? (kPages ? 32 : L == Loader::Scaled ? 80 : 88) : Rows == 32 ? 72 : 64;
 
   template <int Registers>
   static __device__ __forceinline__ void take() {

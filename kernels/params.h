@@ -36,7 +36,7 @@ typedef struct FmPlanParams {
 /* One paged cache. Strides are in bytes: page, token, KV head. A row of 16-bit numbers has two parts, a quantised one is
    as docs/formats.md says (of a split page `rows` is the page's beginning). */
 typedef struct FmKvCache {
-  const void* rows;
+  const void* rows; /* of a quantised cache without pages: any 1024 bytes that can be read */
   const void* rope; /* 16-bit formats with rows of 576 only */
   int64_t row_stride[3];
   int64_t rope_stride[3];

@@ -25,6 +25,11 @@ __device__ __forceinline__ void named_barrier() {
   asm volatile("bar.sync %0, %1;" ::"n"(Id), "n"(Threads) : "memory");
 }
 
+// The same with a barrier of a number known at run time.
+__device__ __forceinline__ void named_barrier_of_warpgroup(int id) {
+  asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
+}
+
 // The same, and whether the predicate holds for any of them.
 template <int Id, int Threads>
 __device__ __forceinline__ bool named_barrier_any(bool predicate) {

@@ -29,11 +29,10 @@ __device__ __forceinline__ uint32_t place_e4m3(uint32_t codes) {
   return (v >> 4 & 0x07F007F0u) | (v & 0x80008000u);
 }
 
-// Whether any of sixteen e4m3 codes is NaN: all bits but the sign.
-__device__ __forceinline__ bool has_nan(uint4 c) {
+// Has some bit of 0x80808080 set where any of sixteen e4m3 codes is NaN: all bits but the sign.
+__device__ __forceinline__ uint32_t nan_bits(uint4 c) {
   constexpr uint32_t kBits = 0x7F7F7F7Fu, kOne = 0x01010101u;
-  return (((c.x & kBits) + kOne) | ((c.y & kBits) + kOne) | ((c.z & kBits) + kOne) | ((c.w & kBits) + kOne)) &
-         0x80808080u;
+  return ((c.x & kBits) + kOne) | ((c.y & kBits) + kOne) | ((c.z & kBits) + kOne) | ((c.w & kBits) + kOne);
 }
 
 // NaN for each half that place_e4m3 made of a NaN code.
@@ -54,13 +53,16 @@ __device__ __forceinline__ Values16 convert_words(uint4 c, Convert convert) {
 
 // Sixteen e4m3 codes; `unit` is a pair of bfloat16: kE4m3Unit, or that times a power of two.
 __device__ __forceinline__ Values16 e4m3_values(__nv_bfloat16, uint4 codes, uint32_t unit) {
-  if (has_nan(codes))
-    return convert_words(codes, [&](uint32_t w) {
-      const uint32_t low = place_e4m3<false>(w), high = place_e4m3<true>(w);
-      return make_uint2(multiply_pair(low, unit) | nan_where(low), multiply_pair(high, unit) | nan_where(high));
-    });
   return convert_words(codes, [&](uint32_t w) {
     return make_uint2(multiply_pair(place_e4m3<false>(w), unit), multiply_pair(place_e4m3<true>(w), unit));
+  });
+}
+
+// The same where there are NaN codes.
+__device__ __forceinline__ Values16 e4m3_values_with_nan(uint4 codes, uint32_t unit) {
+  return convert_words(codes, [&](uint32_t w) {
+    const uint32_t low = place_e4m3<false>(w), high = place_e4m3<true>(w);
+    return make_uint2(multiply_pair(low, unit) | nan_where(low), multiply_pair(high, unit) | nan_where(high));
   });
 }
 
@@ -78,6 +80,12 @@ __device__ __forceinline__ Values16 e4m3_values(__half, uint4 codes, uint32_t) {
     return v;
   });
 }
+
+// Sixteen e4m3 codes, NaN or not.
+__device__ __forceinline__ Values16 e4m3_values_and_nan(__nv_bfloat16, uint4 codes) {
+  return e4m3_values_with_nan(codes, kE4m3Unit);
+}
+__device__ __forceinline__ Values16 e4m3_values_and_nan(__half t, uint4 codes) { return e4m3_values(t, codes, 0); }
 
 // The pair of bfloat16 that placed e4m3 codes are multiplied with for a UE8M0 scale up to kMostScale.
 __device__ __forceinline__ uint32_t unit_of_scale(uint32_t exponent) {

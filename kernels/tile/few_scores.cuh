@@ -10,6 +10,7 @@
 #include "../ptx/math.cuh"
 #include "../ptx/wgmma.cuh"
 #include "masking.cuh"
+#include "query_codes.cuh"
 #include "work.cuh"
 
 namespace fm {
@@ -28,6 +29,12 @@ struct FewLayout {
 template <class T, int QkDim, class Map>
 __device__ __forceinline__ void load_few_query(const FmDecodeParams& p, const RowBlock& r, uint32_t shared) {
   const int piece = warpgroup_thread() % 8;
+  if (Map::kQueryCodes && p.q_codes) {
+    load_query_codes<T, QkDim, Map>(p, r, shared);
+    fence_async_shared();
+    named_barrier<kScoresBarrier, 128>();
+    return;
+  }
 #pragma unroll 1
   for (int block_row = warpgroup_thread() / 8; block_row < Map::kRows; block_row += 16) {
     const QueryRow<T> row(p, r, block_row);
@@ -46,7 +53,7 @@ __device__ __forceinline__ void load_few_query(const FmDecodeParams& p, const Ro
 // Waits for all of a tile: waits between products cost more than they save.
 template <class Map>
 __device__ __forceinline__ void wait_for_tile(DecodeControl& control, TilePlace<Map> place) {
-  mbarrier_wait(shared_address(&control.tile_full[place.rope()]), place.rope_parity());
+  wait_together<Map>(shared_address(&control.tile_full[place.rope()]), place.rope_parity(), kScoresBarrier);
 #pragma unroll
   for (int i = 0; i < kTileBlocks; ++i)
     mbarrier_wait(shared_address(&control.block_full[place.block(i)]), place.block_parity(i));
@@ -125,6 +132,17 @@ __device__ __forceinline__ void multiply_codes_query(float (&s)[Map::kRows / 2],
         s[i] = fmaf(scale, sums[block][i], s[i]);
       }
     }
+}
+
+// Scores of rows whose e4m3 queries have scales of their own.
+template <class Map>
+__device__ __forceinline__ void scale_scores(const FmDecodeParams& p, const RowBlock& r, float (&s)[Map::kRows / 2]) {
+  using Layout = FewLayout<Map::kRows>;
+#pragma unroll
+  for (int c = 0; c < Layout::kColumns; ++c) {
+    const float scale = query_scale(p, r, Layout::row(c, warpgroup_thread() % 32));
+    s[Layout::value(c, 0)] *= scale, s[Layout::value(c, 1)] *= scale;
+  }
 }
 
 // Scores of absent tokens and of keys a row does not see become -inf.
@@ -311,6 +329,7 @@ __device__ __forceinline__ void compute_few_scores(const FmDecodeParams& p, uint
         multiply_key_query<T, QkDim, Map>(s, shared_address(smem), control, place);
       else
         multiply_codes_query<T, Map>(s, smem, control, place);
+      if (Map::kQueryCodes && p.q_scale != nullptr) scale_scores<Map>(p, r, s);
       const bool masked = tile >= first_masked || control.present[place.rope()] != ~0ull;
       if (masked) mask_few<Map>(p, r, s, tile, control.present[place.rope()]);
       state.update(s, p.scale_log2, control, place.rope());

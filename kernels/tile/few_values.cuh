@@ -10,6 +10,8 @@
 
 namespace fm {
 
+constexpr int kValuesBarrier = 3;  // named barriers of each values warpgroup, two of them
+
 // O += V^T P^T of one tile. The first operand is V as it lies, read with M, its columns, as the contiguous side.
 template <class T, int Rows>
 __device__ __forceinline__ void multiply_values_weights(FewAccumulators<Rows>& o, uint32_t first_block,
@@ -87,7 +89,7 @@ __device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, i
 #pragma unroll
       for (int i = 0; i < Map::kRows / 2; ++i) o[m][i] = 0.f;
     for (int tiles = r.tile_end - r.tile_begin; tiles > 0; --tiles) {
-      mbarrier_wait(shared_address(&control.weights_full[place.rope()]), place.rope_parity());
+      wait_together<Map>(shared_address(&control.weights_full[place.rope()]), place.rope_parity(), kValuesBarrier + half);
       if (control.rescale[place.rope()][0]) scale_few_rows<Map::kRows>(o, control.factor[place.rope()], lane);
       const int first = place.block(2 * half), second = place.block(2 * half + 1);
       mbarrier_wait(shared_address(&control.block_full[first]), place.block_parity(2 * half));

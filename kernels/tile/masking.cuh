@@ -15,6 +15,17 @@ __device__ __forceinline__ void fence_copies() {
   if (Map::kTokens) fence_async_shared();
 }
 
+// A wait of a whole warpgroup for a barrier. Beside a loader that computes, one warp polls for all: polls take issue slots.
+template <class Map>
+__device__ __forceinline__ void wait_together(uint32_t barrier, uint32_t parity, int named) {
+  if (Map::kTokens) {
+    if (warpgroup_thread() < 32) mbarrier_wait(barrier, parity);
+    named_barrier_of_warpgroup(named);
+  } else {
+    mbarrier_wait(barrier, parity);
+  }
+}
+
 // The tokens of the tile that exist: valid page, inside the sequence.
 __device__ __forceinline__ uint64_t existing(uint64_t present, int in_sequence) {
   return in_sequence < kTileTokens ? present & ((1ull << max(in_sequence, 0)) - 1) : present;

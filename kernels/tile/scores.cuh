@@ -17,6 +17,7 @@
 #include "../ptx/wgmma.cuh"
 #include "../ptx/shared.cuh"
 #include "masking.cuh"
+#include "query_codes.cuh"
 #include "work.cuh"
 
 namespace fm {
@@ -54,7 +55,9 @@ template <class T, int QkDim, class Map>
 __device__ __forceinline__ void load_query(const FmDecodeParams& p, const RowBlock& r,
                                            QueryFragments<Map::kRegisterChunks>& q, uint32_t shared) {
   named_barrier<kScoresBarrier, 128>();  // every warp is done with the previous item's Q
-  {
+  if (Map::kQueryCodes && p.q_codes) {
+    load_query_codes<T, QkDim, Map>(p, r, shared);
+  } else {
     const int block_row = warpgroup_thread() / 2, first_piece = warpgroup_thread() % 2 * 4;
     const QueryRow<T> row(p, r, block_row);
 #pragma unroll
@@ -258,6 +261,16 @@ __device__ __forceinline__ void announce_rescale(float2 shrink, DecodeControl& c
   }
 }
 
+// Scores of rows whose e4m3 queries have scales of their own.
+__device__ __forceinline__ void scale_scores(const FmDecodeParams& p, const RowBlock& r, float (&s)[32]) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float scale = query_scale(p, r, accumulator_row(warpgroup_thread()) + 8 * h);
+#pragma unroll
+    for (int g = 0; g < 8; ++g) s[4 * g + 2 * h] *= scale, s[4 * g + 2 * h + 1] *= scale;
+  }
+}
+
 // Scores of absent tokens and of keys a row does not see become -inf.
 __device__ __forceinline__ void mask_tile(const FmDecodeParams& p, const RowBlock& r, float (&s)[32], int tile,
                                           uint64_t present) {
@@ -345,6 +358,7 @@ __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, uint8_t*
         multiply_query_key<T, QkDim, Map>(s, q, shared_address(smem), control, place, held);
       else
         multiply_query_codes<T, QkDim, Map>(s, q, shared_address(smem), control, place, held);
+      if (Map::kQueryCodes && p.q_scale != nullptr) scale_scores(p, load_row_block<Map>(p, item), s);
       const bool masked = tile >= control.first_masked || control.present[place.rope()] != ~0ull;
       if (masked) mask_tile(p, load_row_block<Map>(p, item), s, tile, control.present[place.rope()]);
       announce_rescale(state.update(s, p.scale_log2), control, place.rope());

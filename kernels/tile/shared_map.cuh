@@ -39,31 +39,32 @@ constexpr uint32_t kPartBytes = kPartRows * kPartStride * 4;
 
 // What decides where things lie: query rows; how many leading column quarters have three blocks, how many at the end have
 // one, the others two; rope blocks; leading chunks of Q that live in registers; groups of columns with scales of their
-// own that are applied to scores and weights (1: none); whether single tokens are loaded, by ordinary stores and copies.
+// own that are applied to scores and weights (1: none); whether single tokens are loaded, by ordinary stores and copies;
+// whether Q may be in e4m3.
 
 // 64 rows. What a loader of whole pages leaves of the registers holds most of Q.
 struct WidePages {
   static constexpr int kRows = 64, kTriple = 3, kSingle = 0, kRopes = 3, kRegisterChunks = 6, kScaleGroups = 1;
-  static constexpr bool kTokens = false;
+  static constexpr bool kTokens = false, kQueryCodes = false;
 };
 // 64 rows, single tokens: their loader needs registers itself.
-template <int Groups>
+template <int Groups, bool Codes>
 struct WideTokens {
   static constexpr int kRows = 64, kTriple = 0, kSingle = 0, kRopes = Groups == 1 ? 3 : 2,
                        kRegisterChunks = Groups == 1 ? 0 : 3, kScaleGroups = Groups;
-  static constexpr bool kTokens = true;
+  static constexpr bool kTokens = true, kQueryCodes = Codes && Groups == 1;
 };
 template <int Rows>
 struct FewPages {
   static constexpr int kRows = Rows, kTriple = Rows == 16, kSingle = 0, kRopes = 3, kRegisterChunks = 0,
                        kScaleGroups = 1;
-  static constexpr bool kTokens = false;
+  static constexpr bool kTokens = false, kQueryCodes = false;
 };
-template <int Rows, int Groups>
+template <int Rows, int Groups, bool Codes>
 struct FewTokens {
   static constexpr int kRows = Rows, kTriple = Rows == 16, kSingle = Rows == 32 && Groups > 1, kRopes = 3,
                        kRegisterChunks = 0, kScaleGroups = Groups;
-  static constexpr bool kTokens = true;
+  static constexpr bool kTokens = true, kQueryCodes = Codes && Groups == 1;
 };
 
 template <class Sizes>

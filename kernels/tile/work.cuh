@@ -139,6 +139,12 @@ __device__ __forceinline__ void write_peak(const FmDecodeParams& p, const RowBlo
   if (p.max_logits != nullptr && row < r.rows) p.max_logits[row_offset(p, r, row, p.max_logits_stride)] = peak * kLn2;
 }
 
+// What a row's scores are multiplied with besides scale_log2: the scale of its e4m3 query.
+__device__ __forceinline__ float query_scale(const FmDecodeParams& p, const RowBlock& r, int block_row) {
+  const int row = r.row_begin + block_row;
+  return p.q_scale == nullptr || row >= r.rows ? 1.f : __ldg(p.q_scale + row_offset(p, r, row, p.q_scale_stride));
+}
+
 // A row of Q, for copies to shared memory: latent part, rope part, and whether it exists. What does not is some row.
 template <class T>
 struct QueryRow {
