@@ -1,8 +1,8 @@
 //! The arguments of `sparse_decode` and `sparse_prefill`, checked: views to a [`SparseProblem`].
 
-use crate::check::{Access, Arg, Last, device_dtype, device_format};
+use crate::check::{Access, Arg, Last, device_dtype};
 use crate::check_attention::{Query, attn_sink, out, query, row_numbers, scale};
-use crate::check_paged::CacheArg;
+use crate::check_paged::{CacheArg, in_reach};
 use crate::check_parts::{KV_CACHE, ListTokens, PartNames, Q, lead, list_lens};
 use crate::dtype::{DType, Device, KvFormat};
 use crate::error::{Error, Result};
@@ -143,7 +143,7 @@ impl GivenLists<'_> {
             scale: None,
         };
         let cache = given.check(device, Access::Read)?;
-        device_format(self.format_name, device.0, cache.format)?;
+        in_reach(&given.lead(), &cache)?;
         self.fits(query, &cache)?;
         let (indices, topk) = indices(&self.indices, device, tokens)?;
         let lens = match &self.lens {
