@@ -116,7 +116,7 @@ fn tokens(
 }
 
 /// The format is one that `decode` and `prefill` take.
-pub(crate) fn dense(format: KvFormat) -> Result<()> {
+fn dense(format: KvFormat) -> Result<()> {
     if KvFormat::DENSE.contains(&format) {
         return Ok(());
     }

@@ -1,5 +1,7 @@
 //! Checks of paged caches: 16-bit numbers in one or two parts, or the bytes of a quantised format.
 
+use std::fmt;
+
 use ferromla_format::Layout;
 
 use crate::check::{Access, Arg, Last};
@@ -102,14 +104,9 @@ impl<'a> CacheArg<'a> {
             let rule = format!("a cache of the format {format} is one tensor");
             return Err(Error::invalid(self.names[0], "a pair", rule));
         }
-        let sizes: Vec<_> = format
-            .layouts()
-            .iter()
-            .map(|layout| layout.bytes().to_string())
-            .collect();
-        let sizes = sizes.join(" or ");
+        let sizes = Sizes(format.layouts());
         let layout =
-            format!("[num_pages, page_size, {sizes}] or [num_pages, page_size, 1, {sizes}]");
+            format_args!("[num_pages, page_size, {sizes}] or [num_pages, page_size, 1, {sizes}]");
         let shape = arg.rank(&[3, 4], layout)?;
         let last = shape.len() - 1;
         let of_size = |layout: &&Layout| layout.bytes() as i64 == shape[last];
@@ -135,6 +132,18 @@ impl<'a> CacheArg<'a> {
                 strides: [page, token],
             },
         })
+    }
+}
+
+/// Bytes of a token, for an error to name.
+struct Sizes(&'static [Layout]);
+
+impl fmt::Display for Sizes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, layout) in self.0.iter().enumerate() {
+            write!(f, "{}{}", if i == 0 { "" } else { " or " }, layout.bytes())?;
+        }
+        Ok(())
     }
 }
 

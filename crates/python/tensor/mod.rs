@@ -302,7 +302,7 @@ fn producer_refused(object: &Bound<'_, PyAny>, error: PyErr) -> Refusal {
 fn check_torch(tensor: &Tensor<'_>) -> Result<(), Refusal> {
     let floating = matches!(
         tensor.view.dtype(),
-        DType::Bf16 | DType::Fp16 | DType::F32 | DType::F64
+        DType::Bf16 | DType::Fp16 | DType::F32 | DType::F64 | DType::F8E4M3
     );
     if !floating {
         return Ok(());
