@@ -4,8 +4,9 @@
 mod support;
 
 use ferromla::{
-    AppendArgs, DType, DecodeArgs, Error, GatherArgs, GatherSource, Plan, PlanArgs, PrefillArgs,
-    Stream, append_kv, decode, gather_kv, prefill,
+    AppendArgs, DType, DecodeArgs, Error, ExtraKeys, GatherArgs, GatherSource, Plan, PlanArgs,
+    PrefillArgs, Queries, SparseDecodeArgs, Stream, append_kv, decode, gather_kv, prefill,
+    sparse_decode,
 };
 use support::{Array, Expected, assert_refused};
 
@@ -88,6 +89,91 @@ fn qo_indptr_is_checked() {
     }
 }
 
+/// Two query tokens with lists of three keys over 64 tokens, and of two over 6.
+fn sparse_with(indices: [i32; 6], lens: [i32; 2], extra: [i32; 4]) -> Result<(), Error> {
+    let q = Array::zeros(DType::Bf16, &[1, 2, 1, 576]);
+    let cache = Array::zeros(DType::Bf16, &[4, 16, 576]);
+    let extra_cache = Array::zeros(DType::Bf16, &[6, 1, 576]);
+    let (indices, lens) = (
+        of(DType::I32, &[1, 2, 3], &indices),
+        of(DType::I32, &[1, 2], &lens),
+    );
+    let extra = of(DType::I32, &[1, 2, 2], &extra);
+    let (out, lse) = (
+        Array::zeros(DType::Bf16, &[1, 2, 1, 512]),
+        Array::zeros(DType::F32, &[1, 2, 1]),
+    );
+    let workspace = Array::zeros(DType::U8, &[1 << 24]);
+    let mut args = SparseDecodeArgs::new(
+        q.view().into(),
+        cache.view().into(),
+        indices.view(),
+        out.view(),
+        lse.view(),
+    );
+    args.topk_lengths = Some(lens.view());
+    args.extra = Some(ExtraKeys {
+        kv_cache: extra_cache.view().into(),
+        indices: extra.view(),
+        topk_lengths: None,
+        kv_format: None,
+    });
+    args.workspace = Some(workspace.view());
+    // SAFETY: the arrays are live.
+    unsafe { sparse_decode(&args) }
+}
+
+fn lists_are_checked() {
+    // What is negative, or behind the length of its list, is no offender.
+    sparse_with([0, 63, 64, -1, 5, -7], [2, 3], [5, -1, 0, 0]).unwrap();
+    for (result, argument, rule) in [
+        (
+            sparse_with([0, 0, 0, 0, 64, 0], [3, 2], [0; 4]),
+            "indices",
+            "64 at [0, 1, 1]: below 64",
+        ),
+        (
+            sparse_with([0; 6], [3, 4], [0; 4]),
+            "topk_lengths",
+            "4 at [0, 1]: between 0 and 3",
+        ),
+        (
+            sparse_with([0; 6], [-1, 3], [0; 4]),
+            "topk_lengths",
+            "-1 at [0, 0]: between 0 and 3",
+        ),
+        (
+            sparse_with([0; 6], [3, 3], [0, 0, 6, 0]),
+            "extra_indices",
+            "6 at [0, 1, 0]: below 6",
+        ),
+    ] {
+        assert_refused(rule, result, &says(argument, rule));
+    }
+    let args = PlanArgs {
+        queries: Queries::Sparse {
+            q_len: 1,
+            topk: 8,
+            extra_topk: 4,
+        },
+        ..PlanArgs::new(ferromla::Device::Cpu, 2, 1)
+    };
+    let lens = of(DType::I32, &[2], &[1, 5]);
+    let workspace = Array::zeros(DType::U8, &[1 << 24]);
+    // SAFETY: the workspace outlives the plan; the lengths are refused after they are read.
+    let plan = unsafe {
+        Plan::new_sparse(
+            &args,
+            None,
+            Some(&lens.view()),
+            workspace.view(),
+            Stream::default(),
+        )
+    };
+    let expected = says("extra_topk_lengths", "5 at [1, 0]: between 0 and 4");
+    assert_refused("plan", plan.map(drop), &expected);
+}
+
 #[test]
 fn the_first_offender_is_named() {
     // SAFETY: this binary has one test, and no other thread of it reads the environment.
@@ -116,6 +202,7 @@ fn the_first_offender_is_named() {
     );
 
     qo_indptr_is_checked();
+    lists_are_checked();
 
     let args = PlanArgs {
         max_seq_len: Some(32),

@@ -239,8 +239,11 @@ unsafe fn combine_row(args: &CombineCpu, token: usize, row: &mut [i32]) -> usize
     let seen = position.saturating_add(1);
     let chosen = (seen / args.ratio).min(args.topk as i64) as usize;
     let window = seen.min(args.window) as usize;
-    // SAFETY: the caller's promise.
-    let list = unsafe { args.topk_indices.row([token], chosen) };
+    let list = match chosen {
+        0 => &[], // an empty array may have no address
+        // SAFETY: the caller's promise.
+        _ => unsafe { args.topk_indices.row([token], chosen) },
+    };
     for (entry, &index) in row.iter_mut().zip(list) {
         *entry = match index {
             ..0 => ABSENT,

@@ -27,6 +27,9 @@ class Keys:
     cache: torch.Tensor
     indices: torch.Tensor
     lens: torch.Tensor | None = None
+    # Of a quantised cache: its format and the numbers in it.
+    kv_format: str | None = None
+    numbers: torch.Tensor | None = None
 
     def lists(self) -> reference_sparse.Lists:
         """One list per query token, as the reference takes them."""
@@ -36,14 +39,30 @@ class Keys:
             lens = lens.clamp(0, self.indices.shape[-1])
             lens = (lens[:, None] if lens.dim() < len(rows) else lens).expand(rows).reshape(-1)
         indices = self.indices.flatten(0, -2)
-        return reference_sparse.Lists(self.cache.flatten(0, 1), indices, lens)
+        tokens = self.cache if self.numbers is None else self.numbers
+        return reference_sparse.Lists(tokens.flatten(0, 1), indices, lens)
 
-    def poison(self) -> None:
-        """NaN in every token of the cache that is nobody's key."""
+    def used(self) -> torch.Tensor:
+        """``[n, P]`` bool: the tokens of the cache that are somebody's key."""
         lists = self.lists()
         used = torch.zeros(len(lists.tokens), dtype=torch.bool, device=self.cache.device)
         used[lists.indices[lists.chosen()].long()] = True
-        self.cache.flatten(0, 1)[~used] = problems.NAN
+        return used.view(self.cache.shape[:2])
+
+    def poison(self) -> None:
+        """NaN in every token of the cache that is nobody's key."""
+        self.cache[~self.used()] = problems.NAN
+
+    def quantised(self, kv_format: str) -> Keys:
+        """The same lists over a cache of this format: NaN in all that is nobody's key."""
+        used = self.used()
+        cache = ferromla.quantize_kv(torch.where(used[..., None], self.cache, 0), kv_format)
+        numbers = ferromla.dequantize_kv(cache, kv_format, dtype=torch.float32)
+        # Of split pages the scales of a token are elsewhere: only whole pages can be spoiled byte by byte.
+        split = kv_format in ("fp8_v4", "fp8_v41_split")
+        spoiled = ~used.any(1)[:, None].expand(used.shape) if split else ~used
+        cache.view(torch.uint8)[spoiled] = 0xFF
+        return Keys(cache, self.indices, self.lens, kv_format, numbers)
 
 
 def random_keys(rows, s_k, topk, page, *, d_qk, dtype, device, lens, generator, invalid=0.1) -> Keys:
@@ -84,8 +103,9 @@ class Decode:
         return self.call(**self.options | {"out": out, "lse": lse} | options)
 
     def _lists(self) -> dict:
-        given = {"topk_lengths": self.main.lens}
+        given = {"topk_lengths": self.main.lens, "kv_format": self.main.kv_format}
         if self.extra is not None:
+            given["extra_kv_format"] = self.extra.kv_format
             given["extra_kv_cache"], given["extra_indices"] = self.extra.cache, self.extra.indices
             given["extra_topk_lengths"] = self.extra.lens
         return given
@@ -150,9 +170,11 @@ class Prefill:
         """The operation, into NaN-poisoned outputs."""
         out, lse = problems.poisoned_outputs(self.q)
         given = {"out": out, "lse": lse, "max_logits": torch.full_like(lse, problems.NAN)}
-        kv = options.pop("kv", self.keys.cache.flatten(0, 1))
+        cache = self.keys.cache
+        kv = options.pop("kv", cache.flatten(0, 1) if self.keys.kv_format is None else cache)
         indices = options.pop("indices", self.keys.indices)
-        options = {"topk_lengths": self.keys.lens} | self.options | given | options
+        own = {"topk_lengths": self.keys.lens, "kv_format": self.keys.kv_format}
+        options = own | self.options | given | options
         return ferromla.sparse_prefill(self.q, kv, indices, **options)
 
     def expected(self, *, softmax_scale=None, attn_sink=None, **_):

@@ -17,6 +17,7 @@ import torch
 import ferromla
 import ferromla.torch_ops
 import problems
+import problems_sparse
 import tolerance
 
 README = pathlib.Path(__file__).parents[2] / "README.md"
@@ -122,7 +123,7 @@ def test_support_is_plain_data():
         "merge_states",
         "append_kv",
         "gather_kv",
-    } | ({"quantize_kv", "dequantize_kv"} if report["backend"] == "cpu" else set())
+    } | ({"quantize_kv", "dequantize_kv", "sparse_decode", "sparse_prefill"} if report["backend"] == "cpu" else set())
     assert ferromla.support("cpu")["backend"] == "cpu"
     assert ferromla.support("cuda:77")["backend"] == "none"
     assert ferromla.support("cuda:77")["reason"]
@@ -196,6 +197,36 @@ def test_the_prefill_operators_give_what_the_function_gives(device):
     torch.ops.ferromla.prefill_out(*inputs, out, lse, **options)
     for got in (torch.ops.ferromla.prefill(*inputs, **options), (out, lse)):
         tolerance.check(*got, *problem.expected(**options))
+
+
+def test_the_sparse_operators_give_what_the_functions_give(device):
+    problem = problems_sparse.decode(extra=(90, 70, 5), lens="row", device=device)
+    inputs, extra = (problem.q, problem.main.cache, problem.main.indices), problem.extra
+    options = (problem.main.lens, None, extra.cache, extra.indices, extra.lens)
+    out, lse = problems.poisoned_outputs(problem.q)
+    torch.ops.ferromla.sparse_decode_out(*inputs, out, lse, *options, softmax_scale=0.05, num_splits=2)
+    got = torch.ops.ferromla.sparse_decode(*inputs, *options, softmax_scale=0.05, num_splits=2)
+    for each in (got, (out, lse)):
+        tolerance.check(*each, *problem.expected(softmax_scale=0.05))
+
+    problem = problems_sparse.prefill(lens="row", device=device, softmax_scale=0.05)
+    inputs, want = (problem.q, problem.keys.cache, problem.keys.indices, problem.keys.lens), problem.check()
+    outputs = [torch.full_like(x, problems.NAN) for x in want]
+    torch.ops.ferromla.sparse_prefill_out(*inputs[:3], *outputs, inputs[3], softmax_scale=0.05)
+    for each in (torch.ops.ferromla.sparse_prefill(*inputs, softmax_scale=0.05), outputs):
+        assert all(torch.equal(a, b) for a, b in zip(want, each, strict=True))
+
+
+def test_the_sparse_operators_pass_torchs_own_checks(device):
+    problem = problems_sparse.decode(device=device)
+    inputs = problem.q, problem.main.cache.nan_to_num(), problem.main.indices
+    out, lse = (torch.zeros_like(x) for x in problems.poisoned_outputs(problem.q))
+    torch.library.opcheck(torch.ops.ferromla.sparse_decode.default, inputs)
+    torch.library.opcheck(torch.ops.ferromla.sparse_decode_out.default, (*inputs, out, lse))
+    inputs = inputs[0].flatten(0, 1), inputs[1], inputs[2].flatten(0, 1)
+    outputs = out.flatten(0, 1), lse.flatten(0, 1), lse.flatten(0, 1).clone()
+    torch.library.opcheck(torch.ops.ferromla.sparse_prefill.default, inputs)
+    torch.library.opcheck(torch.ops.ferromla.sparse_prefill_out.default, (*inputs, *outputs))
 
 
 def test_operators_compile_without_a_graph_break():

@@ -101,6 +101,47 @@ def test_any_page_size_and_number_of_entries(device, page, topk):
     problems_sparse.decode(topk=topk, page=page, extra=(90, topk + 1, 7), lens="row", device=device).check()
 
 
+QUANTISED = {
+    "fp8": (576, 512),
+    "fp8_v32": (576,),
+    "fp8_v4": (512,),
+    "fp8_v41": (512,),
+    "fp8_v41_split": (512,),
+    "fp4_v41": (512,),
+}
+PAIRS = [
+    (main, extra, d_qk)
+    for main, widths in QUANTISED.items()
+    for extra, others in {None: (576, 512), **QUANTISED}.items()
+    for d_qk in set(widths) & set(others)
+    if main != "fp4_v41"
+]
+
+
+@pytest.mark.parametrize(("main", "extra", "d_qk"), PAIRS)
+def test_quantised_caches_are_read_as_what_they_hold(device, main, extra, d_qk):
+    problem = problems_sparse.decode(h=24, topk=130, extra=(90, 70, 5), lens="row", d_qk=d_qk, device=device)
+    problem.main = problem.main.quantised(main)
+    problem.extra = None if extra is None else problem.extra.quantised(extra)
+    problem.check()
+
+
+@pytest.mark.parametrize("page", [1, 2, 64, 61])
+@pytest.mark.parametrize("main", ["fp8_v32", "fp8_v4", "fp8_v41_split"])
+def test_pages_of_any_size_of_quantised_caches(device, main, page):
+    problem = problems_sparse.decode(topk=100, page=page, d_qk=QUANTISED[main][0], device=device)
+    problem.main = problem.main.quantised(main)
+    problem.check()
+
+
+def test_the_extra_cache_has_the_format_of_the_main_one_unless_said_otherwise(device):
+    problem = problems_sparse.decode(extra=(90, 70, 5), d_qk=512, device=device)
+    problem.main, problem.extra = problem.main.quantised("fp8_v4"), problem.extra.quantised("fp8_v4")
+    want = problem.run()
+    problem.extra.kv_format = None
+    assert all(torch.equal(a, b) for a, b in zip(want, problem.run(), strict=True))
+
+
 def test_a_key_that_stands_twice_counts_twice(device):
     problem = problems_sparse.decode(b=1, s_q=1, topk=64, device=device)
     key = problem.main.indices[(problem.main.indices >= 0) & (problem.main.indices < 512)][0]

@@ -81,6 +81,16 @@ def test_a_paged_cache_is_read_as_its_tokens(device, page):
         assert all(torch.equal(a, b) for a, b in zip(tokens, problem.run(kv=kv), strict=True))
 
 
+@pytest.mark.parametrize(
+    ("kv_format", "d_qk"),
+    [("fp8", 576), ("fp8_v32", 576), ("fp8_v4", 512), ("fp8_v41", 512), ("fp8_v41_split", 512)],
+)
+def test_quantised_caches_are_read_as_what_they_hold(device, kv_format, d_qk):
+    problem = problems_sparse.prefill(s_kv=400, page=64, lens="row", d_qk=d_qk, device=device)
+    problem.keys = problem.keys.quantised(kv_format)
+    problem.check()
+
+
 def test_shapes_with_a_dimension_of_kv_heads(device):
     problem = problems_sparse.prefill(device=device)
     want = problem.run()
