@@ -74,15 +74,14 @@ pub fn support(device: Device) -> Support {
                 ..nothing
             },
             Ok(CudaSupport { device_name }) => {
-                let formats: &[_] = if cfg!(feature = "fp16") {
-                    &[KvFormat::Bf16, KvFormat::Fp16]
-                } else {
-                    &[KvFormat::Bf16]
-                };
+                let formats = KvFormat::ALL.into_iter();
+                let formats: Vec<_> = formats
+                    .filter(|&format| format != KvFormat::Fp16 || cfg!(feature = "fp16"))
+                    .collect();
                 Support {
                     backend: "cuda",
                     device_name: Some(device_name),
-                    rows: rows(formats, "cuda"),
+                    rows: rows(&formats, "cuda"),
                     ..nothing
                 }
             }
@@ -108,7 +107,8 @@ fn rows(formats: &[KvFormat], backend: &str) -> Vec<SupportRow> {
             Some(_) => &[DType::Bf16],
             None => &[DType::Bf16, DType::Fp16, DType::F32],
         };
-        if KvFormat::DENSE.contains(&format) {
+        let attended = backend == "cpu" || !quantised;
+        if attended && KvFormat::DENSE.contains(&format) {
             let queries: &[DType] = match format {
                 KvFormat::Fp8 => &[DType::Bf16, DType::Fp16, DType::F8E4M3],
                 _ => &new_rows[..new_rows.len().min(2)],
