@@ -40,6 +40,13 @@ pub(crate) fn decode(args: &SparseDecodeArgs<'_>) -> Result<SparseProblem> {
         batch: query.leading[0],
         q_len: query.leading[1],
     };
+    let main = main.check(&query, &q, tokens)?;
+    let extra = extra
+        .map(|extra| extra.check(&query, &q, tokens))
+        .transpose()?;
+    if let Some(extra) = &extra {
+        together(q.view.device(), &main.cache, &extra.cache)?;
+    }
     Ok(SparseProblem {
         device: q.view.device(),
         dtype: query.dtype,
@@ -47,10 +54,8 @@ pub(crate) fn decode(args: &SparseDecodeArgs<'_>) -> Result<SparseProblem> {
         q_len: query.leading[1] as i32,
         heads: query.heads as i32,
         q: query.rows,
-        main: main.check(&query, &q, tokens)?,
-        extra: extra
-            .map(|extra| extra.check(&query, &q, tokens))
-            .transpose()?,
+        main,
+        extra,
         scale: scale(args.softmax_scale, query.rows.dim())?,
         attn_sink: attn_sink(args.attn_sink.as_ref(), &q, query.heads)?,
         out: out(&args.out, &q, query.dtype)?,
@@ -93,6 +98,17 @@ pub(crate) fn prefill(args: &SparsePrefillArgs) -> Result<SparseProblem> {
         max_logits: Some(row_numbers(&max_logits, &q)?),
         stream: args.stream,
     })
+}
+
+/// The kernels that apply float32 scales to tiles take 16-bit numbers besides, but no codes without scales.
+fn together(device: Device, main: &PagedCache, extra: &PagedCache) -> Result<()> {
+    let has = |format| main.format == format || extra.format == format;
+    if !device.is_cuda() || !has(KvFormat::Fp8V32) || !has(KvFormat::Fp8) {
+        return Ok(());
+    }
+    let value = format!("{} with a main cache of {}", extra.format, main.format);
+    let rule = "on CUDA fp8 and fp8_v32 are not read together";
+    Err(Error::unsupported("extra_kv_format", value, rule))
 }
 
 fn half_query(q: &Parts, ragged: bool) -> Result<Query> {
