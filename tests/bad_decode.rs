@@ -78,7 +78,15 @@ impl Call {
 
     /// Right in shape and on a CUDA device that need not exist.
     fn on_cuda() -> Self {
-        let mut call = Self::right();
+        Self::right().moved_to_cuda()
+    }
+
+    fn of_v32_on_cuda() -> Self {
+        Self::of_v32().moved_to_cuda()
+    }
+
+    fn moved_to_cuda(self) -> Self {
+        let mut call = self;
         let workspace = call.workspace.as_mut().unwrap();
         for array in [
             &mut call.q,
@@ -297,6 +305,18 @@ fn what_another_version_may_have_is_unsupported() {
 }
 
 #[test]
+fn attention_on_cuda_reaches_so_much_of_a_quantised_cache() {
+    #[rustfmt::skip]
+    let cases: &[Case] = &[
+        (Call::of_v32_on_cuda, |c| c.kv_cache.strides[0] *= -1, "kv_cache", "follow one another"),
+        (Call::of_v32_on_cuda, |c| c.kv_cache.strides[0] = 1 << 36, "kv_cache", "at most 64 GiB"),
+        (Call::of_v32_on_cuda, |c| c.kv_cache.reshape(&[6_550_000, 16, 656]), "kv_cache", "of 68748800000 bytes"),
+        (Call::of_v32_on_cuda, |c| c.kv_cache.reshape(&[2, 1 << 22, 656]), "kv_cache", "smaller than 2 GiB"),
+    ];
+    refuse(cases, true);
+}
+
+#[test]
 fn devices() {
     let cuda = Device::Cuda(0);
     assert_eq!(Call::on_cuda().q.device, cuda);
@@ -340,6 +360,9 @@ fn strides_and_addresses() {
         (Call::on_cuda, |c| c.q.strides[2] = 580, "q", "multiple of 8 elements"),
         (Call::on_cuda, |c| c.kv_cache.strides[1] = 577, "kv_cache", "stride 577 along dimension 1"),
         (Call::on_cuda, |c| c.out.strides[1] = 8 * 512 + 4, "out", "multiple of 8 elements"),
+        (Call::of_v32_on_cuda, |c| c.kv_cache.ptr += 8, "kv_cache", "on CUDA rows begin on 16-byte boundaries"),
+        (Call::of_v32_on_cuda, |c| c.kv_cache.strides[1] = 664, "kv_cache", "multiple of 16 elements"),
+        (Call::of_v32_on_cuda, |c| c.kv_cache.strides[0] += 8, "kv_cache", "multiple of 16 elements"),
     ];
     refuse(cases, false);
 }

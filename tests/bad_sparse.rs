@@ -68,6 +68,27 @@ impl Decode {
     }
 }
 
+impl Decode {
+    /// On a CUDA device that need not exist.
+    fn moved_to_cuda(mut self) -> Self {
+        for array in [
+            &mut self.q,
+            &mut self.cache,
+            &mut self.indices,
+            &mut self.lens,
+            &mut self.extra_cache,
+            &mut self.extra_indices,
+            &mut self.extra_lens,
+            &mut self.out,
+            &mut self.lse,
+            &mut self.workspace,
+        ] {
+            array.device = Device::Cuda(0);
+        }
+        self
+    }
+}
+
 fn says(argument: &'static str, says: &'static str) -> Expected {
     Expected {
         argument,
@@ -173,6 +194,71 @@ fn formats_and_types_that_do_not_go_together() {
     );
     unnamed.extra_kv_format = Some(KvFormat::Fp8V32);
     unnamed.run(None).unwrap();
+}
+
+#[test]
+fn cuda_reads_no_fp8_cache_beside_one_of_fp8_v32() {
+    for [main, extra] in [["fp8", "fp8_v32"], ["fp8_v32", "fp8"]] {
+        let bytes = |name| if name == "fp8" { 576 } else { 656 };
+        let mut call = Decode::right();
+        call.cache = Array::zeros(DType::U8, &[4, 16, bytes(main)]);
+        call.kv_format = KvFormat::parse(main).ok();
+        call.extra_cache = Array::zeros(DType::U8, &[9, 2, bytes(extra)]);
+        call.extra_kv_format = KvFormat::parse(extra).ok();
+        call.run(None).unwrap();
+        let expected = Expected {
+            argument: "extra_kv_format",
+            unsupported: true,
+            says: "fp8 and fp8_v32 are not read together",
+        };
+        assert_refused(main, call.moved_to_cuda().run(None), &expected);
+    }
+}
+
+#[test]
+fn what_cuda_asks_of_quantised_caches_and_of_lists() {
+    type Bend = fn(&mut Decode);
+    let of_v4 = || {
+        let mut call = Decode::right();
+        call.q = Array::zeros(DType::Bf16, &[2, 3, 8, 512]);
+        call.cache = Array::zeros(DType::U8, &[4, 16, 584]);
+        call.kv_format = Some(KvFormat::Fp8V4);
+        call.extra_cache = Array::zeros(DType::U8, &[9, 2, 288]);
+        call.extra_kv_format = Some(KvFormat::Fp4V41);
+        call.moved_to_cuda()
+    };
+    let cases: &[(Bend, &'static str, &'static str)] = &[
+        (|c| c.cache.ptr += 8, "kv_cache", "16-byte boundaries"),
+        (
+            |c| c.cache.strides[0] += 8,
+            "kv_cache",
+            "multiple of 16 elements",
+        ),
+        (
+            |c| c.extra_cache.strides[1] += 8,
+            "extra_kv_cache",
+            "multiple of 16 elements",
+        ),
+        (|c| c.indices.ptr += 2, "indices", "4-byte boundary"),
+        (
+            |c| c.extra_indices.strides[2] = 2,
+            "extra_indices",
+            "the last stride is 1",
+        ),
+    ];
+    for (bend, argument, rule) in cases {
+        let mut call = of_v4();
+        bend(&mut call);
+        assert_refused(rule, call.run(None), &says(argument, rule));
+    }
+    let mut far = of_v4();
+    far.extra_cache.strides[0] = 1 << 34;
+    let expected = Expected {
+        argument: "extra_kv_cache",
+        unsupported: true,
+        says: "at most 64 GiB",
+    };
+    assert_refused("far", far.run(None), &expected);
 }
 
 fn plan_of(queries: Queries, workspace: &Array) -> Plan {

@@ -6,7 +6,7 @@
 use std::fmt::Display;
 use std::ops::Range;
 
-use crate::dtype::{DType, Device, KvFormat};
+use crate::dtype::{DType, Device};
 use crate::error::{Error, Result};
 use crate::problem::Strided;
 use crate::view::{MAX_RANK, View};
@@ -265,17 +265,6 @@ pub(crate) fn device_dtype(name: &'static str, device: Device, dtype: DType) -> 
     if device.is_cuda() && dtype == DType::Fp16 && !cfg!(feature = "fp16") {
         let rule = "this build has no fp16 kernels: build ferromla with its feature `fp16`";
         return Err(Error::unsupported(name, dtype, rule));
-    }
-    Ok(())
-}
-
-/// Which formats CUDA kernels take.
-pub(crate) const CUDA_FORMATS: &str = "on CUDA the formats are bf16 and fp16";
-
-/// The device has kernels for the format.
-pub(crate) fn device_format(name: &'static str, device: Device, format: KvFormat) -> Result<()> {
-    if device.is_cuda() && format.dtype().is_none() {
-        return Err(Error::unsupported(name, format, CUDA_FORMATS));
     }
     Ok(())
 }

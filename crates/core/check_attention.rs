@@ -1,8 +1,8 @@
 //! The arguments of `decode` and `prefill`, checked: views to an [`AttentionProblem`].
 
 use crate::attention::{AttentionArgs, QScale, QoIndptr};
-use crate::check::{Access, Arg, Last, device_dtype, device_format};
-use crate::check_paged::{CacheArg, positive};
+use crate::check::{Access, Arg, Last, device_dtype};
+use crate::check_paged::{CacheArg, in_reach, positive};
 use crate::check_parts::{KV_CACHE, Q, lead, page_table, qo_indptr, rows};
 use crate::dtype::{DType, KvFormat};
 use crate::error::{Error, Result};
@@ -69,7 +69,7 @@ pub(crate) fn inputs<I: QoIndptr>(args: &AttentionArgs<'_, I>) -> Result<Attenti
     };
     let cache = cache_arg.check(device, Access::Read)?;
     dense(cache.format)?;
-    device_format(cache_arg.format_name, device.0, cache.format)?;
+    in_reach(&cache_arg.lead(), &cache)?;
     fits(&cache_arg.lead(), &query, &cache)?;
     let batch = match indptr {
         None => Some((query.leading[0], "the batch of q")),

@@ -176,6 +176,46 @@ fn page_strides(arg: &Arg<'_>, layout: &Layout) -> Result<()> {
     Ok(())
 }
 
+/// Bytes from the beginning of a quantised cache that attention on CUDA reaches: it counts them in units of 16, in
+/// 32 bits.
+const CUDA_REACH: i64 = 1 << 36;
+/// And from the beginning of a page.
+const CUDA_PAGE_REACH: i64 = 1 << 31;
+
+/// Attention reaches every token of the cache.
+pub(crate) fn in_reach(arg: &Arg<'_>, cache: &PagedCache) -> Result<()> {
+    let CacheRows::Bytes { layout, pages } = &cache.rows else {
+        return Ok(());
+    };
+    if !arg.view.device().is_cuda() || cache.num_pages == 0 {
+        return Ok(());
+    }
+    let [page, token] = pages.strides;
+    let (num_pages, page_size) = (i64::from(cache.num_pages), i64::from(cache.page_size));
+    let bytes = page_size * layout.bytes() as i64;
+    let refuse = |value: String, rule: &str| Err(Error::unsupported(arg.name, value, rule));
+    if page < 0 {
+        let value = format!("of stride {page} along dimension 0");
+        return refuse(
+            value,
+            "on CUDA the pages of a quantised cache follow one another",
+        );
+    }
+    if bytes >= CUDA_PAGE_REACH {
+        let value = format!("of pages of {bytes} bytes");
+        return refuse(
+            value,
+            "on CUDA a page of a quantised cache is smaller than 2 GiB",
+        );
+    }
+    let end = (num_pages - 1) * page + bytes.max((page_size - 1) * token + layout.bytes() as i64);
+    if end > CUDA_REACH {
+        let rule = "on CUDA attention reads quantised caches of at most 64 GiB";
+        return refuse(format!("of {end} bytes"), rule);
+    }
+    Ok(())
+}
+
 /// The factor of the numbers of a cache of this format.
 fn kv_scale(given: Option<f64>, format: KvFormat) -> Result<f32> {
     let Some(scale) = given else {

@@ -1,8 +1,8 @@
 //! The arguments of `sparse_decode` and `sparse_prefill`, checked: views to a [`SparseProblem`].
 
-use crate::check::{Access, Arg, Last, device_dtype, device_format};
+use crate::check::{Access, Arg, Last, device_dtype};
 use crate::check_attention::{Query, attn_sink, out, query, row_numbers, scale};
-use crate::check_paged::CacheArg;
+use crate::check_paged::{CacheArg, in_reach};
 use crate::check_parts::{KV_CACHE, ListTokens, PartNames, Q, lead, list_lens};
 use crate::dtype::{DType, Device, KvFormat};
 use crate::error::{Error, Result};
@@ -40,6 +40,13 @@ pub(crate) fn decode(args: &SparseDecodeArgs<'_>) -> Result<SparseProblem> {
         batch: query.leading[0],
         q_len: query.leading[1],
     };
+    let main = main.check(&query, &q, tokens)?;
+    let extra = extra
+        .map(|extra| extra.check(&query, &q, tokens))
+        .transpose()?;
+    if let Some(extra) = &extra {
+        together(q.view.device(), &main.cache, &extra.cache)?;
+    }
     Ok(SparseProblem {
         device: q.view.device(),
         dtype: query.dtype,
@@ -47,10 +54,8 @@ pub(crate) fn decode(args: &SparseDecodeArgs<'_>) -> Result<SparseProblem> {
         q_len: query.leading[1] as i32,
         heads: query.heads as i32,
         q: query.rows,
-        main: main.check(&query, &q, tokens)?,
-        extra: extra
-            .map(|extra| extra.check(&query, &q, tokens))
-            .transpose()?,
+        main,
+        extra,
         scale: scale(args.softmax_scale, query.rows.dim())?,
         attn_sink: attn_sink(args.attn_sink.as_ref(), &q, query.heads)?,
         out: out(&args.out, &q, query.dtype)?,
@@ -93,6 +98,17 @@ pub(crate) fn prefill(args: &SparsePrefillArgs) -> Result<SparseProblem> {
         max_logits: Some(row_numbers(&max_logits, &q)?),
         stream: args.stream,
     })
+}
+
+/// The kernels that apply float32 scales to tiles take 16-bit numbers besides, but no codes without scales.
+fn together(device: Device, main: &PagedCache, extra: &PagedCache) -> Result<()> {
+    let has = |format| main.format == format || extra.format == format;
+    if !device.is_cuda() || !has(KvFormat::Fp8V32) || !has(KvFormat::Fp8) {
+        return Ok(());
+    }
+    let value = format!("{} with a main cache of {}", extra.format, main.format);
+    let rule = "on CUDA fp8 and fp8_v32 are not read together";
+    Err(Error::unsupported("extra_kv_format", value, rule))
 }
 
 fn half_query(q: &Parts, ragged: bool) -> Result<Query> {
@@ -143,7 +159,7 @@ impl GivenLists<'_> {
             scale: None,
         };
         let cache = given.check(device, Access::Read)?;
-        device_format(self.format_name, device.0, cache.format)?;
+        in_reach(&given.lead(), &cache)?;
         self.fits(query, &cache)?;
         let (indices, topk) = indices(&self.indices, device, tokens)?;
         let lens = match &self.lens {

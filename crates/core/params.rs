@@ -2,10 +2,18 @@
 use ferromla_schedule::plan_layout::*;
 
 pub const FM_DECODE_THREADS: i32 = 512;
-pub const FM_DECODE_GATHER_THREADS_32: i32 = 640;
-pub const FM_DECODE_GATHER_THREADS_16: i32 = 896;
+pub const FM_DECODE_TOKENS_THREADS_32: i32 = 640;
+pub const FM_DECODE_TOKENS_THREADS_16: i32 = 896;
 pub const FM_DECODE_SMEM_BYTES: i32 = 231936;
 pub const FM_COMBINE_THREADS: i32 = 512;
+pub const FM_KV_BF16: i32 = 0;
+pub const FM_KV_FP16: i32 = 1;
+pub const FM_KV_FP8: i32 = 2;
+pub const FM_KV_FP8_V32: i32 = 3;
+pub const FM_KV_FP8_V4: i32 = 4;
+pub const FM_KV_FP8_V41: i32 = 5;
+pub const FM_KV_FP8_V41_SPLIT: i32 = 6;
+pub const FM_KV_FP4_V41: i32 = 7;
 pub const FM_LATENT_BOX_CHUNKS: i32 = 2;
 pub const FM_OFFSETS_THREADS: i32 = 1024;
 pub const FM_ROW_THREADS: i32 = 256;
@@ -63,7 +71,63 @@ impl Default for FmPlanParams {
         }
     }
 }
-#[doc = " decode.cu: attention over a paged 16-bit latent cache. Q and the cache come in two parts, the latent\n(\"nope\", 512 wide) and the rotary (\"rope\", 64 wide, absent for d_qk 512); one tensor is the case where\nboth point into the same rows."]
+#[doc = " One paged cache. Strides are in bytes: page, token, KV head. A row of 16-bit numbers has two parts, a quantised one is\nas docs/formats.md says (of a split page `rows` is the page's beginning)."]
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct FmKvCache {
+    pub rows: *const ::core::ffi::c_void,
+    #[doc = " 16-bit formats with rows of 576 only"]
+    pub rope: *const ::core::ffi::c_void,
+    pub row_stride: [i64; 3usize],
+    pub rope_stride: [i64; 3usize],
+    #[doc = " sparse: [request, query token, entry], page * page_size + offset; else null"]
+    pub indices: *const i32,
+    pub indices_stride: [i64; 2usize],
+    #[doc = " FM_KV_*"]
+    pub format: i32,
+    #[doc = " of `rows` that belong to a token, without what a page has at its end"]
+    pub row_bytes: i32,
+    pub num_pages: i32,
+    pub page_size: i32,
+    #[doc = " log2 of page_size, or -1"]
+    pub page_shift: i32,
+    pub reserved: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of FmKvCache"][::core::mem::size_of::<FmKvCache>() - 112usize];
+    ["Alignment of FmKvCache"][::core::mem::align_of::<FmKvCache>() - 8usize];
+    ["Offset of field: FmKvCache::rows"][::core::mem::offset_of!(FmKvCache, rows) - 0usize];
+    ["Offset of field: FmKvCache::rope"][::core::mem::offset_of!(FmKvCache, rope) - 8usize];
+    ["Offset of field: FmKvCache::row_stride"]
+        [::core::mem::offset_of!(FmKvCache, row_stride) - 16usize];
+    ["Offset of field: FmKvCache::rope_stride"]
+        [::core::mem::offset_of!(FmKvCache, rope_stride) - 40usize];
+    ["Offset of field: FmKvCache::indices"][::core::mem::offset_of!(FmKvCache, indices) - 64usize];
+    ["Offset of field: FmKvCache::indices_stride"]
+        [::core::mem::offset_of!(FmKvCache, indices_stride) - 72usize];
+    ["Offset of field: FmKvCache::format"][::core::mem::offset_of!(FmKvCache, format) - 88usize];
+    ["Offset of field: FmKvCache::row_bytes"]
+        [::core::mem::offset_of!(FmKvCache, row_bytes) - 92usize];
+    ["Offset of field: FmKvCache::num_pages"]
+        [::core::mem::offset_of!(FmKvCache, num_pages) - 96usize];
+    ["Offset of field: FmKvCache::page_size"]
+        [::core::mem::offset_of!(FmKvCache, page_size) - 100usize];
+    ["Offset of field: FmKvCache::page_shift"]
+        [::core::mem::offset_of!(FmKvCache, page_shift) - 104usize];
+    ["Offset of field: FmKvCache::reserved"]
+        [::core::mem::offset_of!(FmKvCache, reserved) - 108usize];
+};
+impl Default for FmKvCache {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[doc = " decode.cu: attention over a paged latent cache. Q and the cache come in two parts, the latent\n(\"nope\", 512 wide) and the rotary (\"rope\", 64 wide, absent for d_qk 512); one tensor is the case where\nboth point into the same rows."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct FmDecodeParams {
@@ -72,17 +136,12 @@ pub struct FmDecodeParams {
     #[doc = " batch, token, head"]
     pub q_nope_stride: [i64; 3usize],
     pub q_rope_stride: [i64; 3usize],
-    #[doc = " used by the gather loader; the TMA loader has tensor maps"]
-    pub kv_nope: *const ::core::ffi::c_void,
-    pub kv_rope: *const ::core::ffi::c_void,
-    #[doc = " page, token, kv head"]
-    pub kv_nope_stride: [i64; 3usize],
-    pub kv_rope_stride: [i64; 3usize],
+    #[doc = " the cache, and sparse attention's extra one; the TMA loader has tensor maps"]
+    pub kv: [FmKvCache; 2usize],
+    #[doc = " null when sparse"]
     pub block_table: *const i32,
     pub block_table_stride: i64,
     pub max_pages: i32,
-    pub num_pages: i32,
-    pub page_size: i32,
     #[doc = " the most tokens a request can have: longer lengths are clamped"]
     pub max_tokens: i32,
     #[doc = " query heads per KV head"]
@@ -99,8 +158,15 @@ pub struct FmDecodeParams {
     #[doc = " 64-wide column blocks from one KV head to the next in the tensor maps"]
     pub head_chunks_nope: i32,
     pub head_chunks_rope: i32,
-    #[doc = " softmax_scale * log2(e)"]
+    #[doc = " 1: Q is e4m3; codes kernels only"]
+    pub q_codes: i32,
+    #[doc = " of e4m3 rows, or null: then it is in scale_log2"]
+    pub q_scale: *const f32,
+    pub q_scale_stride: [i64; 3usize],
+    #[doc = " softmax_scale * log2(e), times the scale of the cache's codes"]
     pub scale_log2: f32,
+    #[doc = " what the output is multiplied with: the scale of the cache's codes"]
+    pub value_scale: f32,
     #[doc = " [heads] or null"]
     pub attn_sink: *const f32,
     #[doc = " in the plan"]
@@ -111,14 +177,17 @@ pub struct FmDecodeParams {
     pub out_stride: [i64; 3usize],
     pub lse: *mut f32,
     pub lse_stride: [i64; 3usize],
-    #[doc = " [slots, unit_rows, 512], each normalised"]
+    #[doc = " or null; whole units only, and not by the TMA loader's kernels"]
+    pub max_logits: *mut f32,
+    pub max_logits_stride: [i64; 3usize],
+    #[doc = " [slots, unit_rows, 512], each normalised, without value_scale"]
     pub partial_out: *mut f32,
     #[doc = " [slots, unit_rows], base 2"]
     pub partial_lse: *mut f32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FmDecodeParams"][::core::mem::size_of::<FmDecodeParams>() - 312usize];
+    ["Size of FmDecodeParams"][::core::mem::size_of::<FmDecodeParams>() - 536usize];
     ["Alignment of FmDecodeParams"][::core::mem::align_of::<FmDecodeParams>() - 8usize];
     ["Offset of field: FmDecodeParams::q_nope"]
         [::core::mem::offset_of!(FmDecodeParams, q_nope) - 0usize];
@@ -128,64 +197,65 @@ const _: () = {
         [::core::mem::offset_of!(FmDecodeParams, q_nope_stride) - 16usize];
     ["Offset of field: FmDecodeParams::q_rope_stride"]
         [::core::mem::offset_of!(FmDecodeParams, q_rope_stride) - 40usize];
-    ["Offset of field: FmDecodeParams::kv_nope"]
-        [::core::mem::offset_of!(FmDecodeParams, kv_nope) - 64usize];
-    ["Offset of field: FmDecodeParams::kv_rope"]
-        [::core::mem::offset_of!(FmDecodeParams, kv_rope) - 72usize];
-    ["Offset of field: FmDecodeParams::kv_nope_stride"]
-        [::core::mem::offset_of!(FmDecodeParams, kv_nope_stride) - 80usize];
-    ["Offset of field: FmDecodeParams::kv_rope_stride"]
-        [::core::mem::offset_of!(FmDecodeParams, kv_rope_stride) - 104usize];
+    ["Offset of field: FmDecodeParams::kv"][::core::mem::offset_of!(FmDecodeParams, kv) - 64usize];
     ["Offset of field: FmDecodeParams::block_table"]
-        [::core::mem::offset_of!(FmDecodeParams, block_table) - 128usize];
+        [::core::mem::offset_of!(FmDecodeParams, block_table) - 288usize];
     ["Offset of field: FmDecodeParams::block_table_stride"]
-        [::core::mem::offset_of!(FmDecodeParams, block_table_stride) - 136usize];
+        [::core::mem::offset_of!(FmDecodeParams, block_table_stride) - 296usize];
     ["Offset of field: FmDecodeParams::max_pages"]
-        [::core::mem::offset_of!(FmDecodeParams, max_pages) - 144usize];
-    ["Offset of field: FmDecodeParams::num_pages"]
-        [::core::mem::offset_of!(FmDecodeParams, num_pages) - 148usize];
-    ["Offset of field: FmDecodeParams::page_size"]
-        [::core::mem::offset_of!(FmDecodeParams, page_size) - 152usize];
+        [::core::mem::offset_of!(FmDecodeParams, max_pages) - 304usize];
     ["Offset of field: FmDecodeParams::max_tokens"]
-        [::core::mem::offset_of!(FmDecodeParams, max_tokens) - 156usize];
+        [::core::mem::offset_of!(FmDecodeParams, max_tokens) - 308usize];
     ["Offset of field: FmDecodeParams::group"]
-        [::core::mem::offset_of!(FmDecodeParams, group) - 160usize];
+        [::core::mem::offset_of!(FmDecodeParams, group) - 312usize];
     ["Offset of field: FmDecodeParams::team"]
-        [::core::mem::offset_of!(FmDecodeParams, team) - 164usize];
+        [::core::mem::offset_of!(FmDecodeParams, team) - 316usize];
     ["Offset of field: FmDecodeParams::splits"]
-        [::core::mem::offset_of!(FmDecodeParams, splits) - 168usize];
+        [::core::mem::offset_of!(FmDecodeParams, splits) - 320usize];
     ["Offset of field: FmDecodeParams::multicast"]
-        [::core::mem::offset_of!(FmDecodeParams, multicast) - 172usize];
+        [::core::mem::offset_of!(FmDecodeParams, multicast) - 324usize];
     ["Offset of field: FmDecodeParams::causal"]
-        [::core::mem::offset_of!(FmDecodeParams, causal) - 176usize];
+        [::core::mem::offset_of!(FmDecodeParams, causal) - 328usize];
     ["Offset of field: FmDecodeParams::box_shift"]
-        [::core::mem::offset_of!(FmDecodeParams, box_shift) - 180usize];
+        [::core::mem::offset_of!(FmDecodeParams, box_shift) - 332usize];
     ["Offset of field: FmDecodeParams::head_chunks_nope"]
-        [::core::mem::offset_of!(FmDecodeParams, head_chunks_nope) - 184usize];
+        [::core::mem::offset_of!(FmDecodeParams, head_chunks_nope) - 336usize];
     ["Offset of field: FmDecodeParams::head_chunks_rope"]
-        [::core::mem::offset_of!(FmDecodeParams, head_chunks_rope) - 188usize];
+        [::core::mem::offset_of!(FmDecodeParams, head_chunks_rope) - 340usize];
+    ["Offset of field: FmDecodeParams::q_codes"]
+        [::core::mem::offset_of!(FmDecodeParams, q_codes) - 344usize];
+    ["Offset of field: FmDecodeParams::q_scale"]
+        [::core::mem::offset_of!(FmDecodeParams, q_scale) - 352usize];
+    ["Offset of field: FmDecodeParams::q_scale_stride"]
+        [::core::mem::offset_of!(FmDecodeParams, q_scale_stride) - 360usize];
     ["Offset of field: FmDecodeParams::scale_log2"]
-        [::core::mem::offset_of!(FmDecodeParams, scale_log2) - 192usize];
+        [::core::mem::offset_of!(FmDecodeParams, scale_log2) - 384usize];
+    ["Offset of field: FmDecodeParams::value_scale"]
+        [::core::mem::offset_of!(FmDecodeParams, value_scale) - 388usize];
     ["Offset of field: FmDecodeParams::attn_sink"]
-        [::core::mem::offset_of!(FmDecodeParams, attn_sink) - 200usize];
+        [::core::mem::offset_of!(FmDecodeParams, attn_sink) - 392usize];
     ["Offset of field: FmDecodeParams::worker_begin"]
-        [::core::mem::offset_of!(FmDecodeParams, worker_begin) - 208usize];
+        [::core::mem::offset_of!(FmDecodeParams, worker_begin) - 400usize];
     ["Offset of field: FmDecodeParams::items"]
-        [::core::mem::offset_of!(FmDecodeParams, items) - 216usize];
+        [::core::mem::offset_of!(FmDecodeParams, items) - 408usize];
     ["Offset of field: FmDecodeParams::merges"]
-        [::core::mem::offset_of!(FmDecodeParams, merges) - 224usize];
+        [::core::mem::offset_of!(FmDecodeParams, merges) - 416usize];
     ["Offset of field: FmDecodeParams::out"]
-        [::core::mem::offset_of!(FmDecodeParams, out) - 232usize];
+        [::core::mem::offset_of!(FmDecodeParams, out) - 424usize];
     ["Offset of field: FmDecodeParams::out_stride"]
-        [::core::mem::offset_of!(FmDecodeParams, out_stride) - 240usize];
+        [::core::mem::offset_of!(FmDecodeParams, out_stride) - 432usize];
     ["Offset of field: FmDecodeParams::lse"]
-        [::core::mem::offset_of!(FmDecodeParams, lse) - 264usize];
+        [::core::mem::offset_of!(FmDecodeParams, lse) - 456usize];
     ["Offset of field: FmDecodeParams::lse_stride"]
-        [::core::mem::offset_of!(FmDecodeParams, lse_stride) - 272usize];
+        [::core::mem::offset_of!(FmDecodeParams, lse_stride) - 464usize];
+    ["Offset of field: FmDecodeParams::max_logits"]
+        [::core::mem::offset_of!(FmDecodeParams, max_logits) - 488usize];
+    ["Offset of field: FmDecodeParams::max_logits_stride"]
+        [::core::mem::offset_of!(FmDecodeParams, max_logits_stride) - 496usize];
     ["Offset of field: FmDecodeParams::partial_out"]
-        [::core::mem::offset_of!(FmDecodeParams, partial_out) - 296usize];
+        [::core::mem::offset_of!(FmDecodeParams, partial_out) - 520usize];
     ["Offset of field: FmDecodeParams::partial_lse"]
-        [::core::mem::offset_of!(FmDecodeParams, partial_lse) - 304usize];
+        [::core::mem::offset_of!(FmDecodeParams, partial_lse) - 528usize];
 };
 impl Default for FmDecodeParams {
     fn default() -> Self {
@@ -207,6 +277,8 @@ pub struct FmCombineParams {
     pub partial_lse: *const f32,
     pub unit_rows: i32,
     pub group: i32,
+    pub value_scale: f32,
+    pub reserved: i32,
     pub attn_sink: *const f32,
     pub out: *mut ::core::ffi::c_void,
     pub out_stride: [i64; 3usize],
@@ -215,7 +287,7 @@ pub struct FmCombineParams {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FmCombineParams"][::core::mem::size_of::<FmCombineParams>() - 112usize];
+    ["Size of FmCombineParams"][::core::mem::size_of::<FmCombineParams>() - 120usize];
     ["Alignment of FmCombineParams"][::core::mem::align_of::<FmCombineParams>() - 8usize];
     ["Offset of field: FmCombineParams::plan"]
         [::core::mem::offset_of!(FmCombineParams, plan) - 0usize];
@@ -229,16 +301,20 @@ const _: () = {
         [::core::mem::offset_of!(FmCombineParams, unit_rows) - 32usize];
     ["Offset of field: FmCombineParams::group"]
         [::core::mem::offset_of!(FmCombineParams, group) - 36usize];
+    ["Offset of field: FmCombineParams::value_scale"]
+        [::core::mem::offset_of!(FmCombineParams, value_scale) - 40usize];
+    ["Offset of field: FmCombineParams::reserved"]
+        [::core::mem::offset_of!(FmCombineParams, reserved) - 44usize];
     ["Offset of field: FmCombineParams::attn_sink"]
-        [::core::mem::offset_of!(FmCombineParams, attn_sink) - 40usize];
+        [::core::mem::offset_of!(FmCombineParams, attn_sink) - 48usize];
     ["Offset of field: FmCombineParams::out"]
-        [::core::mem::offset_of!(FmCombineParams, out) - 48usize];
+        [::core::mem::offset_of!(FmCombineParams, out) - 56usize];
     ["Offset of field: FmCombineParams::out_stride"]
-        [::core::mem::offset_of!(FmCombineParams, out_stride) - 56usize];
+        [::core::mem::offset_of!(FmCombineParams, out_stride) - 64usize];
     ["Offset of field: FmCombineParams::lse"]
-        [::core::mem::offset_of!(FmCombineParams, lse) - 80usize];
+        [::core::mem::offset_of!(FmCombineParams, lse) - 88usize];
     ["Offset of field: FmCombineParams::lse_stride"]
-        [::core::mem::offset_of!(FmCombineParams, lse_stride) - 88usize];
+        [::core::mem::offset_of!(FmCombineParams, lse_stride) - 96usize];
 };
 impl Default for FmCombineParams {
     fn default() -> Self {

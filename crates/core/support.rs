@@ -65,7 +65,7 @@ pub fn support(device: Device) -> Support {
     match device {
         Device::Cpu => Support {
             backend: "cpu",
-            rows: rows(&KvFormat::ALL, "cpu"),
+            rows: rows(true),
             ..nothing
         },
         Device::Cuda(ordinal) => match cuda::support(ordinal) {
@@ -73,26 +73,22 @@ pub fn support(device: Device) -> Support {
                 reason: Some(error.to_string()),
                 ..nothing
             },
-            Ok(CudaSupport { device_name }) => {
-                let formats: &[_] = if cfg!(feature = "fp16") {
-                    &[KvFormat::Bf16, KvFormat::Fp16]
-                } else {
-                    &[KvFormat::Bf16]
-                };
-                Support {
-                    backend: "cuda",
-                    device_name: Some(device_name),
-                    rows: rows(formats, "cuda"),
-                    ..nothing
-                }
-            }
+            Ok(CudaSupport { device_name }) => Support {
+                backend: "cuda",
+                device_name: Some(device_name),
+                rows: rows(cfg!(feature = "fp16")),
+                ..nothing
+            },
         },
     }
 }
 
-fn rows(formats: &[KvFormat], backend: &str) -> Vec<SupportRow> {
+/// `fp16`: whether caches and queries can be of this type.
+fn rows(fp16: bool) -> Vec<SupportRow> {
     let mut rows = Vec::new();
-    for &format in formats {
+    let mut formats = KvFormat::ALL.to_vec();
+    formats.retain(|&format| fp16 || format != KvFormat::Fp16);
+    for format in formats {
         let quantised = format.dtype().is_none();
         let row = |operation, dtype| SupportRow {
             operation,
@@ -118,14 +114,17 @@ fn rows(formats: &[KvFormat], backend: &str) -> Vec<SupportRow> {
             } else {
                 "any that divide the heads"
             };
+            let queries = queries
+                .iter()
+                .filter(|&&dtype| fp16 || dtype != DType::Fp16);
             for operation in ["decode", "prefill"] {
-                rows.extend(queries.iter().map(|&dtype| SupportRow {
+                rows.extend(queries.clone().map(|&dtype| SupportRow {
                     kv_heads,
                     ..row(operation, dtype)
                 }));
             }
         }
-        if backend == "cpu" && KvFormat::SPARSE.contains(&format) {
+        if KvFormat::SPARSE.contains(&format) {
             for operation in ["sparse_decode", "sparse_prefill"] {
                 rows.push(row(operation, new_rows[0]));
             }

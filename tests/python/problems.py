@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -58,6 +58,20 @@ class Problem:
         if self.indptr is None:
             return reference.attention(self.q, *inputs, **options)
         return reference.ragged_attention(self.q, self.indptr, *inputs, **options)
+
+    def quantised(self, kv_format: str, **scale) -> Problem:
+        """The same problem over a cache of this format, with NaN in all that no request owns. ``scale``: as
+        ``quantize_kv`` takes it."""
+        unowned = self.cache.isnan().any(-1)
+        cache = ferromla.quantize_kv(self.cache.nan_to_num(), kv_format, **scale)
+        numbers = ferromla.dequantize_kv(cache, kv_format, dtype=torch.float32, **scale)
+        cache.view(torch.uint8)[unowned] = 0xFF
+        at = torch.arange(self.keys.shape[1], device=cache.device)
+        page_size = cache.shape[1]
+        pages = self.table[:, at // page_size].long().where(self.present, 0)
+        keys = numbers[pages, at % page_size].unsqueeze(2)
+        options = self.options | {"kv_format": kv_format, **scale}
+        return replace(self, cache=cache, keys=keys, options=options)
 
     def check(self, **options):
         """Run and compare."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+from dataclasses import replace
 
 # torch's caching allocator would hide accesses past the end of a tensor.
 os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
@@ -13,6 +14,21 @@ import torch
 
 import ferromla
 import problems
+import problems_sparse
+import tolerance
+
+HEADS = (16, 32, 64, 128)
+# Format, width, and the format of an extra cache beside it.
+SPARSE = (
+    ("bf16", 576, "bf16"),
+    ("fp16", 512, "fp16"),
+    ("fp8", 576, "fp8"),
+    ("fp8", 512, "fp4_v41"),
+    ("fp8_v32", 576, "bf16"),
+    ("fp8_v4", 512, "fp8_v4"),
+    ("fp8_v41", 512, "fp4_v41"),
+    ("fp8_v41_split", 512, "fp8_v41"),
+)
 
 
 def main() -> int:
@@ -28,7 +44,7 @@ def main() -> int:
             )
             problem.check(**options)
             count += 1
-    count += prefills()
+    count += prefills() + quantised() + sparse()
     problem = problems.make(h=126, h_kv=3, s_q=2, lens=[0, 130, 64], device="cuda")
     first, second = problem.check(), problem.check(num_splits=3)
     ferromla.merge_states(*first, *second)
@@ -37,7 +53,7 @@ def main() -> int:
     problem.check(plan=plan)
     cache_operations()
     torch.cuda.synchronize()
-    print(f"{count + 3} calls of decode and prefill, and the cache operations")
+    print(f"{count + 3} calls of attention, and the cache operations")
     return 0
 
 
@@ -61,8 +77,70 @@ def prefills() -> int:
     return count
 
 
+def quantised() -> int:
+    """Decode and prefill over quantised caches; gives the number of calls."""
+    count = 0
+    for (kv_format, d_qk), h in itertools.product((("fp8", 576), ("fp8", 512), ("fp8_v32", 576)), HEADS):
+        scale = {"kv_scale": 0.003} if kv_format == "fp8" else {}
+        for q_lens, page_size in ((None, 64), ([3, 40, 0], 61)):
+            problem = problems.make(
+                h=h,
+                s_q=2,
+                lens=[300, 130, 0],
+                q_lens=q_lens,
+                page_size=page_size,
+                dtype=(torch.bfloat16, torch.float16)[count % 2],
+                d_qk=d_qk,
+                device="cuda",
+                seed=count,
+            ).quantised(kv_format, **scale)
+            problem.check()
+            problem.check(num_splits=2)
+            count += 2
+            if scale:
+                problem.q = problem.q.to(torch.float8_e4m3fn)
+                got = problem.call(**problem.options, q_scale=torch.ones(problem.q.shape[:-1], device="cuda"))
+                problem.q = problem.q.bfloat16()
+                tolerance.check(*got, *problem.expected(**problem.options))
+                count += 1
+    return count
+
+
+def sparse() -> int:
+    """Sparse decode and prefill over caches of every format, with and without an extra one; gives the number of
+    calls."""
+    count = 0
+    for (kv_format, d_qk, extra), h in itertools.product(SPARSE, HEADS):
+        dtype = torch.float16 if kv_format == "fp16" else torch.bfloat16
+        common = {"h": h, "d_qk": d_qk, "dtype": dtype, "device": "cuda", "seed": count}
+        for with_extra in (False, True):
+            decode = problems_sparse.decode(
+                topk=150, page=(64, 61)[count % 2], extra=(90, 70, 5) if with_extra else None, lens="row", **common
+            )
+            prefill = problems_sparse.prefill(9, s_kv=200, page=(1, 64, 61)[count % 3], lens="row", **common)
+            if kv_format not in ("bf16", "fp16"):
+                decode.main, prefill.keys = decode.main.quantised(kv_format), prefill.keys.quantised(kv_format)
+            if with_extra:
+                plain = extra in ("bf16", "fp16")
+                decode.extra = replace(decode.extra, kv_format=extra) if plain else decode.extra.quantised(extra)
+            decode.check()
+            decode.check(num_splits=2)
+            prefill.check()
+            count += 3
+    return count
+
+
 def cache_operations() -> None:
-    """append_kv and gather_kv, slots and ids past either end included."""
+    """The operations on caches, slots and ids past either end included."""
+    for kv_format, d_qk, _ in (*SPARSE[2:], ("fp4_v41", 512, None)):
+        rows = torch.randn(5, 61, d_qk, device="cuda").bfloat16()
+        cache = ferromla.quantize_kv(rows, kv_format)
+        slots = torch.tensor([-1, 0, 3, 5 * 61, 4, 2**40, 5 * 61 - 1], device="cuda")
+        new = rows[0, :7]
+        parts = (new, None) if d_qk == 512 else (new[:, :512], new[:, 512:])
+        ferromla.append_kv(*parts, cache, slots, kv_format=kv_format)
+        ferromla.gather_kv(cache, ids=slots, kv_format=kv_format)
+        ferromla.dequantize_kv(cache, kv_format)
     for page_size, d_qk in itertools.product((1, 61, 64), (576, 512)):
         cache = torch.zeros(5, page_size, d_qk, dtype=torch.bfloat16, device="cuda")
         rows = torch.randn(7, d_qk, device="cuda").bfloat16()

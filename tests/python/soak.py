@@ -1,9 +1,10 @@
-"""Very many random small problems of decode and prefill against float64, by several processes, under a watchdog.
+"""Very many random small problems of attention against float64, by several processes, under a watchdog.
 
     python tests/python/soak.py [--problems 100000] [--seed 1] [--workers 12] [--device cuda] [--hang-seconds 60]
     python tests/python/soak.py --seed 1 --only 4711    # this one problem again
 
-Requests, lengths, heads, pages, formats, options, layouts and plans are drawn anew for each problem (soak_spec.py). A
+Requests, lengths, heads, pages, formats, options, layouts and plans are drawn anew for each problem (soak_spec.py,
+soak_sparse.py). A
 result that is off, an error, a hang or a crash names the problem in full, with the command that runs it again; the
 exit status is then 1.
 """
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 import torch
 
 import soak_problem
+import soak_sparse
 import soak_spec
 
 MOST_FAILURES = 10
@@ -46,9 +48,10 @@ class Soak:
         """Sizes that suit the device."""
         return soak_spec.GPU if self.device == "cuda" else soak_spec.CPU
 
-    def spec(self, index: int) -> soak_spec.Spec:
-        """One of its problems."""
-        return soak_spec.draw(self.seed, index, self.limits)
+    def spec(self, index: int) -> soak_spec.Spec | soak_sparse.SparseSpec:
+        """One of its problems: every third is a sparse one."""
+        kind = soak_sparse if index % 3 == 2 else soak_spec
+        return kind.draw(self.seed, index, self.limits)
 
     def describe(self, index: int, what: str) -> str:
         """What went wrong with a problem, the problem, and how to run it again."""
@@ -61,7 +64,10 @@ class Soak:
 
     def faults(self, index: int, pool: soak_problem.Pool) -> list[str]:
         """What is wrong with one problem's result."""
-        return soak_problem.Problem(self.spec(index), pool).faults()
+        spec = self.spec(index)
+        if isinstance(spec, soak_sparse.SparseSpec):
+            return soak_sparse.SparseProblem(spec, pool.device).faults()
+        return soak_problem.Problem(spec, pool).faults()
 
 
 def work(soak: Soak, worker: int, at, failures, before: Callable[[], None] | None) -> None:
@@ -186,10 +192,16 @@ def parse(arguments: list[str] | None) -> tuple[Soak, int | None]:
     return Soak(problems, options.seed, workers, options.device, options.hang_seconds), options.only
 
 
+def _kinds(spec: soak_spec.Spec | soak_sparse.SparseSpec) -> tuple[str, ...]:
+    sparse = isinstance(spec, soak_sparse.SparseSpec)
+    kv_format = spec.main.kv_format if sparse else spec.kv_format or spec.dtype
+    return spec.operation, f"cache: {kv_format}", f"plan: {spec.planning}"
+
+
 def summary(soak: Soak) -> str:
     """What the problems were, by operation and planning."""
     specs = [soak.spec(index) for index in range(0, soak.problems, max(1, soak.problems // 5000))]
-    counts = collections.Counter(x for spec in specs for x in (spec.operation, spec.dtype, f"plan: {spec.planning}"))
+    counts = collections.Counter(x for spec in specs for x in _kinds(spec))
     return ", ".join(f"{name} {100 * count / len(specs):.0f} %" for name, count in sorted(counts.items()))
 
 

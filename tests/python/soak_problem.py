@@ -80,13 +80,25 @@ class Problem:
         self._present = ints["present"].bool()
         flat = pool.keys(spec.dtype, rng, pages * spec.page_size, spec.kv_heads, spec.d_qk)
         flat[ints["unused"]] = spec.garbage
-        self._keys = flat[ints["slots"]]
-        axes = (pages, spec.page_size, *((spec.kv_heads,) if spec.kv_head_axis else ()), spec.d_qk)
-        self.cache = _laid_out(flat.view(axes), spec.cache_layout, 1, spec.garbage)
+        axes = (pages, spec.page_size, *((spec.kv_heads,) if spec.kv_head_axis else ()))
+        self._formats = {"kv_format": spec.kv_format, "kv_scale": spec.kv_scale}
+        if spec.kv_format:
+            stored, held = self._quantised(flat.view(pages, spec.page_size, spec.d_qk))
+            self._keys = held.view(flat.shape)[ints["slots"]]
+            self.cache = _laid_out(stored.view(*axes, -1), spec.cache_layout, 1, 0xFF)
+        else:
+            self._keys = flat[ints["slots"]]
+            self.cache = _laid_out(flat.view(*axes, spec.d_qk), spec.cache_layout, 1, spec.garbage)
         self._queries = pool.queries(spec.dtype, rng, self.tokens, spec.heads, spec.d_qk)
         axes = (self.tokens,) if spec.operation == "prefill" else (batch, spec.q_lens[0] if batch else 1)
         self._axes = axes
-        self.q = _laid_out(self._queries.view(*axes, spec.heads, spec.d_qk), spec.q_layout, -2, NAN)
+        self._out_type = self._queries.dtype
+        q = self._queries
+        if spec.q_scale:
+            q, scale = self._narrowed(self._queries)
+            self._formats["q_scale"] = scale if isinstance(scale, float) else scale.view(*axes, spec.heads)
+            self._out_type = torch.bfloat16
+        self.q = _laid_out(q.view(*axes, spec.heads, spec.d_qk), spec.q_layout, -2, NAN)
         self.sink = None
         if spec.sink:
             sink = [rng.gauss(0, 3) for _ in range(spec.heads)]
@@ -94,16 +106,35 @@ class Problem:
                 sink[head] = rng.choice((math.inf, -math.inf))
             self.sink = torch.tensor(sink, device=self.device)
 
+    def _quantised(self, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """A cache of the pages, as bytes, and what it holds."""
+        scale = {"kv_scale": self.spec.kv_scale}
+        # An infinity would become the largest code: what nobody owns is NaN.
+        pages = torch.where(pages.isfinite(), pages, NAN)
+        stored = ferromla.quantize_kv(pages, self.spec.kv_format, **scale)
+        held = ferromla.dequantize_kv(stored, self.spec.kv_format, dtype=torch.float32, **scale)
+        return stored.view(torch.uint8), held
+
+    def _narrowed(self, queries: torch.Tensor) -> tuple[torch.Tensor, float | torch.Tensor]:
+        """The queries in e4m3, and their scale; from here on they are what those stand for."""
+        largest = queries.abs().float().amax(-1) if self.spec.q_scale == "rows" else None
+        scale = 1 / 16 if largest is None else largest / 448
+        factor = scale if largest is None else scale[..., None]
+        narrow = (queries.float() / factor).to(torch.float8_e4m3fn)
+        self._queries = narrow.float() * factor
+        return narrow, scale
+
     def run(self) -> tuple[torch.Tensor, ...]:
         """Calls the operation on poisoned outputs: ``(out, lse)`` and the tensors that they are parts of."""
         spec = self.spec
         wide = WIDE_HEADS if spec.wide_out else 0
         heads = slice(wide // 2, wide // 2 + spec.heads)
         shape = (*self._axes, spec.heads + wide)
-        whole_out = torch.full((*shape, D_V + 16 * wide), NAN, dtype=self._queries.dtype, device=self.device)
+        whole_out = torch.full((*shape, D_V + 16 * wide), NAN, dtype=self._out_type, device=self.device)
         whole_lse = torch.full(shape, NAN, device=self.device)
         out, lse = whole_out[..., heads, :D_V], whole_lse[..., heads]
         options = {"softmax_scale": spec.softmax_scale, "causal": spec.causal, "attn_sink": self.sink}
+        options |= {name: value for name, value in self._formats.items() if value is not None}
         if spec.planning == "call":
             options |= {"num_splits": spec.num_splits, "batch_invariant": spec.batch_invariant}
         else:

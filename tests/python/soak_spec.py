@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 INT_MAX, INT_MIN = 2**31 - 1, -(2**31)
 
@@ -52,6 +52,9 @@ class Spec:
     absent_pages: tuple[tuple[int, int, int], ...]  # (request, column, page id)
     garbage: float  # in cache slots that no request owns
     repeat: bool  # a second call gives the same bits
+    kv_format: str | None = None  # a quantised one, else the cache is of dtype
+    kv_scale: float | None = None
+    q_scale: str | None = None  # queries in e4m3 with one scale, or with one for each row
 
     @property
     def heads(self) -> int:
@@ -84,7 +87,7 @@ def draw(seed: int, index: int, limits: Limits) -> Spec:
     num_splits = rng.choice((None,) * 14 + (1, 2, 3, 5, 8, 40))
     d_qk = rng.choice((576, 576, 576, 512))
     layouts = ("whole", "whole", "wide rows", "wide second axis", *(("parts",) if d_qk == 576 else ()))
-    return Spec(
+    spec = Spec(
         seed=seed,
         index=index,
         operation=operation,
@@ -111,6 +114,22 @@ def draw(seed: int, index: int, limits: Limits) -> Spec:
         absent_pages=_absent_pages(rng, batch, columns),
         garbage=rng.choice((float("nan"), float("nan"), float("inf"), float("-inf"))),
         repeat=rng.random() < 0.1,
+    )
+    return _quantised(rng, spec) if kv_heads == 1 and rng.random() < 0.4 else spec
+
+
+def _quantised(rng: random.Random, spec: Spec) -> Spec:
+    """The same problem over a quantised cache, which is one tensor."""
+    kv_format = rng.choice(("fp8", "fp8_v32")) if spec.d_qk == 576 else "fp8"
+    fp8 = kv_format == "fp8"
+    layout = "whole" if spec.cache_layout == "parts" else spec.cache_layout
+    return replace(
+        spec,
+        kv_format=kv_format,
+        kv_scale=rng.choice((None, 0.01)) if fp8 else None,
+        q_scale=rng.choice((None, "one", "rows")) if fp8 else None,
+        cache_layout=layout,
+        q_layout="whole" if spec.q_layout == "parts" and fp8 else spec.q_layout,
     )
 
 

@@ -123,7 +123,11 @@ def test_support_is_plain_data():
         "merge_states",
         "append_kv",
         "gather_kv",
-    } | ({"quantize_kv", "dequantize_kv", "sparse_decode", "sparse_prefill"} if report["backend"] == "cpu" else set())
+        "quantize_kv",
+        "dequantize_kv",
+        "sparse_decode",
+        "sparse_prefill",
+    }
     assert ferromla.support("cpu")["backend"] == "cpu"
     assert ferromla.support("cuda:77")["backend"] == "none"
     assert ferromla.support("cuda:77")["reason"]

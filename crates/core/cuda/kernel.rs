@@ -2,10 +2,10 @@
 
 use std::ffi::CStr;
 
-use crate::dtype::DType;
+use crate::dtype::{DType, KvFormat};
 use crate::params::{
-    FM_DECODE_GATHER_THREADS_16, FM_DECODE_GATHER_THREADS_32, FM_DECODE_SMEM_BYTES,
-    FM_DECODE_THREADS,
+    FM_DECODE_SMEM_BYTES, FM_DECODE_THREADS, FM_DECODE_TOKENS_THREADS_16,
+    FM_DECODE_TOKENS_THREADS_32,
 };
 
 use super::images::{IMAGES, image};
@@ -13,8 +13,29 @@ use super::images::{IMAGES, image};
 /// How decode brings the cache into shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Loader {
+    /// Whole pages of 16-bit numbers.
     Tma,
+    /// Tokens of 16-bit numbers.
     Gather,
+    /// Tokens of codes too.
+    Codes,
+    /// Tokens of codes with float32 scales too; rows of 576 only.
+    Scaled,
+}
+
+impl Loader {
+    pub const ALL: [Self; 4] = [Self::Tma, Self::Gather, Self::Codes, Self::Scaled];
+
+    /// For tokens of caches of these formats.
+    pub fn of_tokens(formats: &[KvFormat]) -> Self {
+        if formats.contains(&KvFormat::Fp8V32) {
+            Self::Scaled
+        } else if formats.iter().any(|format| format.dtype().is_none()) {
+            Self::Codes
+        } else {
+            Self::Gather
+        }
+    }
 }
 
 /// Query rows of a decode CTA.
@@ -57,21 +78,27 @@ impl Numbers {
     }
 }
 
-/// The decode kernels in the order of their indices: rows, type, rope part or none, loader.
+/// The decode kernels in the order of their indices: rows, type, then the seven of width and loader.
 #[rustfmt::skip]
-const DECODE: [&CStr; 24] = [
-    c"fm_decode_bf16_512_tma_64", c"fm_decode_bf16_512_gather_64",
+const DECODE: [&CStr; 42] = [
+    c"fm_decode_bf16_512_tma_64", c"fm_decode_bf16_512_gather_64", c"fm_decode_bf16_512_codes_64",
     c"fm_decode_bf16_576_tma_64", c"fm_decode_bf16_576_gather_64",
-    c"fm_decode_fp16_512_tma_64", c"fm_decode_fp16_512_gather_64",
+    c"fm_decode_bf16_576_codes_64", c"fm_decode_bf16_576_scaled_64",
+    c"fm_decode_fp16_512_tma_64", c"fm_decode_fp16_512_gather_64", c"fm_decode_fp16_512_codes_64",
     c"fm_decode_fp16_576_tma_64", c"fm_decode_fp16_576_gather_64",
-    c"fm_decode_bf16_512_tma_32", c"fm_decode_bf16_512_gather_32",
+    c"fm_decode_fp16_576_codes_64", c"fm_decode_fp16_576_scaled_64",
+    c"fm_decode_bf16_512_tma_32", c"fm_decode_bf16_512_gather_32", c"fm_decode_bf16_512_codes_32",
     c"fm_decode_bf16_576_tma_32", c"fm_decode_bf16_576_gather_32",
-    c"fm_decode_fp16_512_tma_32", c"fm_decode_fp16_512_gather_32",
+    c"fm_decode_bf16_576_codes_32", c"fm_decode_bf16_576_scaled_32",
+    c"fm_decode_fp16_512_tma_32", c"fm_decode_fp16_512_gather_32", c"fm_decode_fp16_512_codes_32",
     c"fm_decode_fp16_576_tma_32", c"fm_decode_fp16_576_gather_32",
-    c"fm_decode_bf16_512_tma_16", c"fm_decode_bf16_512_gather_16",
+    c"fm_decode_fp16_576_codes_32", c"fm_decode_fp16_576_scaled_32",
+    c"fm_decode_bf16_512_tma_16", c"fm_decode_bf16_512_gather_16", c"fm_decode_bf16_512_codes_16",
     c"fm_decode_bf16_576_tma_16", c"fm_decode_bf16_576_gather_16",
-    c"fm_decode_fp16_512_tma_16", c"fm_decode_fp16_512_gather_16",
+    c"fm_decode_bf16_576_codes_16", c"fm_decode_bf16_576_scaled_16",
+    c"fm_decode_fp16_512_tma_16", c"fm_decode_fp16_512_gather_16", c"fm_decode_fp16_512_codes_16",
     c"fm_decode_fp16_576_tma_16", c"fm_decode_fp16_576_gather_16",
+    c"fm_decode_fp16_576_codes_16", c"fm_decode_fp16_576_scaled_16",
 ];
 
 /// Every entry point.
@@ -107,6 +134,8 @@ pub(super) enum Kernel {
 
 /// Kernels that are not decode kernels.
 const OTHERS: usize = 17;
+/// The loaders of rows of 512 and of 576, the first of [`Loader::ALL`].
+const LOADERS: [usize; 2] = [3, 4];
 
 impl Kernel {
     pub const COUNT: usize = OTHERS + DECODE.len();
@@ -138,7 +167,7 @@ impl Kernel {
         for rows in Rows::ALL {
             for fp16 in [false, true] {
                 for rope in [false, true] {
-                    for loader in [Loader::Tma, Loader::Gather] {
+                    for &loader in &Loader::ALL[..LOADERS[rope as usize]] {
                         all.push(Self::Decode {
                             fp16,
                             rope,
@@ -179,7 +208,11 @@ impl Kernel {
                 rope,
                 loader,
                 rows,
-            } => 8 * rows as usize + 4 * fp16 as usize + 2 * rope as usize + loader as usize,
+            } => {
+                let of_type = 2 * rows as usize + fp16 as usize;
+                let of_width = if rope { LOADERS[0] } else { 0 };
+                of_type * (LOADERS[0] + LOADERS[1]) + of_width + loader as usize
+            }
             _ => 0,
         }
     }
@@ -188,8 +221,12 @@ impl Kernel {
     pub const fn image(self) -> &'static str {
         match self {
             Self::Plan => "plan",
-            Self::Decode { fp16: false, .. } => "decode_bf16",
-            Self::Decode { fp16: true, .. } => "decode_fp16",
+            Self::Decode { fp16, loader, .. } => match (loader, fp16) {
+                (Loader::Tma | Loader::Gather, false) => "decode_bf16",
+                (Loader::Tma | Loader::Gather, true) => "decode_fp16",
+                (Loader::Codes | Loader::Scaled, false) => "decode_codes_bf16",
+                (Loader::Codes | Loader::Scaled, true) => "decode_codes_fp16",
+            },
             Self::Combine { .. } => "combine",
             Self::Merge { .. } => "merge",
             Self::Append | Self::Offsets | Self::Gather => "cache",
@@ -229,15 +266,15 @@ impl Kernel {
     pub const fn decode_threads(self) -> u32 {
         match self {
             Self::Decode {
-                loader: Loader::Gather,
+                loader: Loader::Gather | Loader::Codes | Loader::Scaled,
                 rows: Rows::Of32,
                 ..
-            } => FM_DECODE_GATHER_THREADS_32 as u32,
+            } => FM_DECODE_TOKENS_THREADS_32 as u32,
             Self::Decode {
-                loader: Loader::Gather,
+                loader: Loader::Gather | Loader::Codes | Loader::Scaled,
                 rows: Rows::Of16,
                 ..
-            } => FM_DECODE_GATHER_THREADS_16 as u32,
+            } => FM_DECODE_TOKENS_THREADS_16 as u32,
             _ => FM_DECODE_THREADS as u32,
         }
     }
@@ -284,5 +321,42 @@ mod tests {
         let names: std::collections::HashSet<_> =
             Kernel::all().into_iter().map(Kernel::name).collect();
         assert_eq!(names.len(), Kernel::COUNT);
+    }
+
+    #[test]
+    fn a_decode_kernel_has_the_name_of_what_it_is() {
+        for kernel in Kernel::all() {
+            let Kernel::Decode {
+                fp16,
+                rope,
+                loader,
+                rows,
+            } = kernel
+            else {
+                continue;
+            };
+            let dtype = if fp16 { "fp16" } else { "bf16" };
+            let width = if rope { 576 } else { 512 };
+            let loader = format!("{loader:?}").to_lowercase();
+            let rows = format!("{rows:?}");
+            let rows = rows.trim_start_matches("Of");
+            let name = format!("fm_decode_{dtype}_{width}_{loader}_{rows}");
+            assert_eq!(kernel.name().to_str(), Ok(name.as_str()));
+        }
+    }
+
+    #[test]
+    fn the_loader_can_read_every_cache() {
+        use KvFormat::{Bf16, Fp4V41, Fp8, Fp8V4, Fp8V32};
+        for (formats, loader) in [
+            (&[Bf16, Bf16][..], Loader::Gather),
+            (&[Fp8], Loader::Codes),
+            (&[Bf16, Fp4V41], Loader::Codes),
+            (&[Fp8V4, Fp4V41], Loader::Codes),
+            (&[Bf16, Fp8V32], Loader::Scaled),
+            (&[Fp8V32], Loader::Scaled),
+        ] {
+            assert_eq!(Loader::of_tokens(formats), loader, "{formats:?}");
+        }
     }
 }

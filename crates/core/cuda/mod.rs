@@ -3,6 +3,7 @@
 //! Nothing here allocates on the device or waits for it, so every operation can be captured in a graph. The
 //! engine of a device (`engine.rs`) is made at first use, during a capture too.
 
+mod attention;
 mod cache_ops;
 mod driver;
 #[cfg(test)]
@@ -11,6 +12,7 @@ mod engine;
 mod images;
 mod indices;
 mod kernel;
+mod kv_cache;
 mod ops;
 mod tensor_map;
 
@@ -18,10 +20,11 @@ use std::ffi::c_void;
 
 use cudarc::driver::sys;
 
+pub(crate) use attention::{decode, sparse};
 pub(crate) use cache_ops::{append, dequantize, gather, quantize};
 pub(crate) use indices::{combine_topk_window, to_physical, window_token_ids};
 pub(crate) use kernel::compiled_kernels;
-pub(crate) use ops::{decode, merge, plan, sparse};
+pub(crate) use ops::{merge, plan};
 
 use crate::error::{Error, Result};
 use crate::support::CudaSupport;

@@ -6,9 +6,9 @@ mod common;
 use common::Rng;
 use common::arrays::{Rows as Array, indices};
 use ferromla_cpu::{
-    AppendCpu, CacheCpu, DecodeCpu, DequantizeCpu, Format, GatherCpu, GatherSource, OutRows, Parts,
-    QuantisedCpu, QuantizeCpu, QueryScale, Rows, Strided, append_kv, decode, dequantize_kv,
-    gather_kv, quantize_kv,
+    AppendCpu, CacheCpu, DecodeCpu, DequantizeCpu, Format, GatherCpu, GatherSource, KeysCpu,
+    OutRows, Parts, QuantisedCpu, QuantizeCpu, QueryScale, Rows, Strided, append_kv, decode,
+    dequantize_kv, gather_kv, quantize_kv,
 };
 use ferromla_format::{LAYOUTS, Layout};
 use ferromla_schedule::{PlanView, Problem, Queries, Split, Target, layout, plan_into};
@@ -105,7 +105,9 @@ fn attend(cache: CacheCpu, q_scale: QueryScale, q: Rows<3>) -> (Vec<u16>, Vec<f3
         q,
         q_scale,
         kv_cache: cache,
-        block_table: Strided::new(table.as_ptr(), [2, 10], [10, 1]),
+        keys: KeysCpu::Pages {
+            block_table: Strided::new(table.as_ptr(), [2, 10], [10, 1]),
+        },
         group: 8,
         causal: true,
         softmax_scale: 0.05,
@@ -114,6 +116,7 @@ fn attend(cache: CacheCpu, q_scale: QueryScale, q: Rows<3>) -> (Vec<u16>, Vec<f3
         unit_rows: shape.unit_rows as usize,
         out: Strided::new(out.as_mut_ptr(), [2, 3, 8], [24 * 512, 8 * 512, 512]),
         lse: Strided::new(lse.as_mut_ptr(), [2, 3, 8], [24, 8, 1]),
+        max_logits: None,
         partial_out: Strided::new(partial_out.as_mut_ptr(), [slots], [512]),
         partial_lse: Strided::new(partial_lse.as_mut_ptr(), [slots], [1]),
     };

@@ -1,0 +1,241 @@
+//! The launches of attention, over the tokens of a block table or over listed ones.
+
+use std::ffi::c_void;
+
+use cudarc::driver::sys;
+
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::params::{FM_COMBINE_THREADS, FmCombineParams, FmDecodeParams, FmKvCache};
+use crate::plan::Plan;
+use crate::problem::{AttentionProblem, QueryScale, SparseProblem, Strided, TwoParts};
+use crate::view::Stream;
+
+use super::engine::{Engine, Launch};
+use super::kernel::{Kernel, Loader, Rows, is_fp16};
+use super::ops::pointer;
+use super::{kv_cache, tensor_map};
+
+/// Blocks of the combine kernel, which stride over their work, per SM.
+const COMBINE_BLOCKS: i64 = 2;
+
+/// A kernel's launch, ready but for the device.
+struct Attention<'a> {
+    kernel: Kernel,
+    maps: [sys::CUtensorMap; 2],
+    params: FmDecodeParams,
+    plan: &'a Plan,
+    /// Of `out`.
+    fp16: bool,
+    stream: Stream,
+}
+
+/// # Safety
+/// As for [`decode`](crate::decode); the plan has been filled for this problem.
+pub(crate) unsafe fn decode(ordinal: u32, problem: &AttentionProblem, plan: &Plan) -> Result<()> {
+    let engine = Engine::get(ordinal)?;
+    let _context = engine.enter()?;
+    // SAFETY: the caller's promise.
+    unsafe { of_pages(problem, plan)?.launch(engine) }
+}
+
+/// # Safety
+/// As for [`sparse_decode`](crate::sparse_decode); the plan has been filled for this problem.
+pub(crate) unsafe fn sparse(ordinal: u32, problem: &SparseProblem, plan: &Plan) -> Result<()> {
+    let engine = Engine::get(ordinal)?;
+    let _context = engine.enter()?;
+    // SAFETY: the caller's promise.
+    unsafe { of_lists(problem, plan).launch(engine) }
+}
+
+/// Over the tokens that a block table names.
+fn of_pages<'a>(problem: &AttentionProblem, plan: &'a Plan) -> Result<Attention<'a>> {
+    let geometries = tensor_map::geometries(&problem.cache);
+    let mut params = page_params(problem, plan);
+    let mut maps = [tensor_map::empty(); 2];
+    let mut loader = Loader::of_tokens(&[problem.cache.format]);
+    if let Some((nope, rope)) = &geometries {
+        loader = Loader::Tma;
+        // The CTAs of a team read the same tiles: the TMA loader loads once for two of them.
+        if plan.schedule.choice.team % 2 == 0 {
+            params.multicast = 2;
+        }
+        maps[0] = tensor_map::encode(nope, problem.dtype)?;
+        params.head_chunks_nope = nope.head_chunks;
+        if let Some(rope) = rope {
+            maps[1] = tensor_map::encode(rope, problem.dtype)?;
+            params.head_chunks_rope = rope.head_chunks;
+        }
+    }
+    let kernel = kernel(problem.dtype, &problem.q, loader, plan);
+    Ok(Attention {
+        kernel,
+        maps,
+        params,
+        plan,
+        fp16: is_fp16(problem.out_dtype()),
+        stream: problem.stream,
+    })
+}
+
+/// Over listed tokens.
+fn of_lists<'a>(problem: &SparseProblem, plan: &'a Plan) -> Attention<'a> {
+    let extra = problem.extra.as_ref().unwrap_or(&problem.main);
+    let loader = Loader::of_tokens(&[problem.main.cache.format, extra.cache.format]);
+    Attention {
+        kernel: kernel(problem.dtype, &problem.q, loader, plan),
+        maps: [tensor_map::empty(); 2],
+        params: list_params(problem, plan),
+        plan,
+        fp16: is_fp16(problem.dtype),
+        stream: problem.stream,
+    }
+}
+
+/// e4m3 queries become bf16 numbers.
+fn kernel(dtype: DType, q: &TwoParts<3>, loader: Loader, plan: &Plan) -> Kernel {
+    Kernel::Decode {
+        fp16: is_fp16(dtype),
+        rope: q.rope.is_some(),
+        loader,
+        rows: Rows::of(plan.schedule.choice.rows),
+    }
+}
+
+fn page_params(problem: &AttentionProblem, plan: &Plan) -> FmDecodeParams {
+    let (cache, table) = (&problem.cache, &problem.table);
+    let (q_scale, q_scale_rows) = match problem.q_scale {
+        QueryScale::One(scale) => (scale, Strided::NONE),
+        QueryScale::Rows(rows) => (1.0, rows),
+    };
+    let scale = problem.scale * f64::from(cache.scale) * f64::from(q_scale);
+    FmDecodeParams {
+        kv: [kv_cache::of_pages(cache), FmKvCache::default()],
+        block_table: table.block_table.ptr as *const i32,
+        block_table_stride: table.block_table.strides[0],
+        max_pages: table.max_pages,
+        max_tokens: table.capacity(cache.page_size) as i32,
+        group: problem.group(),
+        causal: problem.causal.into(),
+        box_shift: tensor_map::box_rows(cache.page_size).trailing_zeros() as i32,
+        q_codes: (problem.dtype == DType::F8E4M3).into(),
+        q_scale: q_scale_rows.ptr as *const f32,
+        q_scale_stride: q_scale_rows.strides,
+        value_scale: cache.scale,
+        attn_sink: problem.attn_sink as *const f32,
+        ..common_params(&problem.q, scale, [problem.out, problem.lse], plan)
+    }
+}
+
+fn list_params(problem: &SparseProblem, plan: &Plan) -> FmDecodeParams {
+    let any = problem.q.nope.ptr;
+    let max_logits = problem.max_logits.unwrap_or(Strided::NONE);
+    let extra = problem.extra.as_ref();
+    FmDecodeParams {
+        kv: [
+            kv_cache::of_lists(&problem.main, any),
+            extra.map_or_else(FmKvCache::default, |extra| kv_cache::of_lists(extra, any)),
+        ],
+        max_tokens: i32::MAX,
+        group: problem.heads,
+        value_scale: 1.0,
+        attn_sink: problem.attn_sink as *const f32,
+        max_logits: max_logits.ptr as *mut f32,
+        max_logits_stride: max_logits.strides,
+        ..common_params(&problem.q, problem.scale, [problem.out, problem.lse], plan)
+    }
+}
+
+/// What every call has. `scale`: of the scores, to base e.
+fn common_params(
+    q: &TwoParts<3>,
+    scale: f64,
+    [out, lse]: [Strided<3>; 2],
+    plan: &Plan,
+) -> FmDecodeParams {
+    let q_rope = q.rope.unwrap_or(Strided::NONE);
+    let (choice, layout) = (&plan.schedule.choice, &plan.schedule.layout);
+    FmDecodeParams {
+        q_nope: q.nope.ptr as *const c_void,
+        q_rope: q_rope.ptr as *const c_void,
+        q_nope_stride: q.nope.strides,
+        q_rope_stride: q_rope.strides,
+        team: choice.team,
+        splits: choice.splits,
+        multicast: 1,
+        scale_log2: (scale * std::f64::consts::LOG2_E) as f32,
+        worker_begin: plan.section(layout.worker_begin),
+        items: plan.section(layout.items),
+        merges: plan
+            .section::<ferromla_schedule::Merge>(layout.merges)
+            .cast_mut(),
+        out: out.ptr as *mut c_void,
+        out_stride: out.strides,
+        lse: lse.ptr as *mut f32,
+        lse_stride: lse.strides,
+        partial_out: plan.workspace.partial_out as *mut f32,
+        partial_lse: plan.workspace.partial_lse as *mut f32,
+        ..FmDecodeParams::default()
+    }
+}
+
+impl Attention<'_> {
+    /// Launches the kernel, and what adds up partial results where it does not do so itself.
+    ///
+    /// # Safety
+    /// What the parameters describe is live, and the plan has been filled for them.
+    unsafe fn launch(mut self, engine: &Engine) -> Result<()> {
+        let choice = &self.plan.schedule.choice;
+        let launch = Launch {
+            blocks: (choice.workers * choice.team * choice.splits) as u32,
+            threads: self.kernel.decode_threads(),
+            cluster: (self.params.multicast * choice.splits) as u32,
+            stream: self.stream,
+            ..Launch::default()
+        };
+        let [nope, rope] = &mut self.maps;
+        let arguments = &mut [pointer(nope), pointer(rope), pointer(&mut self.params)];
+        // SAFETY: decode kernels take two tensor maps and an FmDecodeParams; the memory is live.
+        unsafe { engine.launch(self.kernel, &launch, arguments)? };
+        let partial = self.plan.schedule.layout.max_slots > 0;
+        // The kernels for few rows add up partial results themselves.
+        if partial && Rows::of(choice.rows) == Rows::Of64 {
+            // SAFETY: the caller's promise.
+            unsafe { self.combine(engine) }
+        } else {
+            Ok(())
+        }
+    }
+
+    /// # Safety
+    /// As for [`Attention::launch`].
+    unsafe fn combine(&self, engine: &Engine) -> Result<()> {
+        let (schedule, attention) = (&self.plan.schedule, &self.params);
+        let mut params = FmCombineParams {
+            plan: self.plan.section(0),
+            merges: attention.merges,
+            partial_out: attention.partial_out,
+            partial_lse: attention.partial_lse,
+            unit_rows: schedule.shape.unit_rows,
+            group: attention.group,
+            value_scale: attention.value_scale,
+            reserved: 0,
+            attn_sink: attention.attn_sink,
+            out: attention.out,
+            out_stride: attention.out_stride,
+            lse: attention.lse,
+            lse_stride: attention.lse_stride,
+        };
+        let rows = i64::from(schedule.layout.max_merges) * i64::from(schedule.shape.unit_rows);
+        let launch = Launch {
+            blocks: rows.min(COMBINE_BLOCKS * i64::from(engine.sm_count)) as u32,
+            threads: FM_COMBINE_THREADS as u32,
+            stream: self.stream,
+            overlap: true,
+            ..Launch::default()
+        };
+        let kernel = Kernel::Combine { fp16: self.fp16 };
+        // SAFETY: combine kernels take one FmCombineParams; the memory is live (the caller's promise).
+        unsafe { engine.launch(kernel, &launch, &mut [pointer(&mut params)]) }
+    }
+}
