@@ -67,7 +67,7 @@ def main(folder: pathlib.Path, archive: pathlib.Path) -> None:
         else:
             shutil.copy2(ROOT / source, target)
     shutil.copy2(ROOT / "tests/gpu_bundle/run.sh", folder / "run.sh")
-    with tarfile.open(archive, "w") as tar:
+    with tarfile.open(archive, "w:gz") as tar:
         tar.add(folder, arcname="gpu-bundle")
     size = archive.stat().st_size
     print(f"{archive}: {size / 2**20:.1f} MiB")

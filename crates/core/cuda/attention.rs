@@ -186,6 +186,10 @@ impl Attention<'_> {
     /// What the parameters describe is live, and the plan has been filled for them.
     unsafe fn launch(mut self, engine: &Engine) -> Result<()> {
         let choice = &self.plan.schedule.choice;
+        for kv in self.params.kv.iter_mut().filter(|kv| kv.num_pages == 0) {
+            // Loads of absent rows read the cache's first, and throw it away.
+            kv.rows = self.params.worker_begin.cast();
+        }
         let launch = Launch {
             blocks: (choice.workers * choice.team * choice.splits) as u32,
             threads: self.kernel.decode_threads(),
