@@ -265,7 +265,7 @@ struct CodedRows {
 // Rows on their way: a lane has sixteen columns of each, with their scale, and a piece of what else a row has.
 template <class T, int QkDim, class Map>
 struct RowBatch {
-  static constexpr int kRows = Map::kRows == kTileRows && QkDim > kLatent && Map::kScaleGroups == 1 ? 8 : 4;
+  static constexpr int kRows = Map::kRows == kTileRows && QkDim > kLatent ? 8 : 4;
   static constexpr bool kByteScales = QkDim == kLatent && std::is_same<T, __nv_bfloat16>::value;
   static constexpr bool kGroups = Map::kScaleGroups > 1;
   // Whether the rope part is codes as well; kRopeLanes lanes to a row's.
@@ -279,6 +279,7 @@ struct RowBatch {
 
   __device__ __forceinline__ void load(const FmDecodeParams& p, const CodedRows& rows, int first) {
     const int format = p.kv[rows.cache].format, lane = TokenWarps<Map>::lane(), shift = kByteScales ? CodedRows::lane_scale(format) : -1;
+    const int at = kByteScales && !CodedRows::has_codes(format, lane) ? 0 : lane * 16;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const uint8_t* row = rows.address(p, __shfl_sync(~0u, rows.row, first + i));
@@ -291,7 +292,7 @@ struct RowBatch {
           continue;
         }
       }
-      codes[i] = load_codes(row + lane * 16);
+      codes[i] = load_codes(row + at);
     }
     if constexpr (QkDim > kLatent) {
       if (kRopeCodes)

@@ -117,12 +117,14 @@ def dequantise(tokens: Tokens, form: Format, kv_scale: float = 1.0) -> torch.Ten
 
 
 def quantise(rows: torch.Tensor, form: Format, *, kv_scale: float = 1.0, round_scale: bool = True) -> Tokens:
-    """The tokens of ``rows [t, d_qk]``: bfloat16, float16 or float32."""
+    """The tokens of ``rows [t, d_qk]``: bfloat16, float16 or float32. Computed on the CPU: on a GPU torch divides by a
+    number as it multiplies by its inverse, and NaN loses its sign."""
+    device, rows = rows.device, rows.cpu()
     rope = rows[:, form.coded :].to(torch.bfloat16).contiguous().view(torch.uint8)
     numbers = rows[:, : form.coded].float()
     t = len(rows)
     if form.scale is None:
-        scales, scale_bytes = torch.full((t, 1), kv_scale, device=rows.device), torch.empty(t, 0, dtype=torch.uint8)
+        scales, scale_bytes = torch.full((t, 1), kv_scale), torch.empty(t, 0, dtype=torch.uint8)
     else:
         grouped = numbers.unflatten(1, (-1, form.group)).abs()
         largest = torch.where(grouped.isnan(), 0, grouped).amax(-1).clamp(max=torch.finfo(torch.float32).max)
@@ -133,7 +135,7 @@ def quantise(rows: torch.Tensor, form: Format, *, kv_scale: float = 1.0, round_s
     else:
         codes = _e2m1(quotients)
         codes = codes[:, ::2] | codes[:, 1::2] << 4
-    return Tokens(codes, scale_bytes.to(rows.device), rope)
+    return Tokens(codes.to(device), scale_bytes.to(device), rope.to(device))
 
 
 def _scales(largest, form, round_scale):
