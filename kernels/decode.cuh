@@ -1,6 +1,6 @@
-// Attention of query rows over a paged 16-bit latent cache: out = softmax(Q K^T) V, V being the first 512 columns
-// of K. One CTA per SM works through the items of its worker (see plan_layout.h); an item is a block of query rows
-// (token, head) times a range of 64-token tiles of one request. A CTA has 64, 32 or 16 of the rows.
+// Attention of query rows over a paged latent cache, or over listed tokens of it: out = softmax(Q K^T) V, V being the
+// first 512 columns of K. One CTA per SM works through the items of its worker (see plan_layout.h); an item is a block of
+// query rows (token, head) times a range of 64-token tiles of one request. A CTA has 64, 32 or 16 of the rows.
 //
 // With 64 rows:
 //
@@ -15,7 +15,7 @@
 // (load_tma.cuh).
 // Blocks of 64 tokens x 128 columns are the unit of loading and release, so that a product starts with the first
 // blocks and a load with the first block used up. Shared memory and barriers: tile/shared_map.cuh.
-// Registers per thread: 160, 160, 160, 32; they add up to 65,536 / 128 = 512.
+// Registers per thread, of 65,536 / 128 = 512 for the four together: struct Registers.
 //
 // With 32 or 16 rows the roles are the same with swapped operands (tile/few_*.cuh), and the CTAs of a cluster may share
 // the tiles of an item and merge what they have (tile/merge_parts.cuh). docs/kernels.md has figures of both.
@@ -29,16 +29,19 @@
 
 namespace fm {
 
-// How K gets to shared memory: whole pages of 16-bit numbers (load_tma.cuh); or single tokens (load_tokens.cuh) of 16-bit
-// numbers, or also of codes that become 16-bit numbers, or also of codes whose float32 scales stay beside them.
+// How K gets to shared memory: whole pages of 16-bit numbers (load_tma.cuh); or single tokens (load_tokens.cuh) of
+// 16-bit numbers, or also of codes that become 16-bit numbers, or also of codes whose float32 scales stay beside them.
 enum class Loader { Tma, Gather, Codes, Scaled };
 
 template <Loader L, int Rows>
 struct Kernel {
   static constexpr int kGroups = L == Loader::Scaled ? kTileBlocks : 1;
-  using WideSizes = typename std::conditional<L == Loader::Tma, WidePages, WideTokens<kGroups, L != Loader::Gather>>::type;
-  using FewSizes = typename std::conditional<L == Loader::Tma, FewPages<Rows>, FewTokens<Rows, kGroups, L != Loader::Gather>>::type;
-  using Map = SharedMap<typename std::conditional<Rows == kTileRows, WideSizes, FewSizes>::type>;
+  static constexpr bool kCodes = L != Loader::Gather;  // of the token loaders
+  template <bool If, class A, class B>
+  using Either = typename std::conditional<If, A, B>::type;
+  using WideSizes = Either<L == Loader::Tma, WidePages, WideTokens<kGroups, kCodes>>;
+  using FewSizes = Either<L == Loader::Tma, FewPages<Rows>, FewTokens<Rows, kGroups, kCodes>>;
+  using Map = SharedMap<Either<Rows == kTileRows, WideSizes, FewSizes>>;
   static constexpr int kLoaderArrivals = L == Loader::Tma ? 1 : TokenWarps<Map>::kArrivals;  // for a block
   static_assert(Map::kControlOffset + (Rows == kTileRows ? sizeof(DecodeControl) : sizeof(FewControl)) <=
                 FM_DECODE_SMEM_BYTES);
@@ -83,11 +86,11 @@ __device__ __forceinline__ void load_tiles(const CUtensorMap& latent_map, const 
 // roles take adds up to 512, 480 and 504. The page loader's few rows stay as launched.
 template <Loader L, int Rows>
 struct Registers {
-  static constexpr bool kPages = L == Loader::Tma;
+  static constexpr bool kPages = L == Loader::Tma, kScaled = L == Loader::Scaled, kWide = Rows == kTileRows;
   static constexpr int kLaunched = kPages || Rows == 64 ? 128 : Rows == 32 ? 96 : 72;
-  static constexpr int kScores = Rows == 64 ? (kPages ? 160 : L == Loader::Scaled ? 112 : 104) : Rows == 32 ? (L == Loader::Scaled ? 128 : 112) : 88;
-  static constexpr int kValues = Rows == 64 ? 160 : Rows == 32 ? (L == Loader::Scaled ? 104 : 112) : 80;
-  static constexpr int kLoader = Rows == 64 ? (kPages ? 32 : L == Loader::Scaled ? 80 : 88) : Rows == 32 ? 72 : 64;
+  static constexpr int kScores = kWide ? (kPages ? 160 : kScaled ? 112 : 104) : Rows == 32 ? (kScaled ? 128 : 112) : 88;
+  static constexpr int kValues = kWide ? 160 : Rows == 32 ? (kScaled ? 104 : 112) : 80;
+  static constexpr int kLoader = kWide ? (kPages ? 32 : kScaled ? 80 : 88) : Rows == 32 ? 72 : 64;
 
   template <int Registers>
   static __device__ __forceinline__ void take() {

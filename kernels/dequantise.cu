@@ -35,7 +35,8 @@ struct Output<float> {
 
 // Columns `column` and on.
 template <class T, class Index>
-__device__ __forceinline__ void read_piece(uint8_t* out, const Parts<const uint8_t>& from, int column, float tensor_scale) {
+__device__ __forceinline__ void read_piece(uint8_t* out, const Parts<const uint8_t>& from, int column,
+                                           float tensor_scale) {
   constexpr Layout layout = Index::value;
   uint4* to = reinterpret_cast<uint4*>(out + column * Output<T>::kSize);
   if (column >= layout.coded) {

@@ -38,16 +38,14 @@ typedef struct FmPlanParams {
 typedef struct FmKvCache {
   const void* rows; /* of a quantised cache without pages: any 1024 bytes that can be read */
   const void* rope; /* 16-bit formats with rows of 576 only */
-  int64_t row_stride[3];
+  int64_t row_stride[3]; /* of a split page without the scales at its end */
   int64_t rope_stride[3];
   const int32_t* indices; /* sparse: [request, query token, entry], page * page_size + offset; else null */
   int64_t indices_stride[2];
   int32_t format; /* FM_KV_* */
-  int32_t row_bytes; /* of `rows` that belong to a token, without what a page has at its end */
   int32_t num_pages;
   int32_t page_size;
   int32_t page_shift; /* log2 of page_size, or -1 */
-  int32_t reserved;
 } FmKvCache;
 
 /* decode.cu: attention over a paged latent cache. Q and the cache come in two parts, the latent
@@ -312,9 +310,9 @@ static_assert(sizeof(FmWorkItem) == 48, "FmWorkItem");
 static_assert(sizeof(FmMerge) == 64, "FmMerge");
 static_assert(sizeof(FmPlanLayout) == 80, "FmPlanLayout");
 static_assert(sizeof(FmPlanParams) == 232, "FmPlanParams");
-static_assert(sizeof(FmDecodeParams) == 536, "FmDecodeParams");
+static_assert(sizeof(FmDecodeParams) == 520, "FmDecodeParams");
 static_assert(sizeof(FmCombineParams) == 120, "FmCombineParams");
-static_assert(sizeof(FmKvCache) == 112, "FmKvCache");
+static_assert(sizeof(FmKvCache) == 104, "FmKvCache");
 static_assert(sizeof(FmMergeParams) == 208, "FmMergeParams");
 static_assert(sizeof(FmAppendParams) == 128, "FmAppendParams");
 static_assert(sizeof(FmOffsetsParams) == 32, "FmOffsetsParams");

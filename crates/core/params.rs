@@ -75,9 +75,11 @@ impl Default for FmPlanParams {
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct FmKvCache {
+    #[doc = " of a quantised cache without pages: any 1024 bytes that can be read"]
     pub rows: *const ::core::ffi::c_void,
     #[doc = " 16-bit formats with rows of 576 only"]
     pub rope: *const ::core::ffi::c_void,
+    #[doc = " of a split page without the scales at its end"]
     pub row_stride: [i64; 3usize],
     pub rope_stride: [i64; 3usize],
     #[doc = " sparse: [request, query token, entry], page * page_size + offset; else null"]
@@ -85,17 +87,14 @@ pub struct FmKvCache {
     pub indices_stride: [i64; 2usize],
     #[doc = " FM_KV_*"]
     pub format: i32,
-    #[doc = " of `rows` that belong to a token, without what a page has at its end"]
-    pub row_bytes: i32,
     pub num_pages: i32,
     pub page_size: i32,
     #[doc = " log2 of page_size, or -1"]
     pub page_shift: i32,
-    pub reserved: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FmKvCache"][::core::mem::size_of::<FmKvCache>() - 112usize];
+    ["Size of FmKvCache"][::core::mem::size_of::<FmKvCache>() - 104usize];
     ["Alignment of FmKvCache"][::core::mem::align_of::<FmKvCache>() - 8usize];
     ["Offset of field: FmKvCache::rows"][::core::mem::offset_of!(FmKvCache, rows) - 0usize];
     ["Offset of field: FmKvCache::rope"][::core::mem::offset_of!(FmKvCache, rope) - 8usize];
@@ -107,16 +106,12 @@ const _: () = {
     ["Offset of field: FmKvCache::indices_stride"]
         [::core::mem::offset_of!(FmKvCache, indices_stride) - 72usize];
     ["Offset of field: FmKvCache::format"][::core::mem::offset_of!(FmKvCache, format) - 88usize];
-    ["Offset of field: FmKvCache::row_bytes"]
-        [::core::mem::offset_of!(FmKvCache, row_bytes) - 92usize];
     ["Offset of field: FmKvCache::num_pages"]
-        [::core::mem::offset_of!(FmKvCache, num_pages) - 96usize];
+        [::core::mem::offset_of!(FmKvCache, num_pages) - 92usize];
     ["Offset of field: FmKvCache::page_size"]
-        [::core::mem::offset_of!(FmKvCache, page_size) - 100usize];
+        [::core::mem::offset_of!(FmKvCache, page_size) - 96usize];
     ["Offset of field: FmKvCache::page_shift"]
-        [::core::mem::offset_of!(FmKvCache, page_shift) - 104usize];
-    ["Offset of field: FmKvCache::reserved"]
-        [::core::mem::offset_of!(FmKvCache, reserved) - 108usize];
+        [::core::mem::offset_of!(FmKvCache, page_shift) - 100usize];
 };
 impl Default for FmKvCache {
     fn default() -> Self {
@@ -187,7 +182,7 @@ pub struct FmDecodeParams {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FmDecodeParams"][::core::mem::size_of::<FmDecodeParams>() - 536usize];
+    ["Size of FmDecodeParams"][::core::mem::size_of::<FmDecodeParams>() - 520usize];
     ["Alignment of FmDecodeParams"][::core::mem::align_of::<FmDecodeParams>() - 8usize];
     ["Offset of field: FmDecodeParams::q_nope"]
         [::core::mem::offset_of!(FmDecodeParams, q_nope) - 0usize];
@@ -199,63 +194,63 @@ const _: () = {
         [::core::mem::offset_of!(FmDecodeParams, q_rope_stride) - 40usize];
     ["Offset of field: FmDecodeParams::kv"][::core::mem::offset_of!(FmDecodeParams, kv) - 64usize];
     ["Offset of field: FmDecodeParams::block_table"]
-        [::core::mem::offset_of!(FmDecodeParams, block_table) - 288usize];
+        [::core::mem::offset_of!(FmDecodeParams, block_table) - 272usize];
     ["Offset of field: FmDecodeParams::block_table_stride"]
-        [::core::mem::offset_of!(FmDecodeParams, block_table_stride) - 296usize];
+        [::core::mem::offset_of!(FmDecodeParams, block_table_stride) - 280usize];
     ["Offset of field: FmDecodeParams::max_pages"]
-        [::core::mem::offset_of!(FmDecodeParams, max_pages) - 304usize];
+        [::core::mem::offset_of!(FmDecodeParams, max_pages) - 288usize];
     ["Offset of field: FmDecodeParams::max_tokens"]
-        [::core::mem::offset_of!(FmDecodeParams, max_tokens) - 308usize];
+        [::core::mem::offset_of!(FmDecodeParams, max_tokens) - 292usize];
     ["Offset of field: FmDecodeParams::group"]
-        [::core::mem::offset_of!(FmDecodeParams, group) - 312usize];
+        [::core::mem::offset_of!(FmDecodeParams, group) - 296usize];
     ["Offset of field: FmDecodeParams::team"]
-        [::core::mem::offset_of!(FmDecodeParams, team) - 316usize];
+        [::core::mem::offset_of!(FmDecodeParams, team) - 300usize];
     ["Offset of field: FmDecodeParams::splits"]
-        [::core::mem::offset_of!(FmDecodeParams, splits) - 320usize];
+        [::core::mem::offset_of!(FmDecodeParams, splits) - 304usize];
     ["Offset of field: FmDecodeParams::multicast"]
-        [::core::mem::offset_of!(FmDecodeParams, multicast) - 324usize];
+        [::core::mem::offset_of!(FmDecodeParams, multicast) - 308usize];
     ["Offset of field: FmDecodeParams::causal"]
-        [::core::mem::offset_of!(FmDecodeParams, causal) - 328usize];
+        [::core::mem::offset_of!(FmDecodeParams, causal) - 312usize];
     ["Offset of field: FmDecodeParams::box_shift"]
-        [::core::mem::offset_of!(FmDecodeParams, box_shift) - 332usize];
+        [::core::mem::offset_of!(FmDecodeParams, box_shift) - 316usize];
     ["Offset of field: FmDecodeParams::head_chunks_nope"]
-        [::core::mem::offset_of!(FmDecodeParams, head_chunks_nope) - 336usize];
+        [::core::mem::offset_of!(FmDecodeParams, head_chunks_nope) - 320usize];
     ["Offset of field: FmDecodeParams::head_chunks_rope"]
-        [::core::mem::offset_of!(FmDecodeParams, head_chunks_rope) - 340usize];
+        [::core::mem::offset_of!(FmDecodeParams, head_chunks_rope) - 324usize];
     ["Offset of field: FmDecodeParams::q_codes"]
-        [::core::mem::offset_of!(FmDecodeParams, q_codes) - 344usize];
+        [::core::mem::offset_of!(FmDecodeParams, q_codes) - 328usize];
     ["Offset of field: FmDecodeParams::q_scale"]
-        [::core::mem::offset_of!(FmDecodeParams, q_scale) - 352usize];
+        [::core::mem::offset_of!(FmDecodeParams, q_scale) - 336usize];
     ["Offset of field: FmDecodeParams::q_scale_stride"]
-        [::core::mem::offset_of!(FmDecodeParams, q_scale_stride) - 360usize];
+        [::core::mem::offset_of!(FmDecodeParams, q_scale_stride) - 344usize];
     ["Offset of field: FmDecodeParams::scale_log2"]
-        [::core::mem::offset_of!(FmDecodeParams, scale_log2) - 384usize];
+        [::core::mem::offset_of!(FmDecodeParams, scale_log2) - 368usize];
     ["Offset of field: FmDecodeParams::value_scale"]
-        [::core::mem::offset_of!(FmDecodeParams, value_scale) - 388usize];
+        [::core::mem::offset_of!(FmDecodeParams, value_scale) - 372usize];
     ["Offset of field: FmDecodeParams::attn_sink"]
-        [::core::mem::offset_of!(FmDecodeParams, attn_sink) - 392usize];
+        [::core::mem::offset_of!(FmDecodeParams, attn_sink) - 376usize];
     ["Offset of field: FmDecodeParams::worker_begin"]
-        [::core::mem::offset_of!(FmDecodeParams, worker_begin) - 400usize];
+        [::core::mem::offset_of!(FmDecodeParams, worker_begin) - 384usize];
     ["Offset of field: FmDecodeParams::items"]
-        [::core::mem::offset_of!(FmDecodeParams, items) - 408usize];
+        [::core::mem::offset_of!(FmDecodeParams, items) - 392usize];
     ["Offset of field: FmDecodeParams::merges"]
-        [::core::mem::offset_of!(FmDecodeParams, merges) - 416usize];
+        [::core::mem::offset_of!(FmDecodeParams, merges) - 400usize];
     ["Offset of field: FmDecodeParams::out"]
-        [::core::mem::offset_of!(FmDecodeParams, out) - 424usize];
+        [::core::mem::offset_of!(FmDecodeParams, out) - 408usize];
     ["Offset of field: FmDecodeParams::out_stride"]
-        [::core::mem::offset_of!(FmDecodeParams, out_stride) - 432usize];
+        [::core::mem::offset_of!(FmDecodeParams, out_stride) - 416usize];
     ["Offset of field: FmDecodeParams::lse"]
-        [::core::mem::offset_of!(FmDecodeParams, lse) - 456usize];
+        [::core::mem::offset_of!(FmDecodeParams, lse) - 440usize];
     ["Offset of field: FmDecodeParams::lse_stride"]
-        [::core::mem::offset_of!(FmDecodeParams, lse_stride) - 464usize];
+        [::core::mem::offset_of!(FmDecodeParams, lse_stride) - 448usize];
     ["Offset of field: FmDecodeParams::max_logits"]
-        [::core::mem::offset_of!(FmDecodeParams, max_logits) - 488usize];
+        [::core::mem::offset_of!(FmDecodeParams, max_logits) - 472usize];
     ["Offset of field: FmDecodeParams::max_logits_stride"]
-        [::core::mem::offset_of!(FmDecodeParams, max_logits_stride) - 496usize];
+        [::core::mem::offset_of!(FmDecodeParams, max_logits_stride) - 480usize];
     ["Offset of field: FmDecodeParams::partial_out"]
-        [::core::mem::offset_of!(FmDecodeParams, partial_out) - 520usize];
+        [::core::mem::offset_of!(FmDecodeParams, partial_out) - 504usize];
     ["Offset of field: FmDecodeParams::partial_lse"]
-        [::core::mem::offset_of!(FmDecodeParams, partial_lse) - 528usize];
+        [::core::mem::offset_of!(FmDecodeParams, partial_lse) - 512usize];
 };
 impl Default for FmDecodeParams {
     fn default() -> Self {

@@ -1,7 +1,7 @@
 // Codes of quantised caches to 16-bit numbers: e4m3 (OCP float8_e4m3fn) and e2m1, times a scale that makes them exact.
 //
-// A code's bits are put where a bfloat16 has its exponent and fraction. That number is the code's value times a power of
-// two, subnormal codes included, since bfloat16 has subnormals too: one exact multiplication gives value x scale, where
+// A code's bits are put where a bfloat16 has its exponent and fraction. That number is the code's value times a power
+// of two, subnormal codes included, since bfloat16 has subnormals too: one exact multiplication gives value x scale, where
 // the scale is a power of two (or has so few bits that the product has at most eight).
 #pragma once
 #include <stdint.h>

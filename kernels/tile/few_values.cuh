@@ -89,7 +89,8 @@ __device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, i
 #pragma unroll
       for (int i = 0; i < Map::kRows / 2; ++i) o[m][i] = 0.f;
     for (int tiles = r.tile_end - r.tile_begin; tiles > 0; --tiles) {
-      wait_together<Map>(shared_address(&control.weights_full[place.rope()]), place.rope_parity(), kValuesBarrier + half);
+      wait_together<Map>(shared_address(&control.weights_full[place.rope()]), place.rope_parity(),
+                         kValuesBarrier + half);
       if (control.rescale[place.rope()][0]) scale_few_rows<Map::kRows>(o, control.factor[place.rope()], lane);
       const int first = place.block(2 * half), second = place.block(2 * half + 1);
       mbarrier_wait(shared_address(&control.block_full[first]), place.block_parity(2 * half));

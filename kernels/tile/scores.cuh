@@ -107,8 +107,8 @@ __device__ __forceinline__ void wait_for_keys(DecodeControl& control, TilePlace<
 
 constexpr int kEarlyBlocks = 3;  // latent blocks that Q K^T waits for before it starts; the others come on the way
 
-// One k16 step of S += Q K^T: step k of Q's chunk `Chunk` (8: the rope part), against keys in swizzled rows, groups of 8
-// tokens `stride` bytes apart.
+// One k16 step of S += Q K^T: step k of Q's chunk `Chunk` (8: the rope part), against keys in swizzled rows, groups of
+// 8 tokens `stride` bytes apart.
 template <class T, class Map, int Chunk>
 __device__ __forceinline__ void multiply_step(float (&s)[32], const QueryFragments<Map::kRegisterChunks>& q,
                                               uint32_t q_shared, int k, uint32_t keys, uint32_t stride,
@@ -117,8 +117,9 @@ __device__ __forceinline__ void multiply_step(float (&s)[32], const QueryFragmen
   if constexpr (Chunk < Map::kRegisterChunks)
     wgmma_rs_n64(T(), s, q.at[Chunk][k], b, accumulate);
   else
-    wgmma_ss_n64(T(), s, smem_descriptor(q_shared + (Chunk - Map::kRegisterChunks) * kRopeBytes + k * 32, 0, kAtomBytes),
-                 b, accumulate);
+    wgmma_ss_n64(T(), s,
+                 smem_descriptor(q_shared + (Chunk - Map::kRegisterChunks) * kRopeBytes + k * 32, 0, kAtomBytes), b,
+                 accumulate);
 }
 
 // The products of one latent block: two chunks of 64 columns.

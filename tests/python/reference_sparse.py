@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 D_V = 512
-# Numbers of one step of the work: the float64 keys of all rows would not fit in memory.
-STEP = 2**21
+# Numbers of one step of the work, on the CPU and on a GPU: the float64 keys of all rows would not fit in memory.
+STEP = {"cpu": 2**21, "cuda": 2**26}
 
 
 @dataclass
@@ -50,7 +50,7 @@ def attention(
     max_logits = torch.full((rows, h), -torch.inf, dtype=torch.float64, device=q.device)
     lse = max_logits.clone()
     keys_of_row = sum(part.indices.shape[1] for part in lists)
-    step = max(1, STEP // max(1, keys_of_row * max(d, h)))
+    step = max(1, STEP[q.device.type] // max(1, keys_of_row * max(d, h)))
     for first in range(0, rows if keys_of_row else 0, step):
         part = slice(first, first + step)
         pairs = [one.keys(part) for one in lists]

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use crate::params::FmKvCache;
-use crate::problem::{CacheRows, KeyLists, NOPE_DIM, PagedCache, Strided, TwoParts};
+use crate::problem::{CacheRows, KeyLists, PagedCache, Strided, TwoParts};
 
 /// Bytes of a 16-bit number.
 const HALF: i64 = 2;
@@ -35,22 +35,19 @@ pub(super) fn of_pages(cache: &PagedCache) -> FmKvCache {
                 rope: rope.ptr as *const c_void,
                 row_stride: in_bytes(nope),
                 rope_stride: in_bytes(&rope),
-                row_bytes: (NOPE_DIM * HALF) as i32,
                 ..common
             }
         }
         CacheRows::Bytes { layout, pages } => {
-            let row_bytes = layout.row_bytes() as i32;
             let [page, token] = pages.strides;
             let token = if layout.split {
-                row_bytes.into()
+                layout.row_bytes() as i64
             } else {
                 token
             };
             FmKvCache {
                 rows: pages.ptr as *const c_void,
                 row_stride: [page, token, 0],
-                row_bytes,
                 ..common
             }
         }
@@ -125,10 +122,7 @@ mod tests {
     #[test]
     fn rows_of_numbers_have_two_parts_and_strides_in_bytes() {
         let kv = of_pages(&half(true));
-        assert_eq!(
-            (kv.rows as u64, kv.rope as u64, kv.row_bytes),
-            (4096, 5120, 1024)
-        );
+        assert_eq!((kv.rows as u64, kv.rope as u64), (4096, 5120));
         assert_eq!(
             (kv.row_stride, kv.rope_stride),
             ([64 * 1152, 1152, 0], [64 * 1152, 1152, 0])
@@ -140,17 +134,17 @@ mod tests {
 
     #[test]
     fn tokens_of_a_split_page_are_as_far_apart_as_their_rows() {
-        for (format, strides, row_bytes, token) in [
-            (KvFormat::Fp8, [1 << 20, 1152], 576, 1152),
-            (KvFormat::Fp8V32, [1 << 20, 656], 656, 656),
-            (KvFormat::Fp8V4, [1 << 20, 584], 576, 576),
-            (KvFormat::Fp8V41, [1 << 20, 544], 528, 544),
-            (KvFormat::Fp8V41Split, [1 << 20, 528], 512, 512),
-            (KvFormat::Fp4V41, [1 << 20, 288], 288, 288),
+        for (format, strides, token) in [
+            (KvFormat::Fp8, [1 << 20, 1152], 1152),
+            (KvFormat::Fp8V32, [1 << 20, 656], 656),
+            (KvFormat::Fp8V4, [1 << 20, 584], 576),
+            (KvFormat::Fp8V41, [1 << 20, 544], 544),
+            (KvFormat::Fp8V41Split, [1 << 20, 528], 512),
+            (KvFormat::Fp4V41, [1 << 20, 288], 288),
         ] {
             let kv = of_pages(&bytes(format, 61, strides));
             assert_eq!(kv.row_stride, [1 << 20, token, 0], "{format}");
-            assert_eq!((kv.row_bytes, kv.page_shift), (row_bytes, -1), "{format}");
+            assert_eq!(kv.page_shift, -1, "{format}");
             assert_eq!((kv.rows as u64, kv.rope as u64), (4096, 0), "{format}");
         }
     }

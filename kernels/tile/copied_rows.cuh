@@ -1,0 +1,81 @@
+// Rows of 16-bit numbers on their way to shared memory: copied in pieces of 16 bytes, with the swizzle.
+#pragma once
+#include "../ptx/copy.cuh"
+#include "../ptx/shared.cuh"
+#include "token_cursor.cuh"
+
+namespace fm {
+
+// The row of a token, or null where it is absent. Strides are in bytes.
+__device__ __forceinline__ const uint8_t* row_of(const void* base, const int64_t (&stride)[3], TokenPlace at,
+                                                 int kv_head) {
+  if (at.page < 0) return nullptr;
+  return reinterpret_cast<const uint8_t*>(base) + at.page * stride[0] + at.offset * stride[1] +
+         opaque(kv_head) * stride[2];
+}
+
+__device__ __forceinline__ const uint8_t* shuffle(const uint8_t* pointer, int lane) {
+  return reinterpret_cast<const uint8_t*>(__shfl_sync(~0u, reinterpret_cast<unsigned long long>(pointer), lane));
+}
+
+// A piece of 16 bytes `at` bytes into a row, or zeros where the row is null. Some address has to be given all the same.
+__device__ __forceinline__ void copy_piece(uint32_t to, const uint8_t* row, int at, const void* any) {
+  cp_async_16(to, row == nullptr ? any : row + at, row != nullptr);
+}
+
+// Copies 128 bytes, `at` bytes into each of this warp's rows, to a block of [rows][128 bytes] or one chunk of a latent
+// block: `to_row` gives the address of a piece. Eight lanes to a row.
+template <class Map, class ToRow>
+__device__ __forceinline__ void copy_chunk(const uint8_t* own, int at, const void* any, ToRow to_row) {
+  const int lane = TokenWarps<Map>::lane();
+#pragma unroll 4
+  for (int i = lane / 8; i < TokenWarps<Map>::kRows; i += 4)
+    copy_piece(to_row(TokenWarps<Map>::first_row() + i, lane % 8), shuffle(own, i), at + lane % 8 * 16, any);
+}
+
+// Leaves the scale of a row's group, and the quotient by which scores are scaled (scores.cuh): by whole warps, of which
+// four neighbouring lanes have the groups of a row. For the quotients, scales that add nothing to a sum of float32
+// products are as if a little larger: they stay in range.
+template <class Map>
+__device__ __forceinline__ void leave_scale(float scale, int row, int group, bool store, uint32_t smem,
+                                            TilePlace<Map> place) {
+  const uint32_t to = smem + Map::scale_offset(place.rope()) + (group * kTileTokens + row) * 4;
+  if (store) store_shared(to, scale);
+  if constexpr (Map::kScaleRows > Map::kScaleGroups) {
+    float top = fmaxf(fabsf(scale), __shfl_xor_sync(~0u, fabsf(scale), 1));
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+    const float least = fmaxf(top * 0x1p-60f, 0x1p-120f), own = fabsf(scale) < least ? least : scale;
+    const float next = __shfl_down_sync(~0u, own, 1);
+    if (store) store_shared(to + Map::kScaleGroups * kTileTokens * 4, group < 3 ? __fdividef(own, next) : own);
+  }
+}
+
+template <int QkDim, class Map>
+__device__ __forceinline__ void copy_rows(const FmKvCache& kv, int kv_head, TokenPlace at, uint32_t smem,
+                                          TilePlace<Map> place) {
+  const int lane = TokenWarps<Map>::lane(), first_row = TokenWarps<Map>::first_row();
+  {
+    const uint8_t* own = row_of(kv.rows, kv.row_stride, at, kv_head);
+    const uint32_t to0 = smem + block_offset(place.block(lane / 16));  // pieces lane and lane + 32 of 64; 16 to a block
+    const uint32_t to1 = smem + block_offset(place.block(2 + lane / 16));
+#pragma unroll 8
+    for (int i = 0; i < TokenWarps<Map>::kRows; ++i) {
+      const uint8_t* row = shuffle(own, i);
+      const uint32_t in_block = latent_swizzled(first_row + i, lane % 16);
+      copy_piece(to0 + in_block, row, lane * 16, kv.rows);
+      copy_piece(to1 + in_block, row, lane * 16 + 512, kv.rows);
+    }
+  }
+  if constexpr (QkDim > kLatent) {
+    const uint32_t to = smem + Map::rope_offset(place.rope());
+    copy_chunk<Map>(row_of(kv.rope, kv.rope_stride, at, kv_head), 0, kv.rows,
+                    [&](int row, int piece) { return to + swizzled(row, piece); });
+  }
+  if constexpr (Map::kScaleGroups > 1) {  // numbers without scales may stand beside tiles of codes with scales
+#pragma unroll
+    for (int i = lane / 4; i < TokenWarps<Map>::kRows; i += 8)
+      leave_scale<Map>(1.f, first_row + i, lane % 4, true, smem, place);
+  }
+}
+
+}  // namespace fm
