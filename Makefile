@@ -46,6 +46,7 @@ test-python: $(VENV)/.test ## The Python tests, on both backends where there is 
 	$(BIN)/python -m pytest $(PYTEST_MARKS) $(PYTEST_ARGS)
 
 .PHONY: lint
+lint: export FERROMLA_WITHOUT_KERNELS := 1
 lint: $(VENV)/.test ## Formatting and lints of Rust and Python
 	cargo fmt --all --check
 	cargo clippy --quiet --workspace --all-targets -- -D warnings

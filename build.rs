@@ -4,7 +4,7 @@
 //! the Python interpreter at work, `PATH`, and `/usr/local/cuda`. Without it the table is empty and says why;
 //! with `FERROMLA_REQUIRE_CUDA=1` that is a build error. A spill, a stack frame or a serialised `wgmma` in an
 //! attention kernel is one as well: such a kernel works and is slow. What ptxas said is in
-//! `OUT_DIR/ptxas.txt`.
+//! `OUT_DIR/ptxas.txt`. `FERROMLA_WITHOUT_KERNELS=1` leaves the table empty: lints need no kernels.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -20,8 +20,8 @@ const REBUILD: &str = "this build of ferromla has no CUDA kernels, because nvcc 
 const FLAGS: [&str; 6] =
     ["-std=c++17", "-O3", "-gencode", "arch=compute_90a,code=sm_90a", "-cubin", "-Xptxas=-v"];
 #[rustfmt::skip]
-const VARIABLES: [&str; 8] = [
-    "FERROMLA_NVCC", "FERROMLA_REQUIRE_CUDA", "CUDA_HOME", "CUDA_PATH", "PYO3_PYTHON",
+const VARIABLES: [&str; 9] = [
+    "FERROMLA_NVCC", "FERROMLA_REQUIRE_CUDA", "FERROMLA_WITHOUT_KERNELS", "CUDA_HOME", "CUDA_PATH", "PYO3_PYTHON",
     "PYTHON_SYS_EXECUTABLE", "VIRTUAL_ENV", "PATH",
 ];
 
@@ -47,8 +47,11 @@ fn build() -> Result<()> {
     if !has_feature("CUDA") {
         return write_table(&out, &[], Some("built without the feature `cuda`"));
     }
+    if is_set("FERROMLA_WITHOUT_KERNELS") {
+        return write_table(&out, &[], Some("built with FERROMLA_WITHOUT_KERNELS"));
+    }
     let Some(nvcc) = find_nvcc()? else {
-        if env::var("FERROMLA_REQUIRE_CUDA").is_ok_and(|value| !value.is_empty() && value != "0") {
+        if is_set("FERROMLA_REQUIRE_CUDA") {
             return Err("FERROMLA_REQUIRE_CUDA is set and nvcc was not found: set FERROMLA_NVCC or CUDA_HOME".into());
         }
         return write_table(&out, &[], Some(REBUILD));
@@ -72,6 +75,10 @@ fn build() -> Result<()> {
         .is_empty()
         .then_some("this build of ferromla found no kernels/*.cu");
     write_table(&out, &names, reason)
+}
+
+fn is_set(variable: &str) -> bool {
+    env::var(variable).is_ok_and(|value| !value.is_empty() && value != "0")
 }
 
 fn has_feature(name: &str) -> bool {

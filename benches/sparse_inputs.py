@@ -24,9 +24,10 @@ def token_rows(cache: torch.Tensor, kv_format: str, ids: torch.Tensor) -> torch.
         at = torch.arange(row, device=ids.device) + offset[:, None] * row
         scales_at = torch.arange(scales, device=ids.device) + (page_size * row + offset * scales)[:, None]
         tokens = flat[page[:, None], torch.cat((at, scales_at), 1)]
-    else:
-        tokens = cache[page, offset]
-    return numbers(tokens[:, None], kv_format)[:, 0].double()
+        # Pages begin at multiples of 16 bytes.
+        apart = torch.nn.functional.pad(tokens, (0, -width % 16))
+        return numbers(apart.as_strided((len(apart), 1, width), (apart.stride(0), width, 1)), kv_format)[:, 0].double()
+    return numbers(cache[page, offset][:, None], kv_format)[:, 0].double()
 
 
 def attention(q: torch.Tensor, keys: torch.Tensor, sink: torch.Tensor | None) -> tuple[torch.Tensor, ...]:

@@ -65,6 +65,12 @@ class Keys:
         return Keys(cache, self.indices, self.lens, kv_format, numbers)
 
 
+def some_rows(rows: int, seed: int, device) -> torch.Tensor:
+    """Up to 16 query tokens of so many, the first and the last among them: float64 takes its time."""
+    drawn = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))[:14].tolist()
+    return torch.tensor(sorted({0, rows - 1, *drawn}), device=device)
+
+
 def random_keys(rows, s_k, topk, page, *, d_qk, dtype, device, lens, generator, invalid=0.1) -> Keys:
     """Random tokens and lists, with entries twice and entries that are no key among them. ``lens``: None, ``"b"`` for
     lengths per request, or ``"row"`` for one per query token."""
@@ -112,9 +118,15 @@ class Decode:
 
     def expected(self, *, softmax_scale=None, attn_sink=None, **_):
         """``(out, lse)`` by the reference."""
-        lists = [keys.lists() for keys in (self.main, self.extra) if keys is not None]
-        out, _, lse = reference_sparse.attention(self.q.flatten(0, 1), lists, scale=softmax_scale, sink=attn_sink)
+        out, lse = self.expected_rows(slice(None), softmax_scale=softmax_scale, attn_sink=attn_sink)
         return out.view(*self.q.shape[:-1], 512), lse.view(self.q.shape[:-1])
+
+    def expected_rows(self, which, *, softmax_scale=None, attn_sink=None, **_):
+        """``(out, lse)`` of some query tokens, counted over all requests."""
+        lists = [keys.lists().of_rows(which) for keys in (self.main, self.extra) if keys is not None]
+        q = self.q.flatten(0, 1)[which]
+        out, _, lse = reference_sparse.attention(q, lists, scale=softmax_scale, sink=attn_sink)
+        return out, lse
 
     def check(self, **options):
         """Run and compare."""
@@ -177,17 +189,18 @@ class Prefill:
         options = own | self.options | given | options
         return ferromla.sparse_prefill(self.q, kv, indices, **options)
 
-    def expected(self, *, softmax_scale=None, attn_sink=None, **_):
-        """``(out, max_logits, lse)`` by the reference."""
-        return reference_sparse.attention(self.q, [self.keys.lists()], scale=softmax_scale, sink=attn_sink)
+    def expected(self, which=slice(None), *, softmax_scale=None, attn_sink=None, **_):
+        """``(out, max_logits, lse)`` of the query tokens, or of some, by the reference."""
+        lists = [self.keys.lists().of_rows(which)]
+        return reference_sparse.attention(self.q[which], lists, scale=softmax_scale, sink=attn_sink)
 
-    def check(self, **options):
-        """Run and compare."""
+    def check(self, which=slice(None), **options):
+        """Run and compare, all query tokens or some."""
         out, max_logits, lse = self.run(**options)
-        want_out, want_max, want_lse = self.expected(**self.options | options)
+        want_out, want_max, want_lse = self.expected(which, **self.options | options)
         limits = tolerance.SPARSE_PREFILL
-        found = tolerance.faults(out, lse, want_out, want_lse, limits)
-        found += tolerance.row_faults("max_logits", max_logits, want_max, limits)
+        found = tolerance.faults(out[which], lse[which], want_out, want_lse, limits)
+        found += tolerance.row_faults("max_logits", max_logits[which], want_max, limits)
         assert not found, "\n".join(found)
         return out, max_logits, lse
 

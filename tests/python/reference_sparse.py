@@ -20,6 +20,10 @@ class Lists:
     indices: torch.Tensor
     lens: torch.Tensor | None = None
 
+    def of_rows(self, which) -> Lists:
+        """The lists of some of the query tokens."""
+        return Lists(self.tokens, self.indices[which], None if self.lens is None else self.lens[which])
+
     def chosen(self) -> torch.Tensor:
         """``[rows, topk]`` bool: which entries are keys."""
         there = (self.indices >= 0) & (self.indices.long() < len(self.tokens))

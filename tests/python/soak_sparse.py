@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 import torch
 
 import ferromla
+import problems
 import reference_sparse
 import tolerance
 from soak_spec import INT_MAX, INT_MIN, Limits
@@ -18,7 +19,6 @@ WIDE_HEADS = 4
 FORMATS = ("bf16", "fp16", "fp8", "fp8_v32", "fp8_v4", "fp8_v41", "fp8_v41_split")
 WIDTHS = {"fp8_v32": 576, "fp8_v4": 512, "fp8_v41": 512, "fp8_v41_split": 512, "fp4_v41": 512}
 PLAIN = {"bf16": torch.bfloat16, "fp16": torch.float16}
-KEY_DEVIATION, QUERY_DEVIATION = 0.3, 3.0
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class _Part:
             axes = (spec.batch, spec.s_q) if per_token else (spec.batch,)
             self.lens = torch.tensor(cache.lens, dtype=torch.int32, device=device).view(axes)
             of_rows = (self.lens if per_token else self.lens[:, None].expand(-1, spec.s_q)).reshape(-1)
-        rows = torch.randn(cache.tokens, spec.d_qk, **options) * KEY_DEVIATION
+        rows = torch.randn(cache.tokens, spec.d_qk, **options) * problems.KEY_DEVIATION
         lists = reference_sparse.Lists(rows, indices.view(spec.rows, cache.topk), of_rows)
         # What nobody lists must not be read.
         unlisted = torch.ones(cache.tokens, dtype=torch.bool, device=device)
@@ -179,7 +179,7 @@ class SparseProblem:
         self.parts = [_Part(spec, cache, rng, device) for cache in (spec.main, spec.extra) if cache]
         generator = torch.Generator(device).manual_seed(rng.getrandbits(60))
         shape = (spec.batch, spec.s_q, spec.heads + (WIDE_HEADS if spec.gaps else 0), spec.d_qk)
-        q = torch.randn(shape, generator=generator, device=device) * QUERY_DEVIATION
+        q = torch.randn(shape, generator=generator, device=device) * problems.QUERY_DEVIATION
         self.q = q.to(getattr(torch, spec.dtype))[:, :, : spec.heads]
         self.sink = None
         if spec.sink:

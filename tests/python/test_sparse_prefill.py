@@ -62,11 +62,13 @@ def test_cpu_sample_matches_reference(case):
 @pytest.mark.parametrize("h", AXES["h"])
 @pytest.mark.parametrize("t", AXES["t"][:-1])
 def test_gpu_whole_cross_matches_reference(t, h, lists, cuda):
-    """The cross of the other axes."""
+    """The cross of the other axes; of many query tokens some are compared."""
     for lens in AXES["lens"]:
         for dtype in AXES["dtype"]:
             for d_qk in AXES["d_qk"]:
-                _problem((t, h, lists, lens, lens == "row", dtype, d_qk), cuda).check()
+                which = problems_sparse.some_rows(t, h, cuda)
+                out, _, _ = _problem((t, h, lists, lens, lens == "row", dtype, d_qk), cuda).check(which)
+                assert not out.isnan().any(), "a row was not written"
 
 
 def test_seventy_thousand_tokens_in_one_call(device):
