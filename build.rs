@@ -12,6 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
+use std::time::SystemTime;
 
 const REBUILD: &str = "this build of ferromla has no CUDA kernels, because nvcc was not found when it was built: \
     install the CUDA 13 toolkit (or `pip install 'cuda-toolkit[nvcc,cccl,cudart,nvvm,crt]==13.0.*'`), point \
@@ -204,31 +205,68 @@ fn compile(nvcc: &Path, source: &Path, out: &Path) -> Result<Image> {
     // cargo runs this script when a variable that may name nvcc changes: the same compiler and the same
     // sources give the same image.
     let compiler = format!("{} {FLAGS:?}\n", version(nvcc));
-    let current = read(&stamp)
-        .ok()
-        .and_then(|stamp| stamp.strip_prefix(&compiler).map(str::to_owned));
-    let report =
-        match current.filter(|_| read(&depfile).is_ok_and(|rules| is_newer(&cubin, &rules))) {
-            Some(report) => report,
-            None => {
-                let report = run_nvcc(nvcc, source, &cubin, &depfile)?;
-                write_if_changed(&stamp, &(compiler + &report))?;
-                report
-            }
-        };
+    let report = match current(out, &name, &compiler).or_else(|| take_over(out, &name, &compiler)) {
+        Some(report) => report,
+        None => {
+            let report = run_nvcc(nvcc, source, &cubin, &depfile)?;
+            fs::write(&stamp, compiler + &report)
+                .map_err(|error| format!("{}: {error}", stamp.display()))?;
+            report
+        }
+    };
     for header in dependencies(&read(&depfile)?) {
         println!("cargo:rerun-if-changed={header}");
     }
     Ok(Image { name, report })
 }
 
+/// What ptxas said of the image in this folder, if it is there, of this compiler, and newer than its sources. The stamp
+/// is written last.
+fn current(folder: &Path, name: &str, compiler: &str) -> Option<String> {
+    let [cubin, depfile, stamp] =
+        ["cubin", "d", "stamp"].map(|kind| folder.join(format!("{name}.{kind}")));
+    let report = fs::read_to_string(&stamp)
+        .ok()?
+        .strip_prefix(compiler)?
+        .to_owned();
+    let finished = modified(&stamp)? >= modified(&cubin)?;
+    (finished && is_newer(&cubin, &fs::read_to_string(depfile).ok()?)).then_some(report)
+}
+
+fn modified(path: &Path) -> Option<SystemTime> {
+    fs::metadata(path).and_then(|data| data.modified()).ok()
+}
+
+/// Copies a current image from what this crate was built for with other features, beside this build's folder.
+fn take_over(out: &Path, name: &str, compiler: &str) -> Option<String> {
+    let builds = out.parent()?.parent()?;
+    let others = fs::read_dir(builds)
+        .ok()?
+        .flatten()
+        .map(|entry| entry.path().join("out"));
+    for folder in others.filter(|folder| folder != out) {
+        let Some(report) = current(&folder, name, compiler) else {
+            continue;
+        };
+        let copied = ["d", "cubin", "stamp"].map(|kind| {
+            let file = format!("{name}.{kind}");
+            fs::copy(folder.join(&file), out.join(&file))
+        });
+        if copied.iter().all(|copy| copy.is_ok()) {
+            return Some(report);
+        }
+    }
+    None
+}
+
 /// Whether the file is newer than all it was made from.
 fn is_newer(file: &Path, rules: &str) -> bool {
-    let time = |path: &Path| fs::metadata(path).and_then(|data| data.modified()).ok();
-    let Some(made) = time(file) else { return false };
+    let Some(made) = modified(file) else {
+        return false;
+    };
     dependencies(rules)
         .iter()
-        .all(|source| time(Path::new(source)).is_some_and(|changed| changed < made))
+        .all(|source| modified(Path::new(source)).is_some_and(|changed| changed < made))
 }
 
 fn run_nvcc(nvcc: &Path, source: &Path, cubin: &Path, depfile: &Path) -> Result<String> {
@@ -261,7 +299,7 @@ pub fn dependencies(rules: &str) -> BTreeSet<String> {
 }
 
 /// What must not happen in an attention kernel, from the words of ptxas: local memory, and the notes that
-/// `wgmma` was serialised (C7510) or `setmaxnreg` ignored (C7508).
+/// `wgmma` was serialised (C7510, C7512) or `setmaxnreg` ignored (C7508).
 pub fn faults(Image { name, report }: &Image) -> Vec<String> {
     if !name.starts_with("decode") {
         return Vec::new();
@@ -273,7 +311,7 @@ pub fn faults(Image { name, report }: &Image) -> Vec<String> {
             function = rest.trim();
         }
         let local = line.contains("bytes stack frame") && line.split_whitespace().any(is_positive);
-        if local || line.contains("C7510") || line.contains("C7508") {
+        if local || line.contains("C7510") || line.contains("C7512") || line.contains("C7508") {
             faults.push(format!("kernels/{name}.cu: {function}: {}", line.trim()));
         }
     }
