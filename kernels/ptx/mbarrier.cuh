@@ -22,21 +22,7 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// One arrival for the whole warp, after all its lanes.
-__device__ __forceinline__ void arrive_once_per_warp(uint32_t barrier) {
-  __syncwarp();
-  asm volatile(
-      "{\n"
-      ".reg .b32 lane;\n"
-      ".reg .pred first;\n"
-      "mov.u32 lane, %%laneid;\n"
-      "setp.eq.u32 first, lane, 0;\n"
-      "@first mbarrier.arrive.shared::cta.b64 _, [%0];\n"
-      "}" ::"r"(barrier)
-      : "memory");
-}
-
-// `count` arrivals at once, for the whole warp, after all its lanes.
+// `Count` arrivals at once, for the whole warp, after all its lanes.
 template <int Count>
 __device__ __forceinline__ void arrive_for_warp(uint32_t barrier) {
   __syncwarp();
@@ -51,6 +37,7 @@ __device__ __forceinline__ void arrive_for_warp(uint32_t barrier) {
       "n"(Count)
       : "memory");
 }
+__device__ __forceinline__ void arrive_once_per_warp(uint32_t barrier) { arrive_for_warp<1>(barrier); }
 
 // This thread's arrival, made when its copies by cp.async so far have landed.
 __device__ __forceinline__ void arrive_when_copied(uint32_t barrier) {

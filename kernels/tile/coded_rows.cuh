@@ -40,7 +40,7 @@ __device__ __forceinline__ uint32_t load_byte(const uint8_t* at) {
   return v;
 }
 
-// A tile's quantised rows as this warp sees them: where this lane's row is, and how the format is read. Absent rows are
+// A tile's quantised rows as this warp sees them: where this lane's row is. Absent rows are
 // read as if they were the cache's first (loads that depend on nothing need not be waited for), and stored as zeros.
 struct CodedRows {
   uint32_t row;      // in units of 16 bytes from the cache's beginning
@@ -206,8 +206,8 @@ struct RowBatch {
   }
 };
 
-// The columns that a quantised row has in bfloat16: 64 of them, `at` bytes into the row. Copied where T is bfloat16:
-// then the copies are still to be waited for.
+// The 64 columns that a quantised row has in bfloat16, if any. Copied where T is bfloat16: then the copies are still to
+// be waited for.
 template <class T, int QkDim, class Map>
 __device__ __forceinline__ void copy_plain_columns(const FmDecodeParams& p, const CodedRows& rows, uint32_t smem,
                                                    TilePlace<Map> place) {

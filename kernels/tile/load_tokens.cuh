@@ -60,7 +60,7 @@ __device__ __forceinline__ void copy_tiles(const FmDecodeParams& p, uint32_t sme
   }
 }
 
-// Where a tile's rows are, if they are codes; of 16-bit rows the format only.
+// Where a tile's rows are, if they are codes; of 16-bit rows which cache they are in only.
 template <int QkDim, class Map>
 __device__ __forceinline__ CodedRows coded_rows(const FmDecodeParams& p, const TileCursor<Map>& at) {
   const FmKvCache& kv = p.kv[at.cache];
