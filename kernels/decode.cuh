@@ -30,17 +30,17 @@
 namespace fm {
 
 // How K gets to shared memory: whole pages of 16-bit numbers (load_tma.cuh); or single tokens (load_tokens.cuh) of
-// 16-bit numbers, or also of codes that become 16-bit numbers, or also of codes whose float32 scales stay beside them.
-enum class Loader { Tma, Gather, Codes, Scaled };
+// 16-bit numbers, or also of codes, when all that is multiplied is in half precision.
+enum class Loader { Tma, Gather, Codes };
 
-template <Loader L, int Rows>
+template <class T, Loader L, int Rows>
 struct Kernel {
-  static constexpr int kGroups = L == Loader::Scaled ? kTileBlocks : 1;
-  static constexpr bool kCodes = L != Loader::Gather;  // of the token loaders
+  static constexpr bool kCodes = L == Loader::Codes;
   template <bool If, class A, class B>
   using Either = typename std::conditional<If, A, B>::type;
-  using WideSizes = Either<L == Loader::Tma, WidePages, WideTokens<kGroups, kCodes>>;
-  using FewSizes = Either<L == Loader::Tma, FewPages<Rows>, FewTokens<Rows, kGroups, kCodes>>;
+  using Multiplied = Either<kCodes, __half, T>;  // T: of Q and the output
+  using WideSizes = Either<L == Loader::Tma, WidePages, WideTokens<kCodes>>;
+  using FewSizes = Either<L == Loader::Tma, FewPages<Rows>, FewTokens<Rows, kCodes>>;
   using Map = SharedMap<Either<Rows == kTileRows, WideSizes, FewSizes>>;
   static constexpr int kLoaderArrivals = L == Loader::Tma ? 1 : TokenWarps<Map>::kArrivals;  // for a block
   static_assert(Map::kControlOffset + (Rows == kTileRows ? sizeof(DecodeControl) : sizeof(FewControl)) <=
@@ -79,18 +79,18 @@ __device__ __forceinline__ void load_tiles(const CUtensorMap& latent_map, const 
   if constexpr (L == Loader::Tma)
     load_tiles_tma<T, QkDim, Map>(p, &latent_map, &rope_map, smem, control);
   else
-    load_tiles_tokens<T, QkDim, Map, L != Loader::Gather>(p, smem, control);
+    load_tiles_tokens<QkDim, Map>(p, smem, control);
 }
 
 // Registers per thread of a role. The launch gives each thread 128 with 4 warpgroups, 96 with 5 and 72 with 7: what the
 // roles take adds up to 512, 480 and 504. The page loader's few rows stay as launched.
 template <Loader L, int Rows>
 struct Registers {
-  static constexpr bool kPages = L == Loader::Tma, kScaled = L == Loader::Scaled, kWide = Rows == kTileRows;
-  static constexpr int kLaunched = kPages || Rows == 64 ? 128 : Rows == 32 ? 96 : 72;
-  static constexpr int kScores = kWide ? (kPages ? 160 : kScaled ? 112 : 104) : Rows == 32 ? (kScaled ? 128 : 112) : 88;
-  static constexpr int kValues = kWide ? 160 : Rows == 32 ? (kScaled ? 104 : 112) : 80;
-  static constexpr int kLoader = kWide ? (kPages ? 32 : kScaled ? 80 : 88) : Rows == 32 ? 72 : 64;
+  static constexpr bool kPages = L == Loader::Tma, kCodes = L == Loader::Codes, kWide = Rows == kTileRows;
+  static constexpr int kLaunched = kPages || kWide ? 128 : Rows == 32 || kCodes ? 96 : 72;
+  static constexpr int kScores = kWide ? (kPages ? 160 : 96) : Rows == 32 ? 112 : kCodes ? 128 : 88;
+  static constexpr int kValues = kWide ? 160 : Rows == 32 ? 112 : 80;
+  static constexpr int kLoader = kWide ? (kPages ? 32 : 96) : Rows == 32 ? 72 : kCodes ? 96 : 64;
 
   template <int Registers>
   static __device__ __forceinline__ void take() {
@@ -105,8 +105,9 @@ struct Registers {
 template <class T, int QkDim, Loader L>
 __device__ __forceinline__ void decode_wide(const CUtensorMap& latent_map, const CUtensorMap& rope_map,
                                             const FmDecodeParams& p, uint8_t* smem) {
-  using K = Kernel<L, kTileRows>;
+  using K = Kernel<T, L, kTileRows>;
   using Map = typename K::Map;
+  using M = typename K::Multiplied;
   using R = Registers<L, kTileRows>;
   DecodeControl& control = *reinterpret_cast<DecodeControl*>(smem + Map::kControlOffset);
   if (threadIdx.x == 0) {
@@ -117,13 +118,13 @@ __device__ __forceinline__ void decode_wide(const CUtensorMap& latent_map, const
   const int warpgroup = threadIdx.x / 128;
   if (warpgroup == 0) {
     R::template take<R::kScores>();
-    compute_scores<T, QkDim, Map>(p, smem, control);
+    compute_scores<T, M, QkDim, Map>(p, smem, control);
   } else if (warpgroup == 3) {
     R::template take<R::kLoader>();
     load_tiles<T, QkDim, L, Map>(latent_map, rope_map, p, shared_address(smem), control);
   } else {
     R::template take<R::kValues>();
-    accumulate_values<T, Map>(p, warpgroup - 1, shared_address(smem), control);
+    accumulate_values<T, M, Map>(p, warpgroup - 1, shared_address(smem), control);
   }
   __syncwarp();
   if (p.multicast > 1) cluster_barrier();  // no CTA leaves while another may still write to its shared memory
@@ -133,8 +134,9 @@ __device__ __forceinline__ void decode_wide(const CUtensorMap& latent_map, const
 template <class T, int QkDim, Loader L, int Rows>
 __device__ __forceinline__ void decode_few(const CUtensorMap& latent_map, const CUtensorMap& rope_map,
                                            const FmDecodeParams& p, uint8_t* smem) {
-  using K = Kernel<L, Rows>;
+  using K = Kernel<T, L, Rows>;
   using Map = typename K::Map;
+  using M = typename K::Multiplied;
   using R = Registers<L, Rows>;
   FewControl& control = *reinterpret_cast<FewControl*>(smem + Map::kControlOffset);
   if (threadIdx.x == 0) {
@@ -147,19 +149,19 @@ __device__ __forceinline__ void decode_few(const CUtensorMap& latent_map, const 
   const int warpgroup = threadIdx.x / 128;
   if (warpgroup == 0) {
     if (!R::kPages) R::template take<R::kScores>();
-    compute_few_scores<T, QkDim, Map>(p, smem, control);
+    compute_few_scores<T, M, QkDim, Map>(p, smem, control);
   } else if (warpgroup >= 3) {
     if (!R::kPages) R::template take<R::kLoader>();
     load_tiles<T, QkDim, L, Map>(latent_map, rope_map, p, shared_address(smem), control);
   } else {
     if (!R::kPages) R::template take<R::kValues>();
-    accumulate_few_values<T, Map>(p, warpgroup - 1, shared_address(smem), control);
+    accumulate_few_values<T, M, Map>(p, warpgroup - 1, shared_address(smem), control);
   }
 }
 
 constexpr int decode_threads(Loader loader, int rows) {
   if (loader == Loader::Tma || rows == kTileRows) return FM_DECODE_THREADS;
-  return rows == 16 ? FM_DECODE_TOKENS_THREADS_16 : FM_DECODE_TOKENS_THREADS_32;
+  return rows == 16 && loader == Loader::Gather ? FM_DECODE_TOKENS_THREADS_16 : FM_DECODE_TOKENS_THREADS_32;
 }
 
 template <class T, int QkDim, Loader L, int Rows>

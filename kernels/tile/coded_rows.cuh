@@ -1,7 +1,6 @@
-// Quantised rows on their way to shared memory: codes in registers, stored as 16-bit numbers.
+// Quantised rows on their way to shared memory: codes in registers, stored as halves. A token's row counts in a power of
+// two of its own (RowUnit), which scores and weights are multiplied with.
 #pragma once
-#include <type_traits>
-
 #include "codes.cuh"
 #include "copied_rows.cuh"
 
@@ -17,223 +16,217 @@ __device__ __forceinline__ int scales_after(const FmKvCache& kv, int offset) {
   }
 }
 
-__device__ __forceinline__ uint4 load_codes(const uint8_t* at) {
+__device__ __forceinline__ uint4 load_16(const uint8_t* at) {
   uint4 v;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "l"(at));
   return v;
 }
-__device__ __forceinline__ uint2 load_codes_8(const uint8_t* at) {
+__device__ __forceinline__ uint2 load_8(const uint8_t* at) {
   uint2 v;
   asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at));
   return v;
 }
-__device__ __forceinline__ uint32_t load_word(const uint8_t* at) {
+__device__ __forceinline__ uint32_t load_4(const uint8_t* at) {
   uint32_t v;
   asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(at));
   return v;
 }
-__device__ __forceinline__ uint32_t load_byte(const uint8_t* at) {
+__device__ __forceinline__ uint32_t load_2(const uint8_t* at) {
+  uint16_t v;
+  asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(v) : "l"(at));
+  return v;
+}
+__device__ __forceinline__ uint32_t load_1(const uint8_t* at) {
   uint32_t v;
   asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(v) : "l"(at));
   return v;
 }
 
-// A tile's quantised rows as this warp sees them: where this lane's row is. Absent rows are
-// read as if they were the cache's first (loads that depend on nothing need not be waited for), and stored as zeros.
+// A tile's rows as this warp sees them: where this lane's row is. Absent rows are read as if they were the cache's first
+// (loads that depend on nothing need not be waited for), and stored as zeros.
 struct CodedRows {
   uint32_t row;      // in units of 16 bytes from the cache's beginning
-  int scales;        // from the row's beginning
+  uint32_t other;    // rows of 576: the same of the rope part of 16-bit numbers; of 512: bytes from a row to its scales
   uint32_t present;  // bit i: row i of the warp is there
   int cache;
 
-  __device__ __forceinline__ bool own_present() const { return present >> block_thread() % 32 & 1; }
-  __device__ __forceinline__ const uint8_t* address(const FmDecodeParams& p, uint32_t there) const {
-    return reinterpret_cast<const uint8_t*>(p.kv[cache].rows) + (uint64_t)there * 16;
+  __device__ __forceinline__ const uint8_t* address(const FmDecodeParams& p, int which) const {
+    return reinterpret_cast<const uint8_t*>(p.kv[cache].rows) + (uint64_t)__shfl_sync(~0u, row, which) * 16;
   }
-
-  // How many lanes share a scale byte, as a shift; below 0: no scale bytes.
-  static __device__ __forceinline__ int lane_scale(int format) {
-    if (format == FM_KV_FP8_V4) return 2;
-    if (format == FM_KV_FP4_V41) return 0;
-    return format >= FM_KV_FP8_V41 ? 1 : -1;
-  }
-  static __device__ __forceinline__ bool has_codes(int format, int lane) { return format != FM_KV_FP8_V4 || lane < 28; }
 };
 
-// Rows on their way: a lane has sixteen columns of each, with their scale, and a piece of what else a row has.
-template <class T, int QkDim, class Map>
+// A float's bits from a UE8M0 scale.
+__device__ __forceinline__ uint32_t ue8m0_bits(uint32_t byte) {
+  return byte == 0 ? 1u << 22 : byte == 255 ? 0x7FC00000u : byte << 23;
+}
+
+// Four rows on their way. A lane has sixteen columns of each; and of row lane / 8, eight columns of the part that has no
+// scales, and the scales of an eighth of the columns.
+template <int QkDim, class Map>
 struct RowBatch {
-  static constexpr int kRows = Map::kRows == kTileRows && QkDim > kLatent ? 8 : 4;
-  static constexpr bool kByteScales = QkDim == kLatent && std::is_same<T, __nv_bfloat16>::value;
-  static constexpr bool kGroups = Map::kScaleGroups > 1;
-  // Whether the rope part is codes as well; kRopeLanes lanes to a row's.
-  static constexpr bool kRopeCodes = QkDim > kLatent && !kGroups;
-  static constexpr int kRopeLanes = 4;
+  static constexpr int kRows = 4;
+  static constexpr bool kHasRope = QkDim > kLatent;
 
   uint4 codes[kRows];
-  uint4 rope;              // codes
-  uint32_t group_scale;    // float32, of row lane / 4 and its group lane % 4
-  uint32_t scale[kByteScales ? kRows : 1];
+  uint4 plain;      // bfloat16, or e4m3 codes in its first half
+  uint32_t scales;  // as they are in memory
 
   __device__ __forceinline__ void load(const FmDecodeParams& p, const CodedRows& rows, int first) {
-    const int format = p.kv[rows.cache].format, lane = TokenWarps<Map>::lane();
-    const int shift = kByteScales ? CodedRows::lane_scale(format) : -1;
-    const int at = kByteScales && !CodedRows::has_codes(format, lane) ? 0 : lane * 16;
+    const int format = p.kv[rows.cache].format, lane = TokenWarps<Map>::lane(), eighth = lane % 8;
+    if (!kHasRope && format == FM_KV_FP4_V41) {
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      const uint8_t* row = rows.address(p, __shfl_sync(~0u, rows.row, first + i));
-      if (kByteScales) {
-        const int scales = __shfl_sync(~0u, rows.scales, first + i);
-        if (shift >= 0) scale[i] = load_byte(row + scales + (lane >> max(shift, 0)));
-        if (format == FM_KV_FP4_V41) {
-          const uint2 half = load_codes_8(row + lane * 8);
-          codes[i].x = half.x, codes[i].y = half.y;
-          continue;
-        }
+      for (int i = 0; i < kRows; ++i) {
+        const uint2 half = load_8(rows.address(p, first + i) + lane * 8);
+        codes[i].x = half.x, codes[i].y = half.y;
       }
-      codes[i] = load_codes(row + at);
+    } else {
+      const int column = has_codes(format, lane) ? lane * 16 : 0;
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) codes[i] = load_16(rows.address(p, first + i) + column);
     }
-    if constexpr (QkDim > kLatent) {
-      if (kRopeCodes)
-        rope = load_codes(rows.address(p, __shfl_sync(~0u, rows.row, first + rope_row() % kRows)) + 512 +
-                          lane % kRopeLanes * 16);
-      if (kGroups)
-        group_scale =
-            load_word(rows.address(p, __shfl_sync(~0u, rows.row, first + lane / 4 % kRows)) + 512 + lane % 4 * 4);
+    const uint8_t* own = rows.address(p, first + lane / 8);
+    if constexpr (kHasRope) {
+      if (format == FM_KV_FP8) {
+        const uint2 v = load_8(own + 512 + eighth * 8);
+        plain.x = v.x, plain.y = v.y;
+      } else {
+        plain = load_16(own + 528 + eighth * 16);
+        scales = load_4(own + 512 + eighth / 2 * 4);
+      }
+    } else {
+      const uint8_t* at = own + __shfl_sync(~0u, rows.other, first + lane / 8);
+      if (format == FM_KV_FP8_V4) {
+        plain = load_16(own + 448 + eighth * 16);
+        scales = load_1(at + eighth);
+      } else if (format == FM_KV_FP4_V41) {
+        scales = load_4(at + eighth * 4);
+      } else if (format != FM_KV_FP8) {
+        scales = load_2(at + eighth * 2);
+      }
     }
   }
 
-  __device__ __forceinline__ void store(const FmDecodeParams& p, const CodedRows& rows, int first, uint32_t smem,
-                                        TilePlace<Map> place) const {
-    const int format = p.kv[rows.cache].format;
+  // `present`: the warp's rows.
+  __device__ __forceinline__ void store(int format, uint32_t present, int first, uint32_t smem, TilePlace<Map> place) {
     const int lane = TokenWarps<Map>::lane(), first_row = TokenWarps<Map>::first_row() + first;
-    const bool has_codes = !kByteScales || CodedRows::has_codes(format, lane);
+    present >>= first;
+    if ((present & 15) != 15) clear_absent(present);
+    const float unit = store_plain(format, first_row, smem, place);
+    if (lane % 8 == 0)
+      store_shared(smem + Map::kUnitsOffset + (place.rope() * kTileTokens + first_row + lane / 8) * 4,
+                   present >> lane / 8 & 1 ? unit : 0.f);
     // Lanes of odd chunks store their second piece first: the eight lanes of a phase then use all banks. Rows are at
-    // multiples of kRows: row i of the batch differs in the low bits only.
+    // multiples of four: row i of the batch differs in the low bits only.
     const bool odd = lane & 4;
     const uint32_t to = smem + block_offset(place.block(lane / 8)) + latent_swizzled(first_row, lane * 2 % 16 + odd);
-    const auto put = [&](int i, const Values16& v) {
-      const uint32_t row_at = (to ^ (i % 8 << 4)) + i * kChunkRowBytes;
-      store_shared_if(has_codes, row_at, v.piece[0]);
-      store_shared_if(has_codes, row_at ^ 16, v.piece[1]);
+    const auto put = [&](int i, uint4 a, uint4 b) {
+      const uint32_t at = (to ^ (i << 4)) + i * kChunkRowBytes;
+      store_shared_if(has_codes(format, lane), at, a);
+      store_shared_if(has_codes(format, lane), at ^ 16, b);
     };
-    const auto turned = [&](int i) {  // the codes of the piece that is stored first, then the other's
-      const uint4 c = codes[i];
-      return odd ? make_uint4(c.z, c.w, c.x, c.y) : c;
-    };
-    const bool e2m1 = kByteScales && format == FM_KV_FP4_V41;
-    const bool care = needs_care(rows, format, first);
-    if (care) {
-#pragma unroll 1
-      for (int i = 0; i < kRows; ++i) put(i, careful_values(rows, format, i, first, odd));
-    } else if (e2m1) {
+    if (!kHasRope && format == FM_KV_FP4_V41) {
 #pragma unroll
-      for (int i = 0; i < kRows; ++i)
-        put(i, e2m1_values(odd ? make_uint2(codes[i].y, codes[i].x) : make_uint2(codes[i].x, codes[i].y), scale_of(i)));
-    } else if (kByteScales && format != FM_KV_FP8) {
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) put(i, e4m3_values(T(), turned(i), unit_of_scale(scale_of(i))));
-    } else {
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) put(i, e4m3_values(T(), turned(i), kE4m3Unit));
-    }
-    if constexpr (QkDim > kLatent) {
-      if (kRopeCodes && rope_row() < kRows) {
-        const uint4 v = rows.present >> (first + rope_row()) & 1 ? rope : make_uint4(0, 0, 0, 0);
-        const uint32_t at =
-            smem + Map::rope_offset(place.rope()) + swizzled(first_row + rope_row(), lane % kRopeLanes * 2);
-        const Values16 numbers = care ? e4m3_values_and_nan(T(), v) : e4m3_values(T(), v, kE4m3Unit);
-        store_shared(at, numbers.piece[0]);
-        store_shared(at ^ 16, numbers.piece[1]);
+      for (int i = 0; i < kRows; ++i) {
+        const uint32_t four = __shfl_sync(~0u, scales, i * 8 + lane / 4);
+        const uint32_t scale = e4m3_to_half(__byte_perm(four, 0, lane % 4 * 0x1111)).x;
+        const uint4 c = codes[i];
+        put(i, scaled(e2m1_to_half(odd ? c.y : c.x), scale), scaled(e2m1_to_half(odd ? c.x : c.y), scale));
       }
-      if constexpr (kGroups) {
-        const bool present = rows.present >> (first + lane / 4 % kRows) & 1;
-        leave_scale<Map>(present ? __uint_as_float(group_scale) : 0.f, first_row + lane / 4 % kRows, lane % 4,
-                         lane / 4 < kRows, smem, place);
+    } else if (format == FM_KV_FP8) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        const uint4 c = turned(i, odd);
+        put(i, e4m3_to_half(c.x, c.y), e4m3_to_half(c.z, c.w));
+      }
+    } else {
+      const uint32_t which = lane & 2 ? 0x3232 : 0x1010;
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        const uint32_t scale = __byte_perm(__shfl_sync(~0u, scales, i * 8 + lane / 4), 0, which);
+        const uint4 c = turned(i, odd);
+        put(i, scaled(e4m3_to_half(c.x, c.y), scale), scaled(e4m3_to_half(c.z, c.w), scale));
       }
     }
   }
 
  private:
-  static __device__ __forceinline__ int rope_row() { return TokenWarps<Map>::lane() / kRopeLanes; }
-  __device__ __forceinline__ uint32_t scale_of(int i) const { return scale[kByteScales ? i : 0]; }
-  // Whether some row is absent, some code NaN or some scale beyond kMostScale: in the whole batch, so that the usual
-  // way has no branches.
-  __device__ __forceinline__ bool needs_care(const CodedRows& rows, int format, int first) const {
-    constexpr uint32_t kAll = (1u << kRows) - 1;
-    bool care = (rows.present >> first & kAll) != kAll;
-    if (kByteScales && format == FM_KV_FP4_V41) return care;
-    if constexpr (std::is_same<T, __nv_bfloat16>::value) {
-      uint32_t nan = 0;
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        nan |= nan_bits(codes[i]);
-        if (kByteScales) care |= CodedRows::lane_scale(format) >= 0 && scale[i] > kMostScale;
-      }
-      if (kRopeCodes) nan |= nan_bits(rope);
-      care |= (nan & 0x80808080u) != 0;
-    }
-    return care;
+  static __device__ __forceinline__ bool has_codes(int format, int lane) {
+    return kHasRope || format != FM_KV_FP8_V4 || lane < 28;
   }
-  // Row `which`, its pieces in the order of their stores.
-  __device__ __forceinline__ Values16 careful_values(const CodedRows& rows, int format, int which, int first,
-                                                     bool odd) const {
-    uint4 c = codes[0];
-    uint32_t exponent = scale_of(0);
+  __device__ __forceinline__ uint4 turned(int i, bool odd) const {  // the codes of the piece that is stored first, first
+    const uint4 c = codes[i];
+    return odd ? make_uint4(c.z, c.w, c.x, c.y) : c;
+  }
+  __device__ __forceinline__ void clear_absent(uint32_t present) {
 #pragma unroll
-    for (int i = 1; i < kRows; ++i)
-      if (i == which) c = codes[i], exponent = scale_of(i);
-    const uint4 zero = make_uint4(0, 0, 0, 0);
-    Values16 v = {{zero, zero}};
-    if (rows.present >> (first + which) & 1) {
-      const bool scaled = kByteScales && CodedRows::lane_scale(format) >= 0;
-      if (kByteScales && format == FM_KV_FP4_V41) {
-        if constexpr (kByteScales) v = e2m1_values(make_uint2(c.x, c.y), exponent);
-      } else if constexpr (std::is_same<T, __nv_bfloat16>::value) {
-        v = e4m3_values_with_nan(c, scaled ? unit_of_scale(exponent) : kE4m3Unit);
-        if (scaled && exponent > kMostScale) v = scale_on(v, exponent);
-      } else {
-        v = e4m3_values(T(), c, 0);
+    for (int i = 0; i < kRows; ++i)
+      if (!(present >> i & 1)) codes[i] = make_uint4(0, 0, 0, 0);
+    if (!(present >> TokenWarps<Map>::lane() / 8 & 1)) plain = make_uint4(0, 0, 0, 0), scales = 0;
+  }
+
+  // Settles what row lane / 8 counts in, stores its plain part, and makes `scales` what codes are multiplied with: a
+  // pair of halves, for the first and the second half of the lane's eighth (e2m1: left as they are).
+  __device__ __forceinline__ float store_plain(int format, int first_row, uint32_t smem, TilePlace<Map> place) {
+    const int lane = TokenWarps<Map>::lane(), row = first_row + lane / 8, eighth = lane % 8;
+    const uint32_t in_rope = smem + Map::rope_offset(place.rope()) + swizzled(row, eighth);
+    if (format == FM_KV_FP8) {
+      if (kHasRope) store_shared(in_rope, e4m3_to_half(plain.x, plain.y));
+      return 1.f;
+    }
+    if (!kHasRope && format == FM_KV_FP4_V41) return 1.f;
+    const bool has_plain = kHasRope || format == FM_KV_FP8_V4;
+    uint32_t first_scale = scales, second_scale = scales;
+    if (!kHasRope) {
+      first_scale = ue8m0_bits(scales & 0xFF), second_scale = ue8m0_bits(scales >> 8);
+      if (format == FM_KV_FP8_V4) {
+        if (eighth == 7) first_scale = 0;
+        second_scale = first_scale;
       }
     }
-    if (odd) {
-      const uint4 second = v.piece[0];
-      v.piece[0] = v.piece[1], v.piece[1] = second;
+    // Codes reach 448, a little less than 2^9.
+    uint32_t largest = min(max(first_scale & 0x7FFFFFFFu, second_scale & 0x7FFFFFFFu), 246 * RowUnit::kOne) +
+                       8 * RowUnit::kOne;
+    if (has_plain) largest = max(largest, largest_bf16(plain));
+#pragma unroll
+    for (int d = 1; d < 8; d *= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, d));
+    const RowUnit unit(largest);
+    scales = pack(__half(), __uint_as_float(first_scale) * unit.inverse(), __uint_as_float(second_scale) * unit.inverse());
+    if (has_plain) {
+      const uint32_t in_block = smem + block_offset(place.block(3)) + latent_swizzled(row, 8 + eighth);
+      store_shared(kHasRope ? in_rope : in_block, bf16_to_half(plain, unit.inverse()));
     }
-    return v;
+    return unit.unit();
   }
 };
 
-// The 64 columns that a quantised row has in bfloat16, if any. Copied where T is bfloat16: then the copies are still to
-// be waited for.
-template <class T, int QkDim, class Map>
-__device__ __forceinline__ void copy_plain_columns(const FmDecodeParams& p, const CodedRows& rows, uint32_t smem,
-                                                   TilePlace<Map> place) {
-  const uint8_t* own = rows.own_present() ? rows.address(p, rows.row) : nullptr;
-  if constexpr (QkDim == kLatent) {
-    if (p.kv[rows.cache].format != FM_KV_FP8_V4) return;
-    const uint32_t to = smem + block_offset(place.block(3));  // the last of the 512
-    copy_chunk<Map>(own, 448, p.kv[rows.cache].rows,
-                    [&](int row, int piece) { return to + latent_swizzled(row, 8 + piece); });
-    cp_async_commit();
-  } else if constexpr (Map::kScaleGroups > 1) {
-    const uint32_t to = smem + Map::rope_offset(place.rope());
-    if constexpr (std::is_same<T, __nv_bfloat16>::value) {
-      copy_chunk<Map>(own, 528, p.kv[rows.cache].rows, [&](int row, int piece) { return to + swizzled(row, piece); });
-      cp_async_commit();
-    } else {
-      const int lane = TokenWarps<Map>::lane();
+// Turns this warp's rows, which are in shared memory as they are in a bf16 cache, into halves.
+template <int QkDim, class Map>
+__device__ __forceinline__ void convert_copied_rows(uint32_t smem, TilePlace<Map> place, uint32_t present, bool bf16) {
+  const int lane = TokenWarps<Map>::lane(), first_row = TokenWarps<Map>::first_row();
+  const uint32_t of_units = smem + Map::kUnitsOffset + place.rope() * kTileTokens * 4;
 #pragma unroll 1
-      for (int i = lane / 8; i < TokenWarps<Map>::kRows; i += 4) {
-        const uint8_t* row = shuffle(own, i);
-        uint4 v = make_uint4(0, 0, 0, 0);
-        if (row != nullptr) v = load_codes(row + 528 + lane % 8 * 16);
-        v = make_uint4(bf16_to_fp16(v.x), bf16_to_fp16(v.y), bf16_to_fp16(v.z), bf16_to_fp16(v.w));
-        store_shared(to + swizzled(TokenWarps<Map>::first_row() + i, lane % 8), v);
-      }
+  for (int i = 0; i < TokenWarps<Map>::kRows; ++i) {
+    const int row = first_row + i;
+    float unit = 1.f;
+    if (bf16) {
+      const uint32_t at[3] = {smem + block_offset(place.block(lane / 16)) + latent_swizzled(row, lane % 16),
+                              smem + block_offset(place.block(2 + lane / 16)) + latent_swizzled(row, lane % 16),
+                              smem + Map::rope_offset(place.rope()) + swizzled(row, lane % 8)};
+      const int pieces = QkDim > kLatent && lane < 8 ? 3 : 2;
+      uint4 v[3];
+      uint32_t largest = 0;
+#pragma unroll
+      for (int j = 0; j < 3; ++j)
+        if (j < pieces) v[j] = load_shared_4(at[j]), largest = max(largest, largest_bf16(v[j]));
+      const RowUnit of_row(__reduce_max_sync(~0u, largest));
+#pragma unroll
+      for (int j = 0; j < 3; ++j)
+        if (j < pieces) store_shared(at[j], bf16_to_half(v[j], of_row.inverse()));
+      unit = of_row.unit();
     }
+    if (lane == 0) store_shared(of_units + row * 4, present >> i & 1 ? unit : 0.f);
   }
 }
 

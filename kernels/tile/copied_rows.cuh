@@ -33,48 +33,23 @@ __device__ __forceinline__ void copy_chunk(const uint8_t* own, int at, const voi
     copy_piece(to_row(TokenWarps<Map>::first_row() + i, lane % 8), shuffle(own, i), at + lane % 8 * 16, any);
 }
 
-// Leaves the scale of a row's group, and the quotient by which scores are scaled (scores.cuh): by whole warps, of which
-// four neighbouring lanes have the groups of a row. For the quotients, scales that add nothing to a sum of float32
-// products are as if a little larger: they stay in range.
-template <class Map>
-__device__ __forceinline__ void leave_scale(float scale, int row, int group, bool store, uint32_t smem,
-                                            TilePlace<Map> place) {
-  const uint32_t to = smem + Map::scale_offset(place.rope()) + (group * kTileTokens + row) * 4;
-  if (store) store_shared(to, scale);
-  if constexpr (Map::kScaleRows > Map::kScaleGroups) {
-    float top = fmaxf(fabsf(scale), __shfl_xor_sync(~0u, fabsf(scale), 1));
-    top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-    const float least = fmaxf(top * 0x1p-60f, 0x1p-120f), own = fabsf(scale) < least ? least : scale;
-    const float next = __shfl_down_sync(~0u, own, 1);
-    if (store) store_shared(to + Map::kScaleGroups * kTileTokens * 4, group < 3 ? __fdividef(own, next) : own);
-  }
-}
-
+// Copies this warp's rows, of which a lane knows its own: null where it is absent.
 template <int QkDim, class Map>
-__device__ __forceinline__ void copy_rows(const FmKvCache& kv, int kv_head, TokenPlace at, uint32_t smem,
+__device__ __forceinline__ void copy_rows(const uint8_t* own, const uint8_t* own_rope, const void* any, uint32_t smem,
                                           TilePlace<Map> place) {
   const int lane = TokenWarps<Map>::lane(), first_row = TokenWarps<Map>::first_row();
-  {
-    const uint8_t* own = row_of(kv.rows, kv.row_stride, at, kv_head);
-    const uint32_t to0 = smem + block_offset(place.block(lane / 16));  // pieces lane and lane + 32 of 64; 16 to a block
-    const uint32_t to1 = smem + block_offset(place.block(2 + lane / 16));
+  const uint32_t to0 = smem + block_offset(place.block(lane / 16));  // pieces lane and lane + 32 of 64; 16 to a block
+  const uint32_t to1 = smem + block_offset(place.block(2 + lane / 16));
 #pragma unroll 8
-    for (int i = 0; i < TokenWarps<Map>::kRows; ++i) {
-      const uint8_t* row = shuffle(own, i);
-      const uint32_t in_block = latent_swizzled(first_row + i, lane % 16);
-      copy_piece(to0 + in_block, row, lane * 16, kv.rows);
-      copy_piece(to1 + in_block, row, lane * 16 + 512, kv.rows);
-    }
+  for (int i = 0; i < TokenWarps<Map>::kRows; ++i) {
+    const uint8_t* row = shuffle(own, i);
+    const uint32_t in_block = latent_swizzled(first_row + i, lane % 16);
+    copy_piece(to0 + in_block, row, lane * 16, any);
+    copy_piece(to1 + in_block, row, lane * 16 + 512, any);
   }
   if constexpr (QkDim > kLatent) {
     const uint32_t to = smem + Map::rope_offset(place.rope());
-    copy_chunk<Map>(row_of(kv.rope, kv.rope_stride, at, kv_head), 0, kv.rows,
-                    [&](int row, int piece) { return to + swizzled(row, piece); });
-  }
-  if constexpr (Map::kScaleGroups > 1) {  // numbers without scales may stand beside tiles of codes with scales
-#pragma unroll
-    for (int i = lane / 4; i < TokenWarps<Map>::kRows; i += 8)
-      leave_scale<Map>(1.f, first_row + i, lane % 4, true, smem, place);
+    copy_chunk<Map>(own_rope, 0, any, [&](int row, int piece) { return to + swizzled(row, piece); });
   }
 }
 

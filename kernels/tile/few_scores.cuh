@@ -10,7 +10,8 @@
 #include "../ptx/math.cuh"
 #include "../ptx/wgmma.cuh"
 #include "masking.cuh"
-#include "query_codes.cuh"
+#include "query_halves.cuh"
+#include "weight_unit.cuh"
 #include "work.cuh"
 
 namespace fm {
@@ -29,12 +30,6 @@ struct FewLayout {
 template <class T, int QkDim, class Map>
 __device__ __forceinline__ void load_few_query(const FmDecodeParams& p, const RowBlock& r, uint32_t shared) {
   const int piece = warpgroup_thread() % 8;
-  if (Map::kQueryCodes && p.q_codes) {
-    load_query_codes<T, QkDim, Map>(p, r, shared);
-    fence_async_shared();
-    named_barrier<kScoresBarrier, 128>();
-    return;
-  }
 #pragma unroll 1
   for (int block_row = warpgroup_thread() / 8; block_row < Map::kRows; block_row += 16) {
     const QueryRow<T> row(p, r, block_row);
@@ -91,58 +86,14 @@ __device__ __forceinline__ void multiply_key_query(float (&s)[Map::kRows / 2], u
   for (int i = 0; i < Map::kRows / 2; ++i) s[i] = (sums[0][i] + sums[1][i]) + (sums[2][i] + sums[3][i]);
 }
 
-// The scale of a group for this thread's token with number h.
+// Multiplies with what this thread's two tokens count in, and with `factor`.
 template <class Map>
-__device__ __forceinline__ float few_scale(const uint8_t* smem, TilePlace<Map> place, int group, int h) {
-  const int thread = warpgroup_thread(), token = thread / 32 * 16 + thread % 32 / 4 + 8 * h;
-  return reinterpret_cast<const float*>(smem + Map::scale_offset(place.rope()))[group * kTileTokens + token];
-}
-
-// S^T = K Q^T where each block is a group of columns with scales: a sum for each, and one for the rope part.
-template <class T, class Map>
-__device__ __forceinline__ void multiply_codes_query(float (&s)[Map::kRows / 2], const uint8_t* shared,
-                                                     DecodeControl& control, TilePlace<Map> place) {
-  const uint32_t smem = shared_address(shared), q = smem + Map::kQueryOffset;
-  float sums[kTileBlocks][Map::kRows / 2];
-  wait_for_tile<Map>(control, place);
-  wgmma_fence();
-#pragma unroll
-  for (int k = 0; k < 8; ++k) {
-#pragma unroll
-    for (int block = 0; block < kTileBlocks; ++block)
-      wgmma_ss_few<0>(T(), sums[block],
-                      smem_descriptor(smem + block_offset(place.block(block)) + k / 4 * kAtomBytes + k % 4 * 32, 0,
-                                      kGroupBytes),
-                      smem_descriptor(q + (2 * block + k / 4) * Map::kQueryChunkBytes + k % 4 * 32, 0, kAtomBytes),
-                      k != 0);
-    if (k >= 4)
-      wgmma_ss_few<0>(T(), s, smem_descriptor(smem + Map::rope_offset(place.rope()) + k % 4 * 32, 0, kAtomBytes),
-                      smem_descriptor(q + 8 * Map::kQueryChunkBytes + k % 4 * 32, 0, kAtomBytes), k != 4);
-  }
-  wgmma_commit();
-  wgmma_wait<0>();
-#pragma unroll
-  for (int block = 0; block < kTileBlocks; ++block)
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float scale = few_scale<Map>(shared, place, block, h);
-#pragma unroll
-      for (int c = 0; c < FewLayout<Map::kRows>::kColumns; ++c) {
-        const int i = FewLayout<Map::kRows>::value(c, h);
-        s[i] = fmaf(scale, sums[block][i], s[i]);
-      }
-    }
-}
-
-// Scores of rows whose e4m3 queries have scales of their own.
-template <class Map>
-__device__ __forceinline__ void scale_scores(const FmDecodeParams& p, const RowBlock& r, float (&s)[Map::kRows / 2]) {
+__device__ __forceinline__ void scale_by_token_few(float (&s)[Map::kRows / 2], const float* of_token, float factor) {
   using Layout = FewLayout<Map::kRows>;
+  const int thread = warpgroup_thread(), token = thread / 32 * 16 + thread % 32 / 4;
+  const float first = of_token[token] * factor, second = of_token[token + 8] * factor;
 #pragma unroll
-  for (int c = 0; c < Layout::kColumns; ++c) {
-    const float scale = query_scale(p, r, Layout::row(c, warpgroup_thread() % 32));
-    s[Layout::value(c, 0)] *= scale, s[Layout::value(c, 1)] *= scale;
-  }
+  for (int c = 0; c < Layout::kColumns; ++c) s[Layout::value(c, 0)] *= first, s[Layout::value(c, 1)] *= second;
 }
 
 // Scores of absent tokens and of keys a row does not see become -inf.
@@ -175,16 +126,16 @@ struct FewState {
   }
 
   // Moves references that a score exceeds by more than the slack, and leaves what the rows' accumulators have to be
-  // multiplied with. By the whole warpgroup; after it every warp has read K.
-  __device__ __forceinline__ void update(const float (&s)[Layout::kValues], float scale_log2, FewControl& control,
-                                         int tile) {
+  // multiplied with, `unit_move` included. By the whole warpgroup; after it every warp has read K.
+  __device__ __forceinline__ void update(const float (&s)[Layout::kValues], const float (&scale_log2)[Layout::kColumns],
+                                         float unit_move, FewControl& control, int tile) {
     const int thread = warpgroup_thread(), lane = thread % 32;
-    bool exceeded = false;
+    bool exceeded = unit_move != 1.f;
 #pragma unroll
     for (int c = 0; c < Layout::kColumns; ++c) {
       const float top = fmaxf(s[Layout::value(c, 0)], s[Layout::value(c, 1)]);
       if (Peaks) peak[c] = fmaxf(peak[c], top);
-      exceeded |= top * scale_log2 > reference[c] + kReferenceSlack;
+      exceeded |= top * scale_log2[c] > reference[c] + kReferenceSlack;
     }
     const bool move = named_barrier_any<kScoresBarrier, 128>(exceeded);
     if (thread == 0) control.rescale[tile][0] = move;
@@ -201,24 +152,24 @@ struct FewState {
     for (int c = 0; c < Layout::kColumns; ++c) {
       const int row = Layout::row(c, lane);
       const float top = fmaxf(fmaxf(control.warp_row[0][row], control.warp_row[1][row]),
-                              fmaxf(control.warp_row[2][row], control.warp_row[3][row])) * scale_log2;
+                              fmaxf(control.warp_row[2][row], control.warp_row[3][row])) * scale_log2[c];
       const float next = top > reference[c] + kReferenceSlack ? top : reference[c];
       const float shrink = reference[c] == kNegInf ? 1.f : exp2_approx(reference[c] - next);
       reference[c] = next;
       sum[c] *= shrink;
-      if (thread < 4) control.factor[tile][row] = shrink;
+      if (thread < 4) control.factor[tile][row] = shrink * unit_move;
     }
   }
 
   // Scores to unnormalised weights.
-  __device__ __forceinline__ void weigh(float (&s)[Layout::kValues], float scale_log2) {
+  __device__ __forceinline__ void weigh(float (&s)[Layout::kValues], const float (&scale_log2)[Layout::kColumns]) {
 #pragma unroll
     for (int c = 0; c < Layout::kColumns; ++c) {
       const float zero_at = reference[c] == kNegInf ? 0.f : reference[c];
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         float& x = s[Layout::value(c, h)];
-        x = exp2_approx(fmaf(x, scale_log2, -zero_at));
+        x = exp2_approx(fmaf(x, scale_log2[c], -zero_at));
         sum[c] += x;
       }
     }
@@ -240,29 +191,6 @@ __device__ __forceinline__ void store_few_weights(const float (&s)[Rows / 2], ui
   }
 }
 
-// P^T; where groups have scales, one for each group.
-template <class T, class Map>
-__device__ __forceinline__ void hand_over_few_weights(const float (&s)[Map::kRows / 2], const uint8_t* smem,
-                                                      DecodeControl& control, TilePlace<Map> place, bool first_tile) {
-  if constexpr (Map::kScaleGroups == 1) {
-    store_few_weights<T, Map::kRows>(s, shared_address(smem) + Map::rope_offset(place.rope()));
-  } else {
-    using Layout = FewLayout<Map::kRows>;
-    wait_for_weights_place<Map>(control, place, first_tile);
-#pragma unroll
-    for (int group = 0; group < Map::kScaleGroups; ++group) {
-      float scaled[Map::kRows / 2];
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float scale = few_scale<Map>(smem, place, group, h);
-#pragma unroll
-        for (int c = 0; c < Layout::kColumns; ++c) scaled[Layout::value(c, h)] = s[Layout::value(c, h)] * scale;
-      }
-      store_few_weights<T, Map::kRows>(scaled, shared_address(smem) + Map::weights_offset(place.rope(), group));
-    }
-  }
-}
-
 // Reduces what threads found for rows to what the warps found, for the whole warpgroup to combine.
 template <class Layout, class Combine>
 __device__ __forceinline__ void leave_warp_rows(const float* of_columns, FewControl& control, Combine combine) {
@@ -279,70 +207,84 @@ __device__ __forceinline__ void leave_warp_rows(const float* of_columns, FewCont
 // Writes the rows' highest scores.
 template <class Map>
 __device__ __forceinline__ void write_few_peaks(const FmDecodeParams& p, const RowBlock& r, const float* peaks,
-                                                FewControl& control) {
+                                                uint8_t* smem, FewControl& control) {
   const int thread = warpgroup_thread();
   leave_warp_rows<FewLayout<Map::kRows>>(peaks, control, [](float a, float b) { return fmaxf(a, b); });
   named_barrier<kScoresBarrier, 128>();
   if (thread < Map::kRows)
     write_peak(p, r, thread,
                fmaxf(fmaxf(control.warp_row[0][thread], control.warp_row[1][thread]),
-                     fmaxf(control.warp_row[2][thread], control.warp_row[3][thread])) * p.scale_log2);
+                     fmaxf(control.warp_row[2][thread], control.warp_row[3][thread])) *
+                   score_scale<Map>(p, smem, thread));
   named_barrier<kScoresBarrier, 128>();
 }
 
 // Leaves reference and sum of each row; where no other CTA has a part, also the rows' lse and their last factor.
 template <class Map>
 __device__ __forceinline__ void finish_few_rows(const FmDecodeParams& p, const RowBlock& r,
-                                                const FewState<Map::kRows, Map::kPeaks>& state, FewControl& control,
-                                                uint32_t result_parity) {
+                                                const FewState<Map::kRows, Map::kPeaks>& state, float unit,
+                                                uint8_t* smem, FewControl& control, uint32_t result_parity) {
   using Layout = FewLayout<Map::kRows>;
   const int thread = warpgroup_thread(), lane = thread % 32;
   named_barrier<kScoresBarrier, 128>();  // every warp is done with what warp_row had: maxima, or the last item's sums
-  if (Map::kPeaks && p.max_logits != nullptr) write_few_peaks<Map>(p, r, state.peak, control);
+  if (Map::kPeaks && p.max_logits != nullptr) write_few_peaks<Map>(p, r, state.peak, smem, control);
   leave_warp_rows<Layout>(state.sum, control, [](float a, float b) { return a + b; });
   mbarrier_wait(shared_address(&control.result_empty), result_parity);
 #pragma unroll
   for (int c = 0; c < Layout::kColumns; ++c)
     if (thread < 4) control.row_state[Layout::row(c, lane)].x = state.reference[c];
   named_barrier<kScoresBarrier, 128>();
+  if (thread == 0) control.unit = unit;
   if (thread >= Map::kRows) return;
   const float sum = (control.warp_row[0][thread] + control.warp_row[1][thread]) +
                     (control.warp_row[2][thread] + control.warp_row[3][thread]);
   if (p.splits > 1)
     control.row_state[thread].y = sum;
   else
-    control.result[thread] = row_factor<Map>(p, r, thread, control.row_state[thread].x, sum);
+    control.result[thread] = row_factor<Map>(p, r, thread, control.row_state[thread].x, sum) * unit;
 }
 
-template <class T, int QkDim, class Map>
+// T: of Q and the output; M: what is multiplied.
+template <class T, class M, int QkDim, class Map>
 __device__ __forceinline__ void compute_few_scores(const FmDecodeParams& p, uint8_t* smem, FewControl& control) {
+  using Layout = FewLayout<Map::kRows>;
   TilePlace<Map> place;
   uint32_t result_parity = 1;
-  bool first_tile = true;
   for_each_row_block<Map>(p, [&](int, const RowBlock& r) {
     FewState<Map::kRows, Map::kPeaks> state;
+    WeightUnit weight_unit;
     const int first_masked = min(r.visible(p, r.row_begin), r.seq_len) / kTileTokens;
-    if (!r.empty()) load_few_query<T, QkDim, Map>(p, r, shared_address(smem) + Map::kQueryOffset);
+    if (!r.empty()) {
+      if constexpr (Map::kCodes)
+        load_query_halves<T, QkDim, Map>(p, r, smem);
+      else
+        load_few_query<T, QkDim, Map>(p, r, shared_address(smem) + Map::kQueryOffset);
+    }
+    float scale_log2[Layout::kColumns];
+#pragma unroll
+    for (int c = 0; c < Layout::kColumns; ++c)
+      scale_log2[c] = score_scale<Map>(p, smem, Layout::row(c, warpgroup_thread() % 32));
     for (int tile = r.tile_begin; tile < r.tile_end; ++tile) {
       float s[Map::kRows / 2];
-      if constexpr (Map::kScaleGroups == 1)
-        multiply_key_query<T, QkDim, Map>(s, shared_address(smem), control, place);
-      else
-        multiply_codes_query<T, Map>(s, smem, control, place);
-      if (Map::kQueryCodes && p.q_scale != nullptr) scale_scores<Map>(p, r, s);
+      float unit_move = 1.f;
+      const float* of_token = units_of<Map>(smem).of_token[place.rope()];  // of codes only
+      multiply_key_query<M, QkDim, Map>(s, shared_address(smem), control, place);
+      if constexpr (Map::kCodes) {
+        scale_by_token_few<Map>(s, of_token, 1.f);
+        unit_move = weight_unit.take(units_of<Map>(smem).of_token[place.rope()]);
+      }
       const bool masked = tile >= first_masked || control.present[place.rope()] != ~0ull;
       if (masked) mask_few<Map>(p, r, s, tile, control.present[place.rope()]);
-      state.update(s, p.scale_log2, control, place.rope());
-      state.weigh(s, p.scale_log2);
-      if (masked) clean_scales<Map>(smem, place);
-      hand_over_few_weights<T, Map>(s, smem, control, place, first_tile);
-      if (masked) clean_values<T, Map>(p, r, smem, place, tile, control.present[place.rope()]);
+      state.update(s, scale_log2, unit_move, control, place.rope());
+      state.weigh(s, scale_log2);
+      if constexpr (Map::kCodes) scale_by_token_few<Map>(s, of_token, weight_unit.of_weights());
+      store_few_weights<M, Map::kRows>(s, shared_address(smem) + Map::rope_offset(place.rope()));
+      if (masked) clean_values<M, Map>(p, r, smem, place, tile, control.present[place.rope()]);
       fence_async_shared();
       mbarrier_arrive(shared_address(&control.weights_full[place.rope()]));
-      first_tile = false;
       place.advance();
     }
-    finish_few_rows<Map>(p, r, state, control, result_parity);
+    finish_few_rows<Map>(p, r, state, Map::kCodes ? weight_unit.of_result() : 1.f, smem, control, result_parity);
     mbarrier_arrive(shared_address(&control.result_full));
     result_parity ^= 1;
   });

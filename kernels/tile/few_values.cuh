@@ -13,19 +13,18 @@ namespace fm {
 constexpr int kValuesBarrier = 3;  // named barriers of each values warpgroup, two of them
 
 // O += V^T P^T of one tile. The first operand is V as it lies, read with M, its columns, as the contiguous side.
-template <class T, int Rows>
+template <class M, int Rows>
 __device__ __forceinline__ void multiply_values_weights(FewAccumulators<Rows>& o, uint32_t first_block,
-                                                        uint32_t second_block, uint32_t first_weights,
-                                                        uint32_t second_weights) {
+                                                        uint32_t second_block, uint32_t weights) {
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < 4; ++k)
 #pragma unroll
     for (int m = 0; m < 4; ++m)
-      wgmma_ss_few<1>(T(), o[m],
+      wgmma_ss_few<1>(M(), o[m],
                       smem_descriptor((m < 2 ? first_block : second_block) + m % 2 * kAtomBytes + k * 2 * kGroupBytes,
                                       kAtomBytes, kGroupBytes),
-                      smem_descriptor((m < 2 ? first_weights : second_weights) + k * 32, 0, kAtomBytes), true);
+                      smem_descriptor(weights + k * 32, 0, kAtomBytes), true);
   wgmma_commit();
   wgmma_wait<0>();
 }
@@ -76,7 +75,8 @@ __device__ __forceinline__ void store_few_partial(const FmDecodeParams& p, const
   }
 }
 
-template <class T, class Map>
+// T: of the output; M: what is multiplied.
+template <class T, class M, class Map>
 __device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, int half, uint32_t smem,
                                                       FewControl& control) {
   const int lane = threadIdx.x % 32;
@@ -95,9 +95,8 @@ __device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, i
       const int first = place.block(2 * half), second = place.block(2 * half + 1);
       mbarrier_wait(shared_address(&control.block_full[first]), place.block_parity(2 * half));
       mbarrier_wait(shared_address(&control.block_full[second]), place.block_parity(2 * half + 1));
-      multiply_values_weights<T, Map::kRows>(o, smem + block_offset(first), smem + block_offset(second),
-                                             smem + Map::weights_offset(place.rope(), 2 * half),
-                                             smem + Map::weights_offset(place.rope(), 2 * half + 1));
+      multiply_values_weights<M, Map::kRows>(o, smem + block_offset(first), smem + block_offset(second),
+                                             smem + Map::rope_offset(place.rope()));
       if (lane == 0) {
         mbarrier_arrive(shared_address(&control.block_empty[first]));
         mbarrier_arrive(shared_address(&control.block_empty[second]));

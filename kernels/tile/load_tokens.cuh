@@ -1,10 +1,10 @@
 // The token loader: warps fetch single rows and place the swizzle by hand. For any page size, for caches of single
 // tokens by index (sparse attention), for any 16-byte aligned strides, and for quantised caches.
 //
-// Half of the warps take the even tiles, half the odd ones. Where a page or an index points is looked up one of a warp's
+// Half of the warps take the even tiles, half the odd ones (TokenWarps::kTurns). Where a page or an index points is looked up one of a warp's
 // tiles ahead, over the ends of items. Rows of 16-bit numbers are copied in 16-byte pieces by cp.async, whose arrivals
 // nobody waits for here. Of quantised rows a lane fetches 16 codes into registers, a batch of rows at a time, and stores
-// them as 16-bit numbers; the next batch is under way while a place is waited for.
+// them as halves (coded_rows.cuh).
 #pragma once
 #include "coded_rows.cuh"
 #include "copied_rows.cuh"
@@ -39,7 +39,10 @@ __device__ __forceinline__ void copy_tile(const FmDecodeParams& p, const TileCur
                                           DecodeControl& control, TilePlace<Map> place) {
   const TokenPlace token = at.place(p);
   take_places<Map>(control, place, token.page >= 0);
-  copy_rows<QkDim, Map>(p.kv[at.cache], load_row_block<Map>(p, at.item).kv_head, token, smem, place);
+  const FmKvCache& kv = p.kv[at.cache];
+  const int kv_head = load_row_block<Map>(p, at.item).kv_head;
+  copy_rows<QkDim, Map>(row_of(kv.rows, kv.row_stride, token, kv_head), row_of(kv.rope, kv.rope_stride, token, kv_head),
+                        kv.rows, smem, place);
   publish_tile<Map>(control, place, [](uint32_t barrier) { arrive_when_copied(barrier); });
 }
 
@@ -47,7 +50,7 @@ __device__ __forceinline__ void copy_tile(const FmDecodeParams& p, const TileCur
 template <int QkDim, class Map>
 __device__ __forceinline__ void copy_tiles(const FmDecodeParams& p, uint32_t smem, DecodeControl& control) {
   TilePlace<Map> place;
-  place.count = TokenWarps<Map>::half();
+  place.count = TokenWarps<Map>::turn();
   TileCursor<Map> now, next;
   now.begin(p);
   next = now;
@@ -56,69 +59,97 @@ __device__ __forceinline__ void copy_tiles(const FmDecodeParams& p, uint32_t sme
     next.advance(p);
     copy_tile<QkDim, Map>(p, now, smem, control, place);
     now = next;
-    place.advance(), place.advance();
+#pragma unroll
+    for (int i = 0; i < TokenWarps<Map>::kTurns; ++i) place.advance();
   }
 }
 
-// Where a tile's rows are, if they are codes; of 16-bit rows which cache they are in only.
+// Where a tile's rows are.
 template <int QkDim, class Map>
 __device__ __forceinline__ CodedRows coded_rows(const FmDecodeParams& p, const TileCursor<Map>& at) {
   const FmKvCache& kv = p.kv[at.cache];
   CodedRows rows = {0, 0, 0, at.cache};
   const TokenPlace token = at.place(p);
-  const bool present = !at.done() && kv.format > FM_KV_FP16 && token.page >= 0;
+  const bool present = !at.done() && token.page >= 0;
   if (present) {
     rows.row = (token.page * kv.row_stride[0] + token.offset * kv.row_stride[1]) / 16;
-    if (QkDim == kLatent) rows.scales = scales_after(kv, token.offset);
+    if (QkDim > kLatent)
+      rows.other = (token.page * kv.rope_stride[0] + token.offset * kv.rope_stride[1]) / 16;
+    else if (kv.format > FM_KV_FP16)
+      rows.other = scales_after(kv, token.offset);
   }
   rows.present = __ballot_sync(~0u, present);
   return rows;
 }
 
-// A warp's way through its tiles where they may be of codes. The next batch of rows is asked for as soon as the
-// registers of the last one are free, and is under way while places are waited for.
-template <class T, int QkDim, class Map>
+// A tile of 16-bit numbers beside tiles of codes, whose caches have one KV head.
+template <int QkDim, class Map>
+__device__ __forceinline__ void copy_tile_as_halves(const FmDecodeParams& p, const CodedRows& rows, uint32_t smem,
+                                                    DecodeControl& control, TilePlace<Map> place) {
+  const FmKvCache& kv = p.kv[rows.cache];
+  const bool present = rows.present >> TokenWarps<Map>::lane() & 1;
+  const auto row = [&](const void* base, uint32_t there) {
+    return present ? reinterpret_cast<const uint8_t*>(base) + (uint64_t)there * 16 : nullptr;
+  };
+  copy_rows<QkDim, Map>(row(kv.rows, rows.row), row(kv.rope, rows.other), kv.rows, smem, place);
+  cp_async_commit();
+  cp_async_wait<0>();
+  __syncwarp();  // every lane's copies can be read
+  convert_copied_rows<QkDim, Map>(smem, place, rows.present, kv.format == FM_KV_BF16);
+}
+
+// A warp's way through its tiles where they may be of codes. Batches of rows take turns in registers: the next is asked
+// for as soon as the last one is stored, so that some are always under way, also while places are waited for.
+template <int QkDim, class Map>
 __device__ __forceinline__ void convert_tiles(const FmDecodeParams& p, uint32_t smem, DecodeControl& control) {
-  using Batch = RowBatch<T, QkDim, Map>;
+  using Batch = RowBatch<QkDim, Map>;
+  constexpr int kRows = TokenWarps<Map>::kRows, kBatches = Map::kRows == 32 ? 1 : 2;
+  constexpr int kRowsAtOnce = kBatches * Batch::kRows;
   TilePlace<Map> place;
-  place.count = TokenWarps<Map>::half();
-  TileCursor<Map> now, next;
-  now.begin(p);
-  next = now;
-  next.advance(p);
-  CodedRows rows = coded_rows<QkDim, Map>(p, now);
-  Batch batch;
-  batch.load(p, rows, 0);
+  place.count = TokenWarps<Map>::turn();
+  TileCursor<Map> cursor;  // a tile ahead
+  cursor.begin(p);
+  bool going = !cursor.done();
+  CodedRows rows = coded_rows<QkDim, Map>(p, cursor);
+  cursor.advance(p);
+  Batch batch[kBatches];
+#pragma unroll
+  for (int i = 0; i < kBatches; ++i) batch[i].load(p, rows, i * Batch::kRows);
 #pragma unroll 1
-  while (!now.done()) {
-    if (p.kv[rows.cache].format <= FM_KV_FP16) {
-      copy_tile<QkDim, Map>(p, now, smem, control, place);
-      rows = coded_rows<QkDim, Map>(p, next);
-      batch.load(p, rows, 0);
+  while (going) {
+    const int format = p.kv[rows.cache].format;
+    const uint32_t present = rows.present;
+    take_places<Map>(control, place, present >> TokenWarps<Map>::lane() % kRows & 1);
+    if (format <= FM_KV_FP16) {
+      copy_tile_as_halves<QkDim, Map>(p, rows, smem, control, place);
+      rows = coded_rows<QkDim, Map>(p, cursor);
+#pragma unroll
+      for (int i = 0; i < kBatches; ++i) batch[i].load(p, rows, i * Batch::kRows);
     } else {
-      take_places<Map>(control, place, rows.own_present());
-      copy_plain_columns<T, QkDim, Map>(p, rows, smem, place);
 #pragma unroll 1
-      for (int first = 0; first < TokenWarps<Map>::kRows; first += Batch::kRows) {
-        batch.store(p, rows, first, smem, place);
-        const bool last = first + Batch::kRows == TokenWarps<Map>::kRows;
-        if (last) rows = coded_rows<QkDim, Map>(p, next);
-        batch.load(p, rows, last ? 0 : first + Batch::kRows);
+      for (int first = 0; first < kRows; first += kRowsAtOnce) {
+        const bool last = first + kRowsAtOnce == kRows;
+        if (last) rows = coded_rows<QkDim, Map>(p, cursor);  // of the next tile
+#pragma unroll
+        for (int i = 0; i < kBatches; ++i) {
+          batch[i].store(format, present, first + i * Batch::kRows, smem, place);
+          batch[i].load(p, rows, (last ? 0 : first + kRowsAtOnce) + i * Batch::kRows);
+        }
       }
-      cp_async_wait<0>();
-      fence_async_shared();
-      publish_tile<Map>(control, place, [](uint32_t barrier) { arrive_for_warp<32>(barrier); });
     }
-    now = next;
-    next.advance(p);
-    place.advance(), place.advance();
+    fence_async_shared();
+    publish_tile<Map>(control, place, [](uint32_t barrier) { arrive_for_warp<32>(barrier); });
+    going = !cursor.done();
+    cursor.advance(p);
+#pragma unroll
+    for (int i = 0; i < TokenWarps<Map>::kTurns; ++i) place.advance();
   }
 }
 
-template <class T, int QkDim, class Map, bool Quantised>
+template <int QkDim, class Map>
 __device__ __forceinline__ void load_tiles_tokens(const FmDecodeParams& p, uint32_t smem, DecodeControl& control) {
-  if constexpr (Quantised)
-    convert_tiles<T, QkDim, Map>(p, smem, control);
+  if constexpr (Map::kCodes)
+    convert_tiles<QkDim, Map>(p, smem, control);
   else
     copy_tiles<QkDim, Map>(p, smem, control);
 }

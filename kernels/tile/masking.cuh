@@ -57,25 +57,4 @@ __device__ __forceinline__ void clean_values(const FmDecodeParams& p, const RowB
   }
 }
 
-// Makes scales safe to multiply with zero weights: a row that sees a token with an infinite or NaN scale has a NaN weight
-// already. By the scores warpgroup when all of it has used the scales for its scores.
-template <class Map>
-__device__ __forceinline__ void clean_scales(uint8_t* smem, TilePlace<Map> place) {
-  if constexpr (Map::kScaleGroups > 1) {
-    float* scales = reinterpret_cast<float*>(smem + Map::scale_offset(place.rope()));
-#pragma unroll 1
-    for (int i = warpgroup_thread(); i < Map::kScaleGroups * kTileTokens; i += 128)
-      if (!(fabsf(scales[i]) <= 3.4e38f)) scales[i] = 0.f;
-    named_barrier<kScoresBarrier, 128>();
-  }
-}
-
-// Waits until the values role is done with the weights of the tile before, of which there is one place only.
-template <class Map>
-__device__ __forceinline__ void wait_for_weights_place(DecodeControl& control, TilePlace<Map> place, bool first_tile) {
-  if (Map::kScaleGroups == Map::kGroupsInRope || first_tile) return;
-  const TilePlace<Map> last = place.before();
-  mbarrier_wait(shared_address(&control.tile_empty[last.rope()]), last.rope_parity());
-}
-
 }  // namespace fm

@@ -3,9 +3,8 @@
 // operands, so that most of QK^T reads shared memory once per K byte; the rest and the rope part are read from shared
 // memory.
 //
-// Where groups of columns have scales (a quantised cache with float32 scales), K holds the codes: S is the sum over the
-// groups of scale[token] x (Q K^T of the group), and there is a P for each group, P x scale[token], which makes the
-// product with the codes exact as well.
+// Where codes are converted, Q and K are halves that count in a power of two per row: S is multiplied with both, P with
+// that of the token (weight_unit.cuh).
 //
 // The softmax keeps a reference per row, not the exact running maximum: it moves only when a score exceeds it by
 // more than kReferenceSlack (in powers of two), so that accumulators are rarely rescaled. P may reach
@@ -17,7 +16,8 @@
 #include "../ptx/wgmma.cuh"
 #include "../ptx/shared.cuh"
 #include "masking.cuh"
-#include "query_codes.cuh"
+#include "query_halves.cuh"
+#include "weight_unit.cuh"
 #include "work.cuh"
 
 namespace fm {
@@ -55,20 +55,16 @@ template <class T, int QkDim, class Map>
 __device__ __forceinline__ void load_query(const FmDecodeParams& p, const RowBlock& r,
                                            QueryFragments<Map::kRegisterChunks>& q, uint32_t shared) {
   named_barrier<kScoresBarrier, 128>();  // every warp is done with the previous item's Q
-  if (Map::kQueryCodes && p.q_codes) {
-    load_query_codes<T, QkDim, Map>(p, r, shared);
-  } else {
-    const int block_row = warpgroup_thread() / 2, first_piece = warpgroup_thread() % 2 * 4;
-    const QueryRow<T> row(p, r, block_row);
+  const int block_row = warpgroup_thread() / 2, first_piece = warpgroup_thread() % 2 * 4;
+  const QueryRow<T> row(p, r, block_row);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t to = shared + swizzled(block_row, first_piece + i);
-      const int column = (first_piece + i) * 8;
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t to = shared + swizzled(block_row, first_piece + i);
+    const int column = (first_piece + i) * 8;
 #pragma unroll
-      for (int chunk = 0; chunk < Map::kSharedChunks; ++chunk)
-        cp_async_16(to + chunk * kRopeBytes, row.nope + (Map::kRegisterChunks + chunk) * 64 + column, row.present);
-      if (QkDim > kLatent) cp_async_16(to + Map::kSharedChunks * kRopeBytes, row.rope + column, row.present);
-    }
+    for (int chunk = 0; chunk < Map::kSharedChunks; ++chunk)
+      cp_async_16(to + chunk * kRopeBytes, row.nope + (Map::kRegisterChunks + chunk) * 64 + column, row.present);
+    if (QkDim > kLatent) cp_async_16(to + Map::kSharedChunks * kRopeBytes, row.rope + column, row.present);
   }
   cp_async_commit();
   q.template load<T>(p, r);
@@ -84,7 +80,7 @@ struct HeldTile {
 
   template <class Map>
   __device__ __forceinline__ void release(DecodeControl& control, TilePlace<Map> now) {
-    const int last = now.rope() == 0 ? Map::kRopes - 1 : now.rope() - 1;
+    const int last = now.rope() == 0 ? kTiles - 1 : now.rope() - 1;
     if (held) mbarrier_arrive(shared_address(&control.weights_full[last]));
     held = false;
   }
@@ -164,50 +160,19 @@ __device__ __forceinline__ void multiply_query_key(float (&s)[32], const QueryFr
   wgmma_wait<0>();
 }
 
-// The scales of a group for this thread's tokens 8 g + 2 (lane % 4) + {0, 1}.
-__device__ __forceinline__ float2 token_scales(uint32_t scales, int group, int g) {
-  return load_shared_2(scales + (group * kTileTokens + 8 * g + warpgroup_thread() % 4 * 2) * 4);
+// What this thread's tokens 8 g + 2 (lane % 4) + {0, 1} count in.
+__device__ __forceinline__ float2 token_units(const Units& units, int tile, int g) {
+  return reinterpret_cast<const float2*>(units.of_token[tile])[4 * g + warpgroup_thread() % 4];
 }
 
-// S = (S + Q K^T of one group's block) x quotient: the scale of the group over that of the next one, after the last
-// group its scale. In the end each product has its own group's scale, with one set of accumulators.
-template <class T, class Map, int Block>
-__device__ __forceinline__ void multiply_group(float (&s)[32], const QueryFragments<Map::kRegisterChunks>& q,
-                                               uint32_t q_shared, uint32_t smem, TilePlace<Map> place) {
-  wgmma_fence();
-  multiply_block<T, Map, Block>(s, q, q_shared, smem, place, Block > 0);
-  wgmma_commit();
-  wgmma_wait<0>();
+__device__ __forceinline__ void scale_by_token(float (&s)[32], const Units& units, int tile, float factor) {
 #pragma unroll
   for (int g = 0; g < 8; ++g) {
-    const float2 quotient = token_scales(smem + Map::scale_offset(place.rope()), Map::kScaleGroups + Block, g);
+    const float2 unit = token_units(units, tile, g);
+    const float first = unit.x * factor, second = unit.y * factor;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) s[4 * g + 2 * h] *= quotient.x, s[4 * g + 2 * h + 1] *= quotient.y;
+    for (int h = 0; h < 2; ++h) s[4 * g + 2 * h] *= first, s[4 * g + 2 * h + 1] *= second;
   }
-}
-
-// S = Q K^T where each block is a group of columns with scales; the rope part has none.
-template <class T, int QkDim, class Map>
-__device__ __forceinline__ void multiply_query_codes(float (&s)[32], const QueryFragments<Map::kRegisterChunks>& q,
-                                                     uint32_t smem, DecodeControl& control, TilePlace<Map> place,
-                                                     HeldTile& held) {
-  static_assert(QkDim > kLatent && Map::kScaleGroups == kTileBlocks);
-  const uint32_t q_shared = smem + Map::kQueryOffset;
-  wait_for_keys<0, kEarlyBlocks>(control, place, held);
-  fence_copies<Map>();
-  multiply_group<T, Map, 0>(s, q, q_shared, smem, place);
-  multiply_group<T, Map, 1>(s, q, q_shared, smem, place);
-  multiply_group<T, Map, 2>(s, q, q_shared, smem, place);
-  wait_for_keys<kEarlyBlocks, kTileBlocks>(control, place, held);
-  fence_copies<Map>();
-  held.release(control, place);
-  multiply_group<T, Map, 3>(s, q, q_shared, smem, place);
-  wgmma_fence();
-#pragma unroll
-  for (int k = 0; k < 4; ++k)
-    multiply_step<T, Map, 8>(s, q, q_shared, k, smem + Map::rope_offset(place.rope()), kAtomBytes, true);
-  wgmma_commit();
-  wgmma_wait<0>();
 }
 
 // Softmax state of the two rows a thread shares with three neighbours.
@@ -218,7 +183,7 @@ struct RowState {
   float peak[2] = {kNegInf, kNegInf};       // highest score so far
 
   // Turns unscaled scores into unnormalised weights; returns what the rows' accumulators have to be multiplied with.
-  __device__ __forceinline__ float2 update(float (&s)[32], float scale_log2) {
+  __device__ __forceinline__ float2 update(float (&s)[32], const float (&scale_log2)[2]) {
     float shrink[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -226,7 +191,7 @@ struct RowState {
 #pragma unroll
       for (int g = 0; g < 8; ++g) top = fmaxf(top, fmaxf(s[4 * g + 2 * h], s[4 * g + 2 * h + 1]));
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2)) * scale_log2;
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2)) * scale_log2[h];
       if (Peaks) peak[h] = fmaxf(peak[h], top);
       const float next = top > reference[h] + kReferenceSlack ? top : reference[h];
       shrink[h] = reference[h] == kNegInf ? 1.f : exp2_approx(reference[h] - next);
@@ -238,7 +203,7 @@ struct RowState {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& x = s[4 * g + 2 * h + e];
-          x = exp2_approx(fmaf(x, scale_log2, -zero_at));
+          x = exp2_approx(fmaf(x, scale_log2[h], -zero_at));
           sum_tile[e] += x;
         }
       sum[h] = sum[h] * shrink[h] + (sum_tile[0] + sum_tile[1]);
@@ -262,16 +227,6 @@ __device__ __forceinline__ void announce_rescale(float2 shrink, DecodeControl& c
   }
 }
 
-// Scores of rows whose e4m3 queries have scales of their own.
-__device__ __forceinline__ void scale_scores(const FmDecodeParams& p, const RowBlock& r, float (&s)[32]) {
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const float scale = query_scale(p, r, accumulator_row(warpgroup_thread()) + 8 * h);
-#pragma unroll
-    for (int g = 0; g < 8; ++g) s[4 * g + 2 * h] *= scale, s[4 * g + 2 * h + 1] *= scale;
-  }
-}
-
 // Scores of absent tokens and of keys a row does not see become -inf.
 __device__ __forceinline__ void mask_tile(const FmDecodeParams& p, const RowBlock& r, float (&s)[32], int tile,
                                           uint64_t present) {
@@ -289,93 +244,80 @@ __device__ __forceinline__ void mask_tile(const FmDecodeParams& p, const RowBloc
     }
 }
 
-// Stores P; with `Scaled`, P times the scales of a group.
-template <class T, bool Scaled>
-__device__ __forceinline__ void store_weights(const float (&s)[32], uint32_t to, uint32_t scales, int group) {
+// Stores P.
+template <class T>
+__device__ __forceinline__ void store_weights(const float (&s)[32], uint32_t to) {
   const int thread = warpgroup_thread();
   const uint32_t first = to + swizzled(thread / 32 * 16 + thread % 16, thread / 16 % 2);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    uint32_t v[4];
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const float2 scale = Scaled ? token_scales(scales, group, 2 * i + j) : make_float2(1.f, 1.f);
-      const float* pair = &s[8 * i + 4 * j];
-      v[2 * j] = pack(T(), pair[0] * scale.x, pair[1] * scale.y);
-      v[2 * j + 1] = pack(T(), pair[2] * scale.x, pair[3] * scale.y);
-    }
     const uint32_t at = first ^ (i * 32);  // piece 2i + lane / 16, through the swizzle
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v[0]), "r"(v[1]),
-                 "r"(v[2]), "r"(v[3])
+    const float* v = &s[8 * i];
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(pack(T(), v[0], v[1])),
+                 "r"(pack(T(), v[2], v[3])), "r"(pack(T(), v[4], v[5])), "r"(pack(T(), v[6], v[7]))
                  : "memory");
   }
 }
 
-// The weights of a tile to where the values role looks for them.
-template <class T, class Map>
-__device__ __forceinline__ void hand_over_weights(const float (&s)[32], uint32_t smem, DecodeControl& control,
-                                                  TilePlace<Map> place, bool first_tile) {
-  if constexpr (Map::kScaleGroups == 1) {
-    store_weights<T, false>(s, smem + Map::rope_offset(place.rope()), 0, 0);
-  } else {
-    wait_for_weights_place<Map>(control, place, first_tile);
-#pragma unroll
-    for (int group = 0; group < Map::kScaleGroups; ++group)
-      store_weights<T, true>(s, smem + Map::weights_offset(place.rope(), group), smem + Map::scale_offset(place.rope()),
-                             group);
-  }
-}
-
-// Leaves the factors that finish the accumulated rows.
+// Leaves the factors that finish the accumulated rows, which count in `unit`.
 template <class Map>
 __device__ __forceinline__ void finish_rows(const FmDecodeParams& p, const RowBlock& r,
-                                            const RowState<Map::kPeaks>& state, DecodeControl& control) {
+                                            const RowState<Map::kPeaks>& state, float unit, DecodeControl& control) {
   const int thread = warpgroup_thread(), row0 = accumulator_row(thread);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const float sum = state.row_sum(h);
     const int block_row = row0 + 8 * h;
     if (thread % 4 != 0) continue;
-    control.result[block_row] = row_factor<Map>(p, r, block_row, state.reference[h], sum);
+    control.result[block_row] = row_factor<Map>(p, r, block_row, state.reference[h], sum) * unit;
     if (Map::kPeaks) write_peak(p, r, block_row, state.peak[h]);
   }
 }
 
-template <class T, int QkDim, class Map>
+// T: of Q and the output; M: what is multiplied.
+template <class T, class M, int QkDim, class Map>
 __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, uint8_t* smem, DecodeControl& control) {
   TilePlace<Map> place;
   uint32_t result_parity = 1;
-  bool first_tile = true;
   for_each_row_block<Map>(p, [&](int item, const RowBlock& range) {
     QueryFragments<Map::kRegisterChunks> q;
     RowState<Map::kPeaks> state;
+    WeightUnit weight_unit;
     if (warpgroup_thread() == 0)
       control.first_masked = min(range.visible(p, range.row_begin), range.seq_len) / kTileTokens;
-    if (!range.empty()) load_query<T, QkDim, Map>(p, range, q, shared_address(smem) + Map::kQueryOffset);
+    if (!range.empty()) {
+      if constexpr (Map::kCodes)
+        load_query_halves<T, QkDim, Map>(p, range, smem);
+      else
+        load_query<T, QkDim, Map>(p, range, q, shared_address(smem) + Map::kQueryOffset);
+    }
+    const int row0 = accumulator_row(warpgroup_thread());
+    const float scale_log2[2] = {score_scale<Map>(p, smem, row0), score_scale<Map>(p, smem, row0 + 8)};
     HeldTile held;
     for (int tile = range.tile_begin; tile < range.tile_end; ++tile) {
       float s[32];
-      if constexpr (Map::kScaleGroups == 1)
-        multiply_query_key<T, QkDim, Map>(s, q, shared_address(smem), control, place, held);
-      else
-        multiply_query_codes<T, QkDim, Map>(s, q, shared_address(smem), control, place, held);
-      if (Map::kQueryCodes && p.q_scale != nullptr) scale_scores(p, load_row_block<Map>(p, item), s);
+      multiply_query_key<M, QkDim, Map>(s, q, shared_address(smem), control, place, held);
+      if constexpr (Map::kCodes) scale_by_token(s, units_of<Map>(smem), place.rope(), 1.f);
       const bool masked = tile >= control.first_masked || control.present[place.rope()] != ~0ull;
       if (masked) mask_tile(p, load_row_block<Map>(p, item), s, tile, control.present[place.rope()]);
-      announce_rescale(state.update(s, p.scale_log2), control, place.rope());
+      float2 shrink = state.update(s, scale_log2);
+      if constexpr (Map::kCodes) {
+        const float move = weight_unit.take(units_of<Map>(smem).of_token[place.rope()]);
+        shrink.x *= move, shrink.y *= move;
+        scale_by_token(s, units_of<Map>(smem), place.rope(), weight_unit.of_weights());
+      }
+      announce_rescale(shrink, control, place.rope());
       named_barrier<kScoresBarrier, 128>();  // every warp has read K: P may overwrite its rope part
-      if (masked) clean_scales<Map>(smem, place);
-      hand_over_weights<T, Map>(s, shared_address(smem), control, place, first_tile);
+      store_weights<M>(s, shared_address(smem) + Map::rope_offset(place.rope()));
       if (masked)
-        clean_values<T, Map>(p, load_row_block<Map>(p, item), smem, place, tile, control.present[place.rope()]);
+        clean_values<M, Map>(p, load_row_block<Map>(p, item), smem, place, tile, control.present[place.rope()]);
       fence_async_shared();
       held.held = true;
-      first_tile = false;
       place.advance();
     }
     held.release(control, place);
     mbarrier_wait(shared_address(&control.result_empty), result_parity);
-    finish_rows<Map>(p, load_row_block<Map>(p, item), state, control);
+    finish_rows<Map>(p, load_row_block<Map>(p, item), state, Map::kCodes ? weight_unit.of_result() : 1.f, control);
     mbarrier_arrive(shared_address(&control.result_full));
     result_parity ^= 1;
   });

@@ -1,11 +1,10 @@
 // The shared memory of an attention CTA, in order, and its barriers:
 //
 //   latent blocks, 64 tokens x 128 columns each (16,384 bytes)
-//   ring of 3 (or 2) rope blocks, 64 tokens x 64 columns (8,192); the tile's P replaces it
+//   ring of 3 rope blocks, 64 tokens x 64 columns (8,192); the tile's P replaces it
 //   Q, what is not in registers, in chunks of 64 columns
-//   where groups of columns have scales: what does not fit there of the weights times each group's scales
-//   the scales of each rope block's tile, [group][token], and with 64 rows their quotients (scores.cuh)
 //   few rows only: this CTA's part of rows that the cluster merges (kPartBytes)
+//   where codes are converted: Units
 //   control block (DecodeControl, FewControl)
 //
 // A tile of 64 tokens takes one latent block of each of the four column quarters, and one rope block (TilePlace).
@@ -26,7 +25,7 @@ constexpr int kLatent = 512;  // width of the latent part, which is also V
 constexpr int kBlockWidth = 128;
 constexpr int kTileBlocks = kLatent / kBlockWidth;
 constexpr int kMostBlocks = 11;
-constexpr int kTiles = 3;  // most rope blocks
+constexpr int kTiles = 3;  // rope blocks
 
 constexpr uint32_t kChunkRowBytes = 128;  // 64 columns of one row
 constexpr uint32_t kAtomBytes = 1024;  // 8 rows x 128 bytes, one swizzle atom
@@ -36,70 +35,52 @@ constexpr uint32_t kRopeBytes = 8 * kAtomBytes;
 constexpr int kPartRows = 16;  // rows that a cluster merges at a time
 constexpr int kPartStride = kLatent + 8;  // numbers from one row to the next: no bank conflicts
 constexpr uint32_t kPartBytes = kPartRows * kPartStride * 4;
+constexpr uint32_t kUnitsBytes = (kTiles * kTileTokens + kTileRows) * 4;
 
-// What decides where things lie: query rows; how many leading column quarters have three blocks, how many at the end have
-// one, the others two; rope blocks; leading chunks of Q that live in registers; groups of columns with scales of their
-// own that are applied to scores and weights (1: none); whether single tokens are loaded, by ordinary stores and copies;
-// whether Q may be in e4m3.
+// What decides where things lie: query rows; how many leading column quarters have three blocks, the others having two;
+// leading chunks of Q that live in registers; whether single tokens are loaded, by ordinary stores and copies; whether
+// they may be codes, which are converted to half, as Q is then.
 
 // 64 rows. What a loader of whole pages leaves of the registers holds most of Q.
 struct WidePages {
-  static constexpr int kRows = 64, kTriple = 3, kSingle = 0, kRopes = 3, kRegisterChunks = 6, kScaleGroups = 1;
-  static constexpr bool kTokens = false, kQueryCodes = false;
+  static constexpr int kRows = 64, kTriple = 3, kRegisterChunks = 6;
+  static constexpr bool kTokens = false, kCodes = false;
 };
 // 64 rows, single tokens: their loader needs registers itself.
-template <int Groups, bool Codes>
+template <bool Codes>
 struct WideTokens {
-  static constexpr int kRows = 64, kTriple = 0, kSingle = 0, kRopes = Groups == 1 ? 3 : 2,
-                       kRegisterChunks = Groups == 1 ? 0 : 3, kScaleGroups = Groups;
-  static constexpr bool kTokens = true, kQueryCodes = Codes && Groups == 1;
+  static constexpr int kRows = 64, kTriple = 0, kRegisterChunks = 0;
+  static constexpr bool kTokens = true, kCodes = Codes;
 };
 template <int Rows>
 struct FewPages {
-  static constexpr int kRows = Rows, kTriple = Rows == 16, kSingle = 0, kRopes = 3, kRegisterChunks = 0,
-                       kScaleGroups = 1;
-  static constexpr bool kTokens = false, kQueryCodes = false;
+  static constexpr int kRows = Rows, kTriple = Rows == 16, kRegisterChunks = 0;
+  static constexpr bool kTokens = false, kCodes = false;
 };
-template <int Rows, int Groups, bool Codes>
+template <int Rows, bool Codes>
 struct FewTokens {
-  static constexpr int kRows = Rows, kTriple = Rows == 16, kSingle = Rows == 32 && Groups > 1, kRopes = 3,
-                       kRegisterChunks = 0, kScaleGroups = Groups;
-  static constexpr bool kTokens = true, kQueryCodes = Codes && Groups == 1;
+  static constexpr int kRows = Rows, kTriple = Rows == 16, kRegisterChunks = 0;
+  static constexpr bool kTokens = true, kCodes = Codes;
 };
 
 template <class Sizes>
 struct SharedMap : Sizes {
-  using Sizes::kRopes;
   using Sizes::kRows;
-  using Sizes::kScaleGroups;
   using Sizes::kTriple;
-  static constexpr bool kPeaks = Sizes::kTokens;        // row maxima may be wanted
+  static constexpr bool kPeaks = Sizes::kTokens;      // row maxima may be wanted
   static constexpr bool kSplits = kRows < kTileRows;  // CTAs of a cluster may share the tiles of an item
-  static constexpr int kBlocks = kTileBlocks * 2 + kTriple - Sizes::kSingle;
-  static constexpr int kFirstSingle = kTileBlocks - Sizes::kSingle;
+  static constexpr int kBlocks = kTileBlocks * 2 + kTriple;
   static constexpr int kSharedChunks = 8 - Sizes::kRegisterChunks;  // of Q's latent part
   static constexpr uint32_t kQueryChunkBytes = kRows * kChunkRowBytes;
-  static constexpr uint32_t kWeightBytes = kRows * kChunkRowBytes;
-  static constexpr int kGroupsInRope = kScaleGroups * kWeightBytes < kRopeBytes ? kScaleGroups : kRopeBytes / kWeightBytes;
   static constexpr uint32_t kRopeOffset = kBlocks * kBlockBytes;
-  static constexpr uint32_t kQueryOffset = kRopeOffset + kRopes * kRopeBytes;
-  static constexpr uint32_t kWeightsOffset = kQueryOffset + (kSharedChunks + 1) * kQueryChunkBytes;
-  static constexpr uint32_t kScaleOffset = kWeightsOffset + (kScaleGroups - kGroupsInRope) * kWeightBytes;
-  static constexpr int kScaleRows = kScaleGroups == 1 ? 0 : kRows == kTileRows ? 2 * kScaleGroups : kScaleGroups;
-  static constexpr uint32_t kScaleBytes = kScaleRows * kTileTokens * 4;  // of a tile
-  static constexpr uint32_t kPartOffset = kScaleOffset + kRopes * kScaleBytes;
-  static constexpr uint32_t kControlOffset = kPartOffset + (kSplits ? kPartBytes : 0);
-  static_assert(kBlocks <= kMostBlocks && kRopes <= kTiles);
+  static constexpr uint32_t kQueryOffset = kRopeOffset + kTiles * kRopeBytes;
+  static constexpr uint32_t kPartOffset = kQueryOffset + (kSharedChunks + 1) * kQueryChunkBytes;
+  static constexpr uint32_t kUnitsOffset = kPartOffset + (kSplits ? kPartBytes : 0);
+  static constexpr uint32_t kControlOffset = kUnitsOffset + (Sizes::kCodes ? kUnitsBytes : 0);
+  static_assert(kBlocks <= kMostBlocks);
 
+  // Also of the tile's weights.
   static __device__ __forceinline__ uint32_t rope_offset(int tile) { return kRopeOffset + tile * kRopeBytes; }
-  // The tile's weights, those for the columns of this group.
-  static __device__ __forceinline__ uint32_t weights_offset(int tile, int group) {
-    if (kScaleGroups == 1) return rope_offset(tile);
-    return group < kGroupsInRope ? rope_offset(tile) + group * kWeightBytes
-                                 : kWeightsOffset + (group - kGroupsInRope) * kWeightBytes;
-  }
-  // [kScaleRows][token] float32.
-  static __device__ __forceinline__ uint32_t scale_offset(int tile) { return kScaleOffset + tile * kScaleBytes; }
 };
 
 // What the warpgroups tell each other besides the tiles.
@@ -118,6 +99,12 @@ struct DecodeControl {
   float result[kTileRows];        // what the accumulated rows are multiplied with at the end
 };
 
+// Where codes are converted to half: the powers of two that keep numbers in its range.
+struct Units {
+  float of_token[kTiles][kTileTokens];  // loader -> scores: what a token's row in shared memory counts in; 0: absent
+  float of_query[kTileRows];            // scores only: what a row of Q counts in, times its scale
+};
+
 // What CTAs of few rows have besides.
 struct FewControl : DecodeControl {
   uint64_t parts_full;            // values of the whole cluster -> values: every CTA's part can be read
@@ -125,8 +112,16 @@ struct FewControl : DecodeControl {
   float2 row_state[32];           // reference and sum of each row
   float2 part_state[kPartRows];   // those of the rows being merged
   float warp_row[4][32];          // what each warp found for a row
+  float unit;                     // scores -> values: what the finished item's accumulators count in
   int last_part;                  // values: this CTA was the last to finish a part of its unit
 };
+
+static_assert(sizeof(Units) == kUnitsBytes);
+
+template <class Map>
+__device__ __forceinline__ Units& units_of(uint8_t* smem) {
+  return *reinterpret_cast<Units*>(smem + Map::kUnitsOffset);
+}
 
 __device__ __forceinline__ uint32_t block_offset(int block) { return block * kBlockBytes; }
 
@@ -146,23 +141,15 @@ struct TilePlace {
 
   __device__ __forceinline__ int thirds() const { return count * 11 >> 5; }  // count / 3
   __device__ __forceinline__ int third() const { return count - thirds() * 3; }
-  __device__ __forceinline__ int rope() const { return Map::kRopes == 3 ? third() : count & 1; }
-  __device__ __forceinline__ uint32_t rope_parity() const { return (Map::kRopes == 3 ? thirds() : count >> 1) & 1; }
+  __device__ __forceinline__ int rope() const { return third(); }
+  __device__ __forceinline__ uint32_t rope_parity() const { return thirds() & 1; }
   __device__ __forceinline__ int block(int quarter) const {
-    if (quarter < Map::kTriple) return quarter * 3 + third();
-    return Map::kTriple + quarter * 2 + (quarter < Map::kFirstSingle ? count & 1 : 0);
+    return quarter < Map::kTriple ? quarter * 3 + third() : Map::kTriple + quarter * 2 + (count & 1);
   }
   __device__ __forceinline__ uint32_t block_parity(int quarter) const {
-    if (quarter < Map::kTriple) return thirds() & 1;
-    return quarter < Map::kFirstSingle ? count >> 1 & 1 : count & 1;
+    return (quarter < Map::kTriple ? thirds() : count >> 1) & 1;
   }
   __device__ __forceinline__ void advance() { count = count == 11 ? 0 : count + 1; }
-  // Where the tile before this one is.
-  __device__ __forceinline__ TilePlace before() const {
-    TilePlace p;
-    p.count = count == 0 ? 11 : count - 1;
-    return p;
-  }
 };
 
 }  // namespace fm

@@ -7,16 +7,19 @@ namespace fm {
 
 template <class Map>
 struct TokenWarps {
-  // Warps that fetch one tile: as many as registers allow, up to where more were no faster.
-  static constexpr int kOfTile = Map::kRows == 16 ? 8 : Map::kRows == 32 ? 4 : 2;
-  static constexpr int kThreads = 2 * kOfTile * 32;
+  // Warps in all: as many as registers allow, up to where more were no faster.
+  static constexpr int kWarps = Map::kRows == kTileRows ? 4 : Map::kRows == 16 && !Map::kCodes ? 16 : 8;
+  // Tiles that are fetched at a time. Copies wait for nothing but their places; conversions hold one tile's for less time.
+  static constexpr int kTurns = Map::kCodes ? 1 : 2;
+  static constexpr int kOfTile = kWarps / kTurns;
   static constexpr int kArrivals = kOfTile * 32;       // for a block: one of each lane
   static constexpr int kRows = kTileTokens / kOfTile;  // of a warp; a lane knows one
   static_assert(kRows <= 32);
 
+
   static __device__ __forceinline__ int thread() { return block_thread() - (FM_DECODE_THREADS - 128); }
   static __device__ __forceinline__ int lane() { return block_thread() % 32; }
-  static __device__ __forceinline__ int half() { return thread() / (kThreads / 2); }
+  static __device__ __forceinline__ int turn() { return thread() / (kOfTile * 32); }
   static __device__ __forceinline__ int row() { return first_row() + lane() % kRows; }  // this lane's
   static __device__ __forceinline__ int first_row() { return thread() / 32 % kOfTile * kRows; }
 };
@@ -56,13 +59,13 @@ struct TileCursor {
   // To the warp's first tile.
   __device__ __forceinline__ void begin(const FmDecodeParams& p) {
     item = first_worker_item<Map>(p) - 1;
-    tile = TokenWarps<Map>::half();
+    tile = TokenWarps<Map>::turn();
     enter_next(p);
   }
   // To its next tile.
   __device__ __forceinline__ void advance(const FmDecodeParams& p) {
     if (done()) return;
-    tile += 2;
+    tile += TokenWarps<Map>::kTurns;
     if (tile < end) {
       look_up(p, load_row_block<Map>(p, item));
       return;

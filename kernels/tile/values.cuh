@@ -77,7 +77,8 @@ __device__ __forceinline__ void store_result(const FmDecodeParams& p, const RowB
   }
 }
 
-template <class T, class Map>
+// T: of the output; M: what is multiplied.
+template <class T, class M, class Map>
 __device__ __forceinline__ void accumulate_values(const FmDecodeParams& p, int half, uint32_t smem,
                                                   DecodeControl& control) {
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, row0 = warp * 16 + lane / 4;
@@ -91,17 +92,16 @@ __device__ __forceinline__ void accumulate_values(const FmDecodeParams& p, int h
       mbarrier_wait(shared_address(&control.weights_full[place.rope()]), place.rope_parity());
       if (control.rescale[place.rope()][warp])
         scale_rows(o, control.factor[place.rope()][row0], control.factor[place.rope()][row0 + 8]);
-      const uint32_t weights[2] = {smem + Map::weights_offset(place.rope(), quarter(half, 0)),
-                                   smem + Map::weights_offset(place.rope(), quarter(half, 1))};
+      const uint32_t weights = smem + Map::rope_offset(place.rope());
       const int first = place.block(quarter(half, 0)), second = place.block(quarter(half, 1));
       mbarrier_wait(shared_address(&control.block_full[first]), place.block_parity(quarter(half, 0)));
-      multiply_weights_values<0, 4>(T(), o[0], weights[0], smem + block_offset(first));
+      multiply_weights_values<0, 4>(M(), o[0], weights, smem + block_offset(first));
       mbarrier_wait(shared_address(&control.block_full[second]), place.block_parity(quarter(half, 1)));
       // The first block is released as soon as it is used up, with enough handed over to keep the tensor cores busy.
-      multiply_weights_values<0, 2>(T(), o[1], weights[1], smem + block_offset(second));
+      multiply_weights_values<0, 2>(M(), o[1], weights, smem + block_offset(second));
       wgmma_wait<1>();
       if (lane < p.multicast) mbarrier_arrive_at(shared_address(&control.block_empty[first]), lane);
-      multiply_weights_values<2, 4>(T(), o[1], weights[1], smem + block_offset(second));
+      multiply_weights_values<2, 4>(M(), o[1], weights, smem + block_offset(second));
       wgmma_wait<0>();
       if (lane < p.multicast) {
         mbarrier_arrive_at(shared_address(&control.block_empty[second]), lane);
