@@ -79,7 +79,7 @@ __device__ __forceinline__ void load_tiles(const CUtensorMap& latent_map, const 
   if constexpr (L == Loader::Tma)
     load_tiles_tma<T, QkDim, Map>(p, &latent_map, &rope_map, smem, control);
   else
-    load_tiles_tokens<QkDim, Map>(p, smem, control);
+    load_tiles_tokens<T, QkDim, Map>(p, smem, control);
 }
 
 // Registers per thread of a role. The launch gives each thread 128 with 4 warpgroups, 96 with 5 and 72 with 7: what the
@@ -88,9 +88,9 @@ template <Loader L, int Rows>
 struct Registers {
   static constexpr bool kPages = L == Loader::Tma, kCodes = L == Loader::Codes, kWide = Rows == kTileRows;
   static constexpr int kLaunched = kPages || kWide ? 128 : Rows == 32 || kCodes ? 96 : 72;
-  static constexpr int kScores = kWide ? (kPages ? 160 : 96) : Rows == 32 ? 112 : kCodes ? 128 : 88;
-  static constexpr int kValues = kWide ? 160 : Rows == 32 ? 112 : 80;
-  static constexpr int kLoader = kWide ? (kPages ? 32 : 96) : Rows == 32 ? 72 : kCodes ? 96 : 64;
+  static constexpr int kScores = kWide ? (kPages ? 160 : 88) : Rows == 32 ? (kCodes ? 128 : 112) : kCodes ? 112 : 88;
+  static constexpr int kValues = kWide ? 160 : Rows == 32 ? (kCodes ? 104 : 112) : 80;
+  static constexpr int kLoader = kWide ? (kPages ? 32 : 104) : Rows == 32 ? 72 : kCodes ? 104 : 64;
 
   template <int Registers>
   static __device__ __forceinline__ void take() {

@@ -11,7 +11,7 @@ __device__ __forceinline__ int block_thread() {
   return v;
 }
 // And within its warpgroup.
-__device__ __forceinline__ int warpgroup_thread() { return block_thread() % 128; }
+__device__ __forceinline__ int warpgroup_thread() { return (unsigned)block_thread() % 128; }
 
 // The same value, of which the compiler knows nothing: what is computed from it stays where it is written.
 __device__ __forceinline__ int opaque(int v) {

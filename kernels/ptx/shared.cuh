@@ -36,4 +36,8 @@ __device__ __forceinline__ void store_shared(uint32_t to, float v) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(v) : "memory");
 }
 
+__device__ __forceinline__ void store_shared_byte(uint32_t to, uint32_t v) {
+  asm volatile("st.shared.u8 [%0], %1;" ::"r"(to), "r"(v) : "memory");
+}
+
 }  // namespace fm

@@ -62,14 +62,14 @@ __device__ __forceinline__ uint32_t ue8m0_bits(uint32_t byte) {
   return byte == 0 ? 1u << 22 : byte == 255 ? 0x7FC00000u : byte << 23;
 }
 
-// Four rows on their way. A lane has sixteen columns of each; and of row lane / 8, eight columns of the part that has no
-// scales, and the scales of an eighth of the columns.
-template <int QkDim, class Map>
+// Four rows on their way. A lane has eight columns of each half of them; and of row lane / 8, eight columns of the part
+// that has no scales, and the scales of an eighth of the columns. T: of Q, and of the rope part in shared memory.
+template <class T, int QkDim, class Map>
 struct RowBatch {
   static constexpr int kRows = 4;
   static constexpr bool kHasRope = QkDim > kLatent;
 
-  uint4 codes[kRows];
+  uint2 codes[kRows][2];
   uint4 plain;      // bfloat16, or e4m3 codes in its first half
   uint32_t scales;  // as they are in memory
 
@@ -78,13 +78,16 @@ struct RowBatch {
     if (!kHasRope && format == FM_KV_FP4_V41) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
-        const uint2 half = load_8(rows.address(p, first + i) + lane * 8);
-        codes[i].x = half.x, codes[i].y = half.y;
+        const uint8_t* at = rows.address(p, first + i) + lane * 4;
+        codes[i][0].x = load_4(at), codes[i][1].x = load_4(at + 128);
       }
     } else {
-      const int column = has_codes(format, lane) ? lane * 16 : 0;
+      const int second = has_second(format, lane) ? 256 : 0;
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) codes[i] = load_16(rows.address(p, first + i) + column);
+      for (int i = 0; i < kRows; ++i) {
+        const uint8_t* at = rows.address(p, first + i) + lane * 8;
+        codes[i][0] = load_8(at), codes[i][1] = load_8(at + second);
+      }
     }
     const uint8_t* own = rows.address(p, first + lane / 8);
     if constexpr (kHasRope) {
@@ -108,125 +111,152 @@ struct RowBatch {
     }
   }
 
-  // `present`: the warp's rows.
-  __device__ __forceinline__ void store(int format, uint32_t present, int first, uint32_t smem, TilePlace<Map> place) {
+  // `present`: the warp's rows. Returns whether some scale is not a power of two.
+  __device__ __forceinline__ bool store(int format, uint32_t present, int first, uint32_t smem, TilePlace<Map> place) {
     const int lane = TokenWarps<Map>::lane(), first_row = TokenWarps<Map>::first_row() + first;
     present >>= first;
     if ((present & 15) != 15) clear_absent(present);
-    const float unit = store_plain(format, first_row, smem, place);
-    if (lane % 8 == 0)
-      store_shared(smem + Map::kUnitsOffset + (place.rope() * kTileTokens + first_row + lane / 8) * 4,
-                   present >> lane / 8 & 1 ? unit : 0.f);
-    // Lanes of odd chunks store their second piece first: the eight lanes of a phase then use all banks. Rows are at
-    // multiples of four: row i of the batch differs in the low bits only.
-    const bool odd = lane & 4;
-    const uint32_t to = smem + block_offset(place.block(lane / 8)) + latent_swizzled(first_row, lane * 2 % 16 + odd);
-    const auto put = [&](int i, uint4 a, uint4 b) {
-      const uint32_t at = (to ^ (i << 4)) + i * kChunkRowBytes;
-      store_shared_if(has_codes(format, lane), at, a);
-      store_shared_if(has_codes(format, lane), at ^ 16, b);
-    };
-    if (!kHasRope && format == FM_KV_FP4_V41) {
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        const uint32_t four = __shfl_sync(~0u, scales, i * 8 + lane / 4);
-        const uint32_t scale = e4m3_to_half(__byte_perm(four, 0, lane % 4 * 0x1111)).x;
-        const uint4 c = codes[i];
-        put(i, scaled(e2m1_to_half(odd ? c.y : c.x), scale), scaled(e2m1_to_half(odd ? c.x : c.y), scale));
-      }
-    } else if (format == FM_KV_FP8) {
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        const uint4 c = turned(i, odd);
-        put(i, e4m3_to_half(c.x, c.y), e4m3_to_half(c.z, c.w));
-      }
-    } else {
-      const uint32_t which = lane & 2 ? 0x3232 : 0x1010;
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        const uint32_t scale = __byte_perm(__shfl_sync(~0u, scales, i * 8 + lane / 4), 0, which);
-        const uint4 c = turned(i, odd);
-        put(i, scaled(e4m3_to_half(c.x, c.y), scale), scaled(e4m3_to_half(c.z, c.w), scale));
-      }
+    bool scaled_rows = false;
+    float unit = 1.f;
+    if constexpr (kHasRope) {
+      store_rope(format, first_row, smem, place);
+      if (format != FM_KV_FP8) unit = take_float_scales(first_row, smem, place, scaled_rows);
+    } else if (format != FM_KV_FP8 && format != FM_KV_FP4_V41) {
+      unit = take_exponents(format, first_row, smem, place);
     }
+    if (lane % 8 == 0)
+      store_shared(token_unit_at<Map>(smem, place.rope(), first_row + lane / 8), present >> lane / 8 & 1 ? unit : 0.f);
+    store_codes(format, first_row, smem, place);
+    return scaled_rows;
   }
 
  private:
-  static __device__ __forceinline__ bool has_codes(int format, int lane) {
-    return kHasRope || format != FM_KV_FP8_V4 || lane < 28;
-  }
-  __device__ __forceinline__ uint4 turned(int i, bool odd) const {  // the codes of the piece that is stored first, first
-    const uint4 c = codes[i];
-    return odd ? make_uint4(c.z, c.w, c.x, c.y) : c;
+  // Not of all formats do the last columns have codes.
+  static __device__ __forceinline__ bool has_second(int format, int lane) {
+    return kHasRope || format != FM_KV_FP8_V4 || lane < 24;
   }
   __device__ __forceinline__ void clear_absent(uint32_t present) {
 #pragma unroll
     for (int i = 0; i < kRows; ++i)
-      if (!(present >> i & 1)) codes[i] = make_uint4(0, 0, 0, 0);
+      if (!(present >> i & 1)) codes[i][0] = codes[i][1] = make_uint2(0, 0);
     if (!(present >> TokenWarps<Map>::lane() / 8 & 1)) plain = make_uint4(0, 0, 0, 0), scales = 0;
   }
 
-  // Settles what row lane / 8 counts in, stores its plain part, and makes `scales` what codes are multiplied with: a
-  // pair of halves, for the first and the second half of the lane's eighth (e2m1: left as they are).
-  __device__ __forceinline__ float store_plain(int format, int first_row, uint32_t smem, TilePlace<Map> place) {
-    const int lane = TokenWarps<Map>::lane(), row = first_row + lane / 8, eighth = lane % 8;
-    const uint32_t in_rope = smem + Map::rope_offset(place.rope()) + swizzled(row, eighth);
-    if (format == FM_KV_FP8) {
-      if (kHasRope) store_shared(in_rope, e4m3_to_half(plain.x, plain.y));
-      return 1.f;
-    }
-    if (!kHasRope && format == FM_KV_FP4_V41) return 1.f;
-    const bool has_plain = kHasRope || format == FM_KV_FP8_V4;
-    uint32_t first_scale = scales, second_scale = scales;
-    if (!kHasRope) {
-      first_scale = ue8m0_bits(scales & 0xFF), second_scale = ue8m0_bits(scales >> 8);
-      if (format == FM_KV_FP8_V4) {
-        if (eighth == 7) first_scale = 0;
-        second_scale = first_scale;
-      }
-    }
-    // Codes reach 448, a little less than 2^9.
-    uint32_t largest = min(max(first_scale & 0x7FFFFFFFu, second_scale & 0x7FFFFFFFu), 246 * RowUnit::kOne) +
-                       8 * RowUnit::kOne;
-    if (has_plain) largest = max(largest, largest_bf16(plain));
+  // The rope part of row lane / 8 as T: it has no unit.
+  __device__ __forceinline__ void store_rope(int format, int first_row, uint32_t smem, TilePlace<Map> place) const {
+    const int lane = TokenWarps<Map>::lane();
+    const uint4 v = format == FM_KV_FP8 ? half_to(T(), e4m3_to_half(plain.x, plain.y)) : bf16_to(T(), plain);
+    store_shared(smem + Map::rope_offset(place.rope()) + swizzled(first_row + lane / 8, lane % 8), v);
+  }
+
+  // These two make `scales` what codes are multiplied with, powers of two as a pair of halves, for the first and the
+  // second half of the lane's eighth; and return what row lane / 8 counts in.
+
+  // Of a float32 scale the power of two: the rest is left beside the tile.
+  __device__ __forceinline__ float take_float_scales(int first_row, uint32_t smem, TilePlace<Map> place,
+                                                     bool& scaled_rows) {
+    const int lane = TokenWarps<Map>::lane(), row = first_row + lane / 8;
+    const uint32_t exponent = scales & 0x7F800000u;
+    uint32_t largest = exponent;
+#pragma unroll
+    for (int d = 2; d < 8; d *= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, d));
+    const RowUnit unit(of_largest_code(largest));
+    scaled_rows = __any_sync(~0u, (scales & 0x7FFFFFu) != 0);
+    // Scales that are infinite or NaN make NaN here. Sign and exponent stay in `scales`.
+    const float mantissa = __uint_as_float(scales & 0x7FFFFFFFu) *
+                           __uint_as_float(254 * RowUnit::kOne - min(exponent, 254 * RowUnit::kOne));
+    if (lane % 2 == 0) store_shared(mantissa_at<Map>(smem, place.rope(), lane % 8 / 2, row), mantissa);
+    const float scale = __uint_as_float(scales & 0xFF800000u) * unit.inverse();
+    scales = pack(__half(), scale, scale);
+    return unit.unit();
+  }
+
+  __device__ __forceinline__ float take_exponents(int format, int first_row, uint32_t smem, TilePlace<Map> place) {
+    const int lane = TokenWarps<Map>::lane(), eighth = lane % 8;
+    uint32_t scale[2] = {ue8m0_bits(scales & 0xFF), ue8m0_bits(scales >> 8)};
+    const bool has_rope = format == FM_KV_FP8_V4;
+    if (has_rope) scale[1] = scale[0] = eighth == 7 ? 0 : scale[0];
+    uint32_t largest = of_largest_code(max(scale[0], scale[1]));
+    if (has_rope) largest = max(largest, largest_bf16(plain));
 #pragma unroll
     for (int d = 1; d < 8; d *= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, d));
     const RowUnit unit(largest);
-    scales = pack(__half(), __uint_as_float(first_scale) * unit.inverse(), __uint_as_float(second_scale) * unit.inverse());
-    if (has_plain) {
-      const uint32_t in_block = smem + block_offset(place.block(3)) + latent_swizzled(row, 8 + eighth);
-      store_shared(kHasRope ? in_rope : in_block, bf16_to_half(plain, unit.inverse()));
-    }
+    scales = pack(__half(), __uint_as_float(scale[0]) * unit.inverse(), __uint_as_float(scale[1]) * unit.inverse());
+    if (has_rope)
+      store_shared(smem + block_offset(place.block(3)) + latent_swizzled(first_row + lane / 8, 8 + eighth),
+                       bf16_to_half(plain, unit.inverse_pair()));
     return unit.unit();
+  }
+  // Codes reach 448, a little less than 2^9.
+  static __device__ __forceinline__ uint32_t of_largest_code(uint32_t scale_bits) {
+    return min(scale_bits, 246 * RowUnit::kOne) + 8 * RowUnit::kOne;
+  }
+
+  __device__ __forceinline__ void store_codes(int format, int first_row, uint32_t smem, TilePlace<Map> place) const {
+    static_assert(Map::kTriple == 0, "the places of a lane's two pieces are four blocks apart");
+    const int lane = TokenWarps<Map>::lane();
+    const bool second = has_second(format, lane);
+    // Rows are at multiples of four: row i of the batch differs in the low bits only.
+    const uint32_t to = smem + block_offset(place.block(lane / 16)) + latent_swizzled(first_row, lane % 16);
+    const auto put = [&](int i, uint4 a, uint4 b) {
+      const uint32_t at = (to ^ (i << 4)) + i * kChunkRowBytes;
+      store_shared(at, a);
+      store_shared_if(second, at + 4 * kBlockBytes, b);
+    };
+    const int from = kHasRope ? lane / 16 * 2 : lane / 8;  // the eighth with the lane's first scale; four on the second
+    if (!kHasRope && format == FM_KV_FP4_V41) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        const auto scale = [&](int which) {
+          const uint32_t four = __shfl_sync(~0u, scales, i * 8 + from + which);
+          return e4m3_to_half(__byte_perm(four, 0, lane / 2 % 4 * 0x1111)).x;
+        };
+        put(i, scaled(e2m1_to_half(codes[i][0].x), scale(0)), scaled(e2m1_to_half(codes[i][1].x), scale(4)));
+      }
+    } else if (format == FM_KV_FP8) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i)
+        put(i, e4m3_to_half(codes[i][0].x, codes[i][0].y), e4m3_to_half(codes[i][1].x, codes[i][1].y));
+    } else {
+      const uint32_t half = !kHasRope && lane & 4 ? 0x3232 : 0x1010;
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        const auto scale = [&](int which) {
+          const uint32_t pair = __shfl_sync(~0u, scales, i * 8 + from + which);
+          return kHasRope ? pair : __byte_perm(pair, 0, half);
+        };
+        put(i, scaled(e4m3_to_half(codes[i][0].x, codes[i][0].y), scale(0)),
+            scaled(e4m3_to_half(codes[i][1].x, codes[i][1].y), scale(4)));
+      }
+    }
   }
 };
 
-// Turns this warp's rows, which are in shared memory as they are in a bf16 cache, into halves.
-template <int QkDim, class Map>
+// Whether some scale of this warp's rows is not a power of two.
+template <class Map>
+__device__ __forceinline__ void leave_scaled(uint32_t smem, TilePlace<Map> place, bool scaled) {
+  if (TokenWarps<Map>::lane() == 0)
+    store_shared_byte(smem + Map::kUnitsOffset + offsetof(Units, scaled) + place.rope() * 8 + TokenWarps<Map>::warp(),
+                      scaled);
+}
+
+// Turns this warp's rows, which are in shared memory as they are in a bf16 cache, into halves; not their rope part.
+template <class Map>
 __device__ __forceinline__ void convert_copied_rows(uint32_t smem, TilePlace<Map> place, uint32_t present, bool bf16) {
   const int lane = TokenWarps<Map>::lane(), first_row = TokenWarps<Map>::first_row();
-  const uint32_t of_units = smem + Map::kUnitsOffset + place.rope() * kTileTokens * 4;
 #pragma unroll 1
   for (int i = 0; i < TokenWarps<Map>::kRows; ++i) {
     const int row = first_row + i;
     float unit = 1.f;
     if (bf16) {
-      const uint32_t at[3] = {smem + block_offset(place.block(lane / 16)) + latent_swizzled(row, lane % 16),
-                              smem + block_offset(place.block(2 + lane / 16)) + latent_swizzled(row, lane % 16),
-                              smem + Map::rope_offset(place.rope()) + swizzled(row, lane % 8)};
-      const int pieces = QkDim > kLatent && lane < 8 ? 3 : 2;
-      uint4 v[3];
-      uint32_t largest = 0;
-#pragma unroll
-      for (int j = 0; j < 3; ++j)
-        if (j < pieces) v[j] = load_shared_4(at[j]), largest = max(largest, largest_bf16(v[j]));
-      const RowUnit of_row(__reduce_max_sync(~0u, largest));
-#pragma unroll
-      for (int j = 0; j < 3; ++j)
-        if (j < pieces) store_shared(at[j], bf16_to_half(v[j], of_row.inverse()));
+      const uint32_t at = smem + block_offset(place.block(lane / 16)) + latent_swizzled(row, lane % 16);
+      const uint4 a = load_shared_4(at), b = load_shared_4(at + 4 * kBlockBytes);
+      const RowUnit of_row(__reduce_max_sync(~0u, max(largest_bf16(a), largest_bf16(b))));
+      store_shared(at, bf16_to_half(a, of_row.inverse_pair()));
+      store_shared(at + 4 * kBlockBytes, bf16_to_half(b, of_row.inverse_pair()));
       unit = of_row.unit();
     }
-    if (lane == 0) store_shared(of_units + row * 4, present >> i & 1 ? unit : 0.f);
+    if (lane == 0) store_shared(token_unit_at<Map>(smem, place.rope(), row), present >> i & 1 ? unit : 0.f);
   }
 }
 

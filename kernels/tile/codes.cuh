@@ -67,13 +67,40 @@ __device__ __forceinline__ uint32_t largest_bf16(uint4 v) {
   return max(m & 0xFFFF0000u, m << 16);
 }
 
-// Eight bfloat16 as halves, times a power of two.
-__device__ __forceinline__ uint4 bf16_to_half(uint4 v, float factor) {
+// Eight bfloat16 times a power of two, which is a pair of them.
+__device__ __forceinline__ uint4 bf16_times(uint4 v, uint32_t factor) {
   const auto pair = [&](uint32_t w) {
-    const float2 f = unpack(__nv_bfloat16(), w);
-    return pack(__half(), f.x * factor, f.y * factor);
+    uint32_t r;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(w), "r"(factor));
+    return r;
   };
   return make_uint4(pair(v.x), pair(v.y), pair(v.z), pair(v.w));
+}
+
+// The same as halves.
+__device__ __forceinline__ uint4 bf16_to_half(uint4 v, uint32_t factor) {
+  const auto pair = [](uint32_t w) {
+    const float2 f = unpack(__nv_bfloat16(), w);
+    return pack(__half(), f.x, f.y);
+  };
+  v = bf16_times(v, factor);
+  return make_uint4(pair(v.x), pair(v.y), pair(v.z), pair(v.w));
+}
+
+// Halves that are e4m3 numbers, as another type.
+__device__ __forceinline__ uint4 half_to(__half, uint4 v) { return v; }
+__device__ __forceinline__ uint4 half_to(__nv_bfloat16, uint4 v) {
+  const auto pair = [](uint32_t w) {
+    const float2 f = unpack(__half(), w);
+    return pack(__nv_bfloat16(), f.x, f.y);
+  };
+  return make_uint4(pair(v.x), pair(v.y), pair(v.z), pair(v.w));
+}
+
+// Eight bfloat16 as another type, finite numbers staying finite.
+__device__ __forceinline__ uint4 bf16_to(__nv_bfloat16, uint4 v) { return v; }
+__device__ __forceinline__ uint4 bf16_to(__half, uint4 v) {
+  return make_uint4(bf16_to_fp16(v.x), bf16_to_fp16(v.y), bf16_to_fp16(v.z), bf16_to_fp16(v.w));
 }
 
 // The power of two that a row of numbers is counted in when they are stored as halves, given the bits of the largest
@@ -87,6 +114,7 @@ struct RowUnit {
       : bits(min(max(largest & 0x7F800000u, 27 * kOne), 227 * kOne) - 14 * kOne) {}
   __device__ __forceinline__ float unit() const { return __uint_as_float(bits); }
   __device__ __forceinline__ float inverse() const { return __uint_as_float(254 * kOne - bits); }
+  __device__ __forceinline__ uint32_t inverse_pair() const { return __byte_perm(254 * kOne - bits, 0, 0x3232); }  // bf16
 };
 
 }  // namespace fm

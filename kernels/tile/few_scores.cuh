@@ -23,6 +23,9 @@ struct FewLayout {
   static constexpr int kValues = Rows / 2;
   static __device__ __forceinline__ constexpr int value(int c, int h) { return c / 2 * 4 + 2 * h + c % 2; }
   static __device__ __forceinline__ int row(int c, int lane) { return c / 2 * 8 + 2 * (lane % 4) + c % 2; }
+  static __device__ __forceinline__ int token(int h) {
+    return warpgroup_thread() / 32 * 16 + warpgroup_thread() % 32 / 4 + 8 * h;
+  }
 };
 
 // Q of an item to shared memory, rows that do not exist as zeros. Eight threads to a row. Short code: it runs once per
@@ -50,8 +53,7 @@ template <class Map>
 __device__ __forceinline__ void wait_for_tile(DecodeControl& control, TilePlace<Map> place) {
   wait_together<Map>(shared_address(&control.tile_full[place.rope()]), place.rope_parity(), kScoresBarrier);
 #pragma unroll
-  for (int i = 0; i < kTileBlocks; ++i)
-    mbarrier_wait(shared_address(&control.block_full[place.block(i)]), place.block_parity(i));
+  for (int i = 0; i < kTileBlocks; ++i) wait_for_block<Map>(control, place, i);
   fence_copies<Map>();
 }
 
@@ -86,12 +88,57 @@ __device__ __forceinline__ void multiply_key_query(float (&s)[Map::kRows / 2], u
   for (int i = 0; i < Map::kRows / 2; ++i) s[i] = (sums[0][i] + sums[1][i]) + (sums[2][i] + sums[3][i]);
 }
 
-// Multiplies with what this thread's two tokens count in, and with `factor`.
-template <class Map>
-__device__ __forceinline__ void scale_by_token_few(float (&s)[Map::kRows / 2], const float* of_token, float factor) {
+// S^T of converted codes, without what Q counts in: a sum for each block, which may have a mantissa of its own, and one
+// for the rope part.
+template <class T, class M, int QkDim, class Map>
+__device__ __forceinline__ void multiply_codes_query(float (&s)[Map::kRows / 2], uint8_t* shared,
+                                                     DecodeControl& control, TilePlace<Map> place) {
   using Layout = FewLayout<Map::kRows>;
-  const int thread = warpgroup_thread(), token = thread / 32 * 16 + thread % 32 / 4;
-  const float first = of_token[token] * factor, second = of_token[token + 8] * factor;
+  constexpr bool kHasRope = QkDim > kLatent;
+  const uint32_t smem = shared_address(shared), q = smem + Map::kQueryOffset;
+  const Units& units = units_of<Map>(shared);
+  float sums[kTileBlocks][Map::kRows / 2];
+  wait_for_tile<Map>(control, place);
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < 8; ++k) {
+#pragma unroll
+    for (int block = 0; block < kTileBlocks; ++block)
+      wgmma_ss_few<0>(M(), sums[block],
+                      smem_descriptor(smem + block_offset(place.block(block)) + k / 4 * kAtomBytes + k % 4 * 32, 0,
+                                      kGroupBytes),
+                      smem_descriptor(q + (2 * block + k / 4) * Map::kQueryChunkBytes + k % 4 * 32, 0, kAtomBytes),
+                      k != 0);
+    if (kHasRope && k >= 4)
+      wgmma_ss_few<0>(T(), s, smem_descriptor(smem + Map::rope_offset(place.rope()) + k % 4 * 32, 0, kAtomBytes),
+                      smem_descriptor(q + 8 * Map::kQueryChunkBytes + k % 4 * 32, 0, kAtomBytes), k != 4);
+  }
+  wgmma_commit();
+  wgmma_wait<0>();
+  const bool scaled = kHasRope && units.scaled[place.rope()] != 0;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int token = Layout::token(h);
+    float factor[kTileBlocks];
+#pragma unroll
+    for (int block = 0; block < kTileBlocks; ++block)
+      factor[block] = units.of_token[place.rope()][token] * (scaled ? units.mantissa[place.rope()][block][token] : 1.f);
+#pragma unroll
+    for (int c = 0; c < Layout::kColumns; ++c) {
+      const int i = Layout::value(c, h);
+      float sum = kHasRope ? s[i] : 0.f;
+#pragma unroll
+      for (int block = 0; block < kTileBlocks; ++block) sum = fmaf(factor[block], sums[block][i], sum);
+      s[i] = sum;
+    }
+  }
+}
+
+// P times what this thread's two tokens count in, and `factor`.
+template <class Map>
+__device__ __forceinline__ void scale_few_weights(float (&s)[Map::kRows / 2], const float* of_token, float factor) {
+  using Layout = FewLayout<Map::kRows>;
+  const float first = of_token[Layout::token(0)] * factor, second = of_token[Layout::token(1)] * factor;
 #pragma unroll
   for (int c = 0; c < Layout::kColumns; ++c) s[Layout::value(c, 0)] *= first, s[Layout::value(c, 1)] *= second;
 }
@@ -267,18 +314,20 @@ __device__ __forceinline__ void compute_few_scores(const FmDecodeParams& p, uint
     for (int tile = r.tile_begin; tile < r.tile_end; ++tile) {
       float s[Map::kRows / 2];
       float unit_move = 1.f;
-      const float* of_token = units_of<Map>(smem).of_token[place.rope()];  // of codes only
-      multiply_key_query<M, QkDim, Map>(s, shared_address(smem), control, place);
       if constexpr (Map::kCodes) {
-        scale_by_token_few<Map>(s, of_token, 1.f);
+        multiply_codes_query<T, M, QkDim, Map>(s, smem, control, place);
         unit_move = weight_unit.take(units_of<Map>(smem).of_token[place.rope()]);
+      } else {
+        multiply_key_query<M, QkDim, Map>(s, shared_address(smem), control, place);
       }
       const bool masked = tile >= first_masked || control.present[place.rope()] != ~0ull;
       if (masked) mask_few<Map>(p, r, s, tile, control.present[place.rope()]);
       state.update(s, scale_log2, unit_move, control, place.rope());
       state.weigh(s, scale_log2);
-      if constexpr (Map::kCodes) scale_by_token_few<Map>(s, of_token, weight_unit.of_weights());
+      if constexpr (Map::kCodes)
+        scale_few_weights<Map>(s, units_of<Map>(smem).of_token[place.rope()], weight_unit.of_weights());
       store_few_weights<M, Map::kRows>(s, shared_address(smem) + Map::rope_offset(place.rope()));
+      if constexpr (Map::kCodes && QkDim > kLatent) scale_values<Map>(smem, place);
       if (masked) clean_values<M, Map>(p, r, smem, place, tile, control.present[place.rope()]);
       fence_async_shared();
       mbarrier_arrive(shared_address(&control.weights_full[place.rope()]));

@@ -93,13 +93,15 @@ __device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, i
                          kValuesBarrier + half);
       if (control.rescale[place.rope()][0]) scale_few_rows<Map::kRows>(o, control.factor[place.rope()], lane);
       const int first = place.block(2 * half), second = place.block(2 * half + 1);
-      mbarrier_wait(shared_address(&control.block_full[first]), place.block_parity(2 * half));
-      mbarrier_wait(shared_address(&control.block_full[second]), place.block_parity(2 * half + 1));
+      wait_for_block<Map>(control, place, 2 * half);
+      wait_for_block<Map>(control, place, 2 * half + 1);
       multiply_values_weights<M, Map::kRows>(o, smem + block_offset(first), smem + block_offset(second),
                                              smem + Map::rope_offset(place.rope()));
       if (lane == 0) {
-        mbarrier_arrive(shared_address(&control.block_empty[first]));
-        mbarrier_arrive(shared_address(&control.block_empty[second]));
+        if (!Map::kCodes) {
+          mbarrier_arrive(shared_address(&control.block_empty[first]));
+          mbarrier_arrive(shared_address(&control.block_empty[second]));
+        }
         mbarrier_arrive(shared_address(&control.tile_empty[place.rope()]));
       }
       place.advance();

@@ -11,39 +11,32 @@
 
 namespace fm {
 
-// Waits for the tile's places, and says which of this warp's tokens are there.
+// Says which of this warp's tokens are there, bit i of `present` being that of its row i.
 template <class Map>
-__device__ __forceinline__ void take_places(DecodeControl& control, TilePlace<Map> place, bool here) {
+__device__ __forceinline__ void leave_present(DecodeControl& control, TilePlace<Map> place, uint32_t present) {
   constexpr int kRows = TokenWarps<Map>::kRows;
   using OfFew = typename std::conditional<kRows == 16, uint16_t, uint8_t>::type;
   using Bits = typename std::conditional<kRows == 32, uint32_t, OfFew>::type;  // of a warp's rows
-  mbarrier_wait(shared_address(&control.tile_empty[place.rope()]), place.rope_parity() ^ 1);
-  const uint32_t present = __ballot_sync(~0u, here);
   if (TokenWarps<Map>::lane() == 0)
-    reinterpret_cast<Bits*>(&control.present[place.rope()])[TokenWarps<Map>::first_row() / kRows] = (Bits)present;
-#pragma unroll 1
-  for (int i = 0; i < kTileBlocks; ++i)
-    mbarrier_wait(shared_address(&control.block_empty[place.block(i)]), place.block_parity(i) ^ 1);
-}
-
-// Calls arrive(barrier) for the tile and each of its blocks.
-template <class Map, class Arrive>
-__device__ __forceinline__ void publish_tile(DecodeControl& control, TilePlace<Map> place, Arrive arrive) {
-  arrive(shared_address(&control.tile_full[place.rope()]));
-#pragma unroll 1
-  for (int i = 0; i < kTileBlocks; ++i) arrive(shared_address(&control.block_full[place.block(i)]));
+    reinterpret_cast<Bits*>(&control.present[place.rope()])[TokenWarps<Map>::warp()] = (Bits)present;
 }
 
 template <int QkDim, class Map>
 __device__ __forceinline__ void copy_tile(const FmDecodeParams& p, const TileCursor<Map>& at, uint32_t smem,
                                           DecodeControl& control, TilePlace<Map> place) {
   const TokenPlace token = at.place(p);
-  take_places<Map>(control, place, token.page >= 0);
+  mbarrier_wait(shared_address(&control.tile_empty[place.rope()]), place.rope_parity() ^ 1);
+  leave_present<Map>(control, place, __ballot_sync(~0u, token.page >= 0));
+#pragma unroll 1
+  for (int i = 0; i < kTileBlocks; ++i)
+    mbarrier_wait(shared_address(&control.block_empty[place.block(i)]), place.block_parity(i) ^ 1);
   const FmKvCache& kv = p.kv[at.cache];
   const int kv_head = load_row_block<Map>(p, at.item).kv_head;
   copy_rows<QkDim, Map>(row_of(kv.rows, kv.row_stride, token, kv_head), row_of(kv.rope, kv.rope_stride, token, kv_head),
                         kv.rows, smem, place);
-  publish_tile<Map>(control, place, [](uint32_t barrier) { arrive_when_copied(barrier); });
+  arrive_when_copied(shared_address(&control.tile_full[place.rope()]));
+#pragma unroll 1
+  for (int i = 0; i < kTileBlocks; ++i) arrive_when_copied(shared_address(&control.block_full[place.block(i)]));
 }
 
 // A warp's way through its tiles of 16-bit numbers.
@@ -70,12 +63,15 @@ __device__ __forceinline__ CodedRows coded_rows(const FmDecodeParams& p, const T
   const FmKvCache& kv = p.kv[at.cache];
   CodedRows rows = {0, 0, 0, at.cache};
   const TokenPlace token = at.place(p);
-  const bool present = !at.done() && token.page >= 0;
+  const auto in_units = [&](const int64_t (&stride)[3]) {  // of 16 bytes
+    return (uint32_t)(stride[0] >> 4) * token.page + (uint32_t)(stride[1] >> 4) * token.offset;
+  };
+  const bool present = token.page >= 0;
   if (present) {
-    rows.row = (token.page * kv.row_stride[0] + token.offset * kv.row_stride[1]) / 16;
-    if (QkDim > kLatent)
-      rows.other = (token.page * kv.rope_stride[0] + token.offset * kv.rope_stride[1]) / 16;
-    else if (kv.format > FM_KV_FP16)
+    rows.row = in_units(kv.row_stride);
+    if (kv.format <= FM_KV_FP16)
+      rows.other = QkDim > kLatent ? in_units(kv.rope_stride) : 0;
+    else if (QkDim == kLatent)
       rows.other = scales_after(kv, token.offset);
   }
   rows.present = __ballot_sync(~0u, present);
@@ -85,7 +81,7 @@ __device__ __forceinline__ CodedRows coded_rows(const FmDecodeParams& p, const T
 // A tile of 16-bit numbers beside tiles of codes, whose caches have one KV head.
 template <int QkDim, class Map>
 __device__ __forceinline__ void copy_tile_as_halves(const FmDecodeParams& p, const CodedRows& rows, uint32_t smem,
-                                                    DecodeControl& control, TilePlace<Map> place) {
+                                                    TilePlace<Map> place) {
   const FmKvCache& kv = p.kv[rows.cache];
   const bool present = rows.present >> TokenWarps<Map>::lane() & 1;
   const auto row = [&](const void* base, uint32_t there) {
@@ -95,18 +91,17 @@ __device__ __forceinline__ void copy_tile_as_halves(const FmDecodeParams& p, con
   cp_async_commit();
   cp_async_wait<0>();
   __syncwarp();  // every lane's copies can be read
-  convert_copied_rows<QkDim, Map>(smem, place, rows.present, kv.format == FM_KV_BF16);
+  convert_copied_rows<Map>(smem, place, rows.present, kv.format == FM_KV_BF16);
 }
 
 // A warp's way through its tiles where they may be of codes. Batches of rows take turns in registers: the next is asked
 // for as soon as the last one is stored, so that some are always under way, also while places are waited for.
-template <int QkDim, class Map>
+template <class T, int QkDim, class Map>
 __device__ __forceinline__ void convert_tiles(const FmDecodeParams& p, uint32_t smem, DecodeControl& control) {
-  using Batch = RowBatch<QkDim, Map>;
+  using Batch = RowBatch<T, QkDim, Map>;
   constexpr int kRows = TokenWarps<Map>::kRows, kBatches = Map::kRows == 32 ? 1 : 2;
   constexpr int kRowsAtOnce = kBatches * Batch::kRows;
   TilePlace<Map> place;
-  place.count = TokenWarps<Map>::turn();
   TileCursor<Map> cursor;  // a tile ahead
   cursor.begin(p);
   bool going = !cursor.done();
@@ -119,9 +114,11 @@ __device__ __forceinline__ void convert_tiles(const FmDecodeParams& p, uint32_t 
   while (going) {
     const int format = p.kv[rows.cache].format;
     const uint32_t present = rows.present;
-    take_places<Map>(control, place, present >> TokenWarps<Map>::lane() % kRows & 1);
+    bool scaled = false;
+    mbarrier_wait(shared_address(&control.tile_empty[place.rope()]), place.rope_parity() ^ 1);
+    leave_present<Map>(control, place, present);
     if (format <= FM_KV_FP16) {
-      copy_tile_as_halves<QkDim, Map>(p, rows, smem, control, place);
+      copy_tile_as_halves<QkDim, Map>(p, rows, smem, place);
       rows = coded_rows<QkDim, Map>(p, cursor);
 #pragma unroll
       for (int i = 0; i < kBatches; ++i) batch[i].load(p, rows, i * Batch::kRows);
@@ -132,24 +129,24 @@ __device__ __forceinline__ void convert_tiles(const FmDecodeParams& p, uint32_t 
         if (last) rows = coded_rows<QkDim, Map>(p, cursor);  // of the next tile
 #pragma unroll
         for (int i = 0; i < kBatches; ++i) {
-          batch[i].store(format, present, first + i * Batch::kRows, smem, place);
+          scaled |= batch[i].store(format, present, first + i * Batch::kRows, smem, place);
           batch[i].load(p, rows, (last ? 0 : first + kRowsAtOnce) + i * Batch::kRows);
         }
       }
     }
+    leave_scaled<Map>(smem, place, scaled);
     fence_async_shared();
-    publish_tile<Map>(control, place, [](uint32_t barrier) { arrive_for_warp<32>(barrier); });
+    arrive_for_warp<32>(shared_address(&control.tile_full[place.rope()]));
     going = !cursor.done();
     cursor.advance(p);
-#pragma unroll
-    for (int i = 0; i < TokenWarps<Map>::kTurns; ++i) place.advance();
+    place.advance();
   }
 }
 
-template <int QkDim, class Map>
+template <class T, int QkDim, class Map>
 __device__ __forceinline__ void load_tiles_tokens(const FmDecodeParams& p, uint32_t smem, DecodeControl& control) {
   if constexpr (Map::kCodes)
-    convert_tiles<QkDim, Map>(p, smem, control);
+    convert_tiles<T, QkDim, Map>(p, smem, control);
   else
     copy_tiles<QkDim, Map>(p, smem, control);
 }

@@ -2,6 +2,8 @@
 #pragma once
 #include "../ptx/control.cuh"
 #include "../ptx/math.cuh"
+#include "../ptx/shared.cuh"
+#include "codes.cuh"
 #include "work.cuh"
 
 namespace fm {
@@ -12,7 +14,7 @@ constexpr float kReferenceSlack = 8.f;
 // After a wait for blocks: makes what cp.async has written visible to wgmma. TMA's writes are.
 template <class Map>
 __device__ __forceinline__ void fence_copies() {
-  if (Map::kTokens) fence_async_shared();
+  if (Map::kTokens && !Map::kCodes) fence_async_shared();
 }
 
 // A wait of a whole warpgroup for a barrier. Beside a loader that computes, one warp polls for all: polls take issue slots.
@@ -54,6 +56,23 @@ __device__ __forceinline__ void clean_values(const FmDecodeParams& p, const RowB
       v.z = finite_or_zero(T(), v.z), v.w = finite_or_zero(T(), v.w);
     }
     *at = v;
+  }
+}
+
+// Multiplies V, which codes and powers of two made, with the mantissas of its blocks' scales where there are some. By the
+// scores warpgroup when all of it has read K.
+template <class Map>
+__device__ __forceinline__ void scale_values(uint8_t* smem, TilePlace<Map> place) {
+  const Units& units = units_of<Map>(smem);
+  if (units.scaled[place.rope()] == 0) return;
+  // A thread has one of the 64 pieces of every other row.
+  const int piece = warpgroup_thread() % 64;
+  const uint32_t column = shared_address(smem) + block_offset(place.block(piece / 16));
+  const float* mantissa = units.mantissa[place.rope()][piece / 16];
+#pragma unroll 4
+  for (int row = warpgroup_thread() / 64; row < kTileTokens; row += 2) {
+    const uint32_t at = column + latent_swizzled(row, piece % 16);
+    store_shared(at, scaled(load_shared_4(at), pack(__half(), mantissa[row], mantissa[row])));
   }
 }
 

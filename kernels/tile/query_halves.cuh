@@ -13,7 +13,7 @@ struct QueryPieces {
   static constexpr int kCount = QkDim / 64;
   uint4 piece[kCount];
 
-  // Halves from 16-bit numbers; returns what they count in. Eight neighbouring lanes have a row.
+  // Halves from 16-bit numbers, and T for the rope part; returns what they count in. Eight neighbouring lanes have a row.
   __device__ __forceinline__ float load(const FmDecodeParams& p, const RowBlock& r, int block_row, int first) {
     const QueryRow<T> row(p, r, block_row);
     const uint4* nope = reinterpret_cast<const uint4*>(row.nope) + first;
@@ -28,10 +28,11 @@ struct QueryPieces {
     for (int d = 1; d < 8; d *= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, d));
     const RowUnit unit(largest);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) piece[i] = bf16_to_half(piece[i], unit.inverse());
+    for (int i = 0; i < 8; ++i) piece[i] = bf16_to_half(piece[i], unit.inverse_pair());
+    if constexpr (kCount > 8) piece[8] = bf16_times(piece[8], unit.inverse_pair());
     return unit.unit();
   }
-  // Halves from e4m3.
+  // The same from e4m3.
   __device__ __forceinline__ float load_codes(const FmDecodeParams& p, const RowBlock& r, int block_row, int first) {
     const QueryRow<uint8_t> row(p, r, block_row);
     const float scale = query_scale(p, r, block_row);
@@ -42,6 +43,7 @@ struct QueryPieces {
       const uint2 codes = __ldg(i < 8 ? nope + 8 * i : reinterpret_cast<const uint2*>(row.rope) + first);
       piece[i] = e4m3_to_half(codes.x ^ sign, codes.y ^ sign);
     }
+    if constexpr (kCount > 8) piece[8] = half_to(T(), piece[8]);
     return fabsf(scale);
   }
 };

@@ -3,8 +3,9 @@
 // operands, so that most of QK^T reads shared memory once per K byte; the rest and the rope part are read from shared
 // memory.
 //
-// Where codes are converted, Q and K are halves that count in a power of two per row: S is multiplied with both, P with
-// that of the token (weight_unit.cuh).
+// Where codes are converted, the latent parts of Q and K are halves that count in a power of two per row: S is multiplied
+// with both, P with that of the token (weight_unit.cuh). What float32 scales have besides a power of two, a mantissa of
+// each block of a token, is multiplied with where numbers are float32, and with V before P V.
 //
 // The softmax keeps a reference per row, not the exact running maximum: it moves only when a score exceeds it by
 // more than kReferenceSlack (in powers of two), so that accumulators are rarely rescaled. P may reach
@@ -80,7 +81,7 @@ struct HeldTile {
 
   template <class Map>
   __device__ __forceinline__ void release(DecodeControl& control, TilePlace<Map> now) {
-    const int last = now.rope() == 0 ? kTiles - 1 : now.rope() - 1;
+    const int last = now.rope() == 0 ? Map::kRopes - 1 : now.rope() - 1;
     if (held) mbarrier_arrive(shared_address(&control.weights_full[last]));
     held = false;
   }
@@ -160,18 +161,70 @@ __device__ __forceinline__ void multiply_query_key(float (&s)[32], const QueryFr
   wgmma_wait<0>();
 }
 
-// What this thread's tokens 8 g + 2 (lane % 4) + {0, 1} count in.
-__device__ __forceinline__ float2 token_units(const Units& units, int tile, int g) {
-  return reinterpret_cast<const float2*>(units.of_token[tile])[4 * g + warpgroup_thread() % 4];
-}
-
-__device__ __forceinline__ void scale_by_token(float (&s)[32], const Units& units, int tile, float factor) {
+// S times a number per token; this thread's tokens are 8 g + 2 (lane % 4) + {0, 1}.
+template <class OfTokens>
+__device__ __forceinline__ void scale_by_token(float (&s)[32], OfTokens of_tokens) {
 #pragma unroll
   for (int g = 0; g < 8; ++g) {
-    const float2 unit = token_units(units, tile, g);
-    const float first = unit.x * factor, second = unit.y * factor;
+    const float2 factor = of_tokens(4 * g + warpgroup_thread() % 4);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) s[4 * g + 2 * h] *= first, s[4 * g + 2 * h + 1] *= second;
+    for (int h = 0; h < 2; ++h) s[4 * g + 2 * h] *= factor.x, s[4 * g + 2 * h + 1] *= factor.y;
+  }
+}
+__device__ __forceinline__ float2 pair_of(const float* of_tokens, int i) {
+  return reinterpret_cast<const float2*>(of_tokens)[i];
+}
+
+// S = (S + Q K^T of one block) x the quotient of its mantissas and the next block's; of the last block x its mantissas.
+// In the end each product has its own block's, with one set of accumulators.
+template <class M, class Map, int Block>
+__device__ __forceinline__ void multiply_scaled_block(float (&s)[32], const QueryFragments<Map::kRegisterChunks>& q,
+                                                      uint32_t smem, const Units& units, TilePlace<Map> place) {
+  wgmma_fence();
+  multiply_block<M, Map, Block>(s, q, smem + Map::kQueryOffset, smem, place, Block > 0);
+  wgmma_commit();
+  wgmma_wait<0>();
+  const auto& mantissa = units.mantissa[place.rope()];
+  scale_by_token(s, [&](int i) {
+    const float2 own = pair_of(mantissa[Block], i);
+    if (Block == kTileBlocks - 1) return own;
+    const float2 next = pair_of(mantissa[(Block + 1) % kTileBlocks], i);
+    return make_float2(__fdividef(own.x, next.x), __fdividef(own.y, next.y));
+  });
+}
+
+// S = Q K^T of converted codes, without what Q counts in.
+template <class T, class M, int QkDim, class Map>
+__device__ __forceinline__ void multiply_query_codes(float (&s)[32], const QueryFragments<Map::kRegisterChunks>& q,
+                                                     uint8_t* shared, DecodeControl& control, TilePlace<Map> place,
+                                                     HeldTile& held) {
+  const uint32_t smem = shared_address(shared), q_shared = smem + Map::kQueryOffset;
+  const Units& units = units_of<Map>(shared);
+  wait_for_keys<0, 0>(control, place, held);
+  if (QkDim > kLatent && units.scaled[place.rope()] != 0) {
+    multiply_scaled_block<M, Map, 0>(s, q, smem, units, place);
+    multiply_scaled_block<M, Map, 1>(s, q, smem, units, place);
+    multiply_scaled_block<M, Map, 2>(s, q, smem, units, place);
+    held.release(control, place);
+    multiply_scaled_block<M, Map, 3>(s, q, smem, units, place);
+  } else {
+    wgmma_fence();
+    multiply_block<M, Map, 0>(s, q, q_shared, smem, place, false);
+    multiply_block<M, Map, 1>(s, q, q_shared, smem, place, true);
+    multiply_block<M, Map, 2>(s, q, q_shared, smem, place, true);
+    held.release(control, place);
+    multiply_block<M, Map, 3>(s, q, q_shared, smem, place, true);
+    wgmma_commit();
+    wgmma_wait<0>();
+  }
+  scale_by_token(s, [&](int i) { return pair_of(units.of_token[place.rope()], i); });
+  if constexpr (QkDim > kLatent) {
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      multiply_step<T, Map, 8>(s, q, q_shared, k, smem + Map::rope_offset(place.rope()), kAtomBytes, true);
+    wgmma_commit();
+    wgmma_wait<0>();
   }
 }
 
@@ -291,24 +344,30 @@ __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, uint8_t*
       else
         load_query<T, QkDim, Map>(p, range, q, shared_address(smem) + Map::kQueryOffset);
     }
-    const int row0 = accumulator_row(warpgroup_thread());
-    const float scale_log2[2] = {score_scale<Map>(p, smem, row0), score_scale<Map>(p, smem, row0 + 8)};
     HeldTile held;
     for (int tile = range.tile_begin; tile < range.tile_end; ++tile) {
       float s[32];
-      multiply_query_key<M, QkDim, Map>(s, q, shared_address(smem), control, place, held);
-      if constexpr (Map::kCodes) scale_by_token(s, units_of<Map>(smem), place.rope(), 1.f);
+      if constexpr (Map::kCodes)
+        multiply_query_codes<T, M, QkDim, Map>(s, q, smem, control, place, held);
+      else
+        multiply_query_key<M, QkDim, Map>(s, q, shared_address(smem), control, place, held);
       const bool masked = tile >= control.first_masked || control.present[place.rope()] != ~0ull;
       if (masked) mask_tile(p, load_row_block<Map>(p, item), s, tile, control.present[place.rope()]);
-      float2 shrink = state.update(s, scale_log2);
+      const int row0 = accumulator_row(warpgroup_thread());
+      float2 shrink = state.update(s, {score_scale<Map>(p, smem, row0), score_scale<Map>(p, smem, row0 + 8)});
       if constexpr (Map::kCodes) {
-        const float move = weight_unit.take(units_of<Map>(smem).of_token[place.rope()]);
+        const auto& of_token = units_of<Map>(smem).of_token[place.rope()];
+        const float move = weight_unit.take(of_token), unit = weight_unit.of_weights();
         shrink.x *= move, shrink.y *= move;
-        scale_by_token(s, units_of<Map>(smem), place.rope(), weight_unit.of_weights());
+        scale_by_token(s, [&](int i) {
+          const float2 two = pair_of(of_token, i);
+          return make_float2(two.x * unit, two.y * unit);
+        });
       }
       announce_rescale(shrink, control, place.rope());
       named_barrier<kScoresBarrier, 128>();  // every warp has read K: P may overwrite its rope part
       store_weights<M>(s, shared_address(smem) + Map::rope_offset(place.rope()));
+      if constexpr (Map::kCodes && QkDim > kLatent) scale_values<Map>(smem, place);
       if (masked)
         clean_values<M, Map>(p, load_row_block<Map>(p, item), smem, place, tile, control.present[place.rope()]);
       fence_async_shared();

@@ -1,7 +1,7 @@
 // The shared memory of an attention CTA, in order, and its barriers:
 //
 //   latent blocks, 64 tokens x 128 columns each (16,384 bytes)
-//   ring of 3 rope blocks, 64 tokens x 64 columns (8,192); the tile's P replaces it
+//   ring of 3 (or 2) rope blocks, 64 tokens x 64 columns (8,192); the tile's P replaces it
 //   Q, what is not in registers, in chunks of 64 columns
 //   few rows only: this CTA's part of rows that the cluster merges (kPartBytes)
 //   where codes are converted: Units
@@ -12,6 +12,7 @@
 // [8 groups of 8 tokens][2 chunks of 64 columns][8 tokens][128 bytes], all others as [rows][128 bytes]; every 1,024
 // bytes have the 128-byte swizzle: the 16-byte piece index within a row is XORed with the row index modulo 8.
 #pragma once
+#include <stddef.h>
 #include <stdint.h>
 
 #include "../params.h"
@@ -25,7 +26,7 @@ constexpr int kLatent = 512;  // width of the latent part, which is also V
 constexpr int kBlockWidth = 128;
 constexpr int kTileBlocks = kLatent / kBlockWidth;
 constexpr int kMostBlocks = 11;
-constexpr int kTiles = 3;  // rope blocks
+constexpr int kTiles = 3;  // most rope blocks
 
 constexpr uint32_t kChunkRowBytes = 128;  // 64 columns of one row
 constexpr uint32_t kAtomBytes = 1024;  // 8 rows x 128 bytes, one swizzle atom
@@ -35,11 +36,10 @@ constexpr uint32_t kRopeBytes = 8 * kAtomBytes;
 constexpr int kPartRows = 16;  // rows that a cluster merges at a time
 constexpr int kPartStride = kLatent + 8;  // numbers from one row to the next: no bank conflicts
 constexpr uint32_t kPartBytes = kPartRows * kPartStride * 4;
-constexpr uint32_t kUnitsBytes = (kTiles * kTileTokens + kTileRows) * 4;
 
 // What decides where things lie: query rows; how many leading column quarters have three blocks, the others having two;
 // leading chunks of Q that live in registers; whether single tokens are loaded, by ordinary stores and copies; whether
-// they may be codes, which are converted to half, as Q is then.
+// they may be codes, which are converted to half, as Q is then. Whole tiles come and go where they may be codes.
 
 // 64 rows. What a loader of whole pages leaves of the registers holds most of Q.
 struct WidePages {
@@ -59,8 +59,18 @@ struct FewPages {
 };
 template <int Rows, bool Codes>
 struct FewTokens {
-  static constexpr int kRows = Rows, kTriple = Rows == 16, kRegisterChunks = 0;
+  static constexpr int kRows = Rows, kTriple = Rows == 16 && !Codes, kRegisterChunks = 0;
   static constexpr bool kTokens = true, kCodes = Codes;
+};
+
+// Where codes are converted to half: the powers of two that keep numbers in its range, and what float32 scales have
+// beside them.
+struct Units {
+  static constexpr int kTiles = 2;
+  float of_token[kTiles][kTileTokens];  // loader -> scores: what a token's row in shared memory counts in; 0: absent
+  float mantissa[kTiles][kTileBlocks][kTileTokens];  // and what each of its blocks is still to be multiplied with
+  uint64_t scaled[kTiles];    // a byte for each loading warp: some mantissa of its rows is not one
+  float of_query[kTileRows];  // scores only: what a row of Q counts in, times its scale
 };
 
 template <class Sizes>
@@ -70,13 +80,14 @@ struct SharedMap : Sizes {
   static constexpr bool kPeaks = Sizes::kTokens;      // row maxima may be wanted
   static constexpr bool kSplits = kRows < kTileRows;  // CTAs of a cluster may share the tiles of an item
   static constexpr int kBlocks = kTileBlocks * 2 + kTriple;
+  static constexpr int kRopes = Sizes::kCodes ? Units::kTiles : 3;
   static constexpr int kSharedChunks = 8 - Sizes::kRegisterChunks;  // of Q's latent part
   static constexpr uint32_t kQueryChunkBytes = kRows * kChunkRowBytes;
   static constexpr uint32_t kRopeOffset = kBlocks * kBlockBytes;
-  static constexpr uint32_t kQueryOffset = kRopeOffset + kTiles * kRopeBytes;
+  static constexpr uint32_t kQueryOffset = kRopeOffset + kRopes * kRopeBytes;
   static constexpr uint32_t kPartOffset = kQueryOffset + (kSharedChunks + 1) * kQueryChunkBytes;
   static constexpr uint32_t kUnitsOffset = kPartOffset + (kSplits ? kPartBytes : 0);
-  static constexpr uint32_t kControlOffset = kUnitsOffset + (Sizes::kCodes ? kUnitsBytes : 0);
+  static constexpr uint32_t kControlOffset = kUnitsOffset + (Sizes::kCodes ? sizeof(Units) : 0);
   static_assert(kBlocks <= kMostBlocks);
 
   // Also of the tile's weights.
@@ -99,12 +110,6 @@ struct DecodeControl {
   float result[kTileRows];        // what the accumulated rows are multiplied with at the end
 };
 
-// Where codes are converted to half: the powers of two that keep numbers in its range.
-struct Units {
-  float of_token[kTiles][kTileTokens];  // loader -> scores: what a token's row in shared memory counts in; 0: absent
-  float of_query[kTileRows];            // scores only: what a row of Q counts in, times its scale
-};
-
 // What CTAs of few rows have besides.
 struct FewControl : DecodeControl {
   uint64_t parts_full;            // values of the whole cluster -> values: every CTA's part can be read
@@ -116,11 +121,18 @@ struct FewControl : DecodeControl {
   int last_part;                  // values: this CTA was the last to finish a part of its unit
 };
 
-static_assert(sizeof(Units) == kUnitsBytes);
-
 template <class Map>
 __device__ __forceinline__ Units& units_of(uint8_t* smem) {
   return *reinterpret_cast<Units*>(smem + Map::kUnitsOffset);
+}
+// By address.
+template <class Map>
+__device__ __forceinline__ uint32_t token_unit_at(uint32_t smem, int tile, int row) {
+  return smem + Map::kUnitsOffset + offsetof(Units, of_token) + (tile * kTileTokens + row) * 4;
+}
+template <class Map>
+__device__ __forceinline__ uint32_t mantissa_at(uint32_t smem, int tile, int block, int row) {
+  return smem + Map::kUnitsOffset + offsetof(Units, mantissa) + ((tile * kTileBlocks + block) * kTileTokens + row) * 4;
 }
 
 __device__ __forceinline__ uint32_t block_offset(int block) { return block * kBlockBytes; }
@@ -141,8 +153,8 @@ struct TilePlace {
 
   __device__ __forceinline__ int thirds() const { return count * 11 >> 5; }  // count / 3
   __device__ __forceinline__ int third() const { return count - thirds() * 3; }
-  __device__ __forceinline__ int rope() const { return third(); }
-  __device__ __forceinline__ uint32_t rope_parity() const { return thirds() & 1; }
+  __device__ __forceinline__ int rope() const { return Map::kRopes == 3 ? third() : count & 1; }
+  __device__ __forceinline__ uint32_t rope_parity() const { return (Map::kRopes == 3 ? thirds() : count >> 1) & 1; }
   __device__ __forceinline__ int block(int quarter) const {
     return quarter < Map::kTriple ? quarter * 3 + third() : Map::kTriple + quarter * 2 + (count & 1);
   }
@@ -151,5 +163,12 @@ struct TilePlace {
   }
   __device__ __forceinline__ void advance() { count = count == 11 ? 0 : count + 1; }
 };
+
+// The barriers of a block of the tile: those of the whole tile where codes are converted.
+template <class Map>
+__device__ __forceinline__ void wait_for_block(DecodeControl& control, TilePlace<Map> place, int quarter) {
+  if (!Map::kCodes)
+    mbarrier_wait(shared_address(&control.block_full[place.block(quarter)]), place.block_parity(quarter));
+}
 
 }  // namespace fm

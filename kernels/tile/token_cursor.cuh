@@ -17,11 +17,13 @@ struct TokenWarps {
   static_assert(kRows <= 32);
 
 
-  static __device__ __forceinline__ int thread() { return block_thread() - (FM_DECODE_THREADS - 128); }
-  static __device__ __forceinline__ int lane() { return block_thread() % 32; }
+  // Unsigned: divisions by powers of two are one instruction.
+  static __device__ __forceinline__ unsigned thread() { return block_thread() - (FM_DECODE_THREADS - 128); }
+  static __device__ __forceinline__ int lane() { return (unsigned)block_thread() % 32; }
+  static __device__ __forceinline__ int warp() { return thread() / 32 % kOfTile; }  // of those at this tile
   static __device__ __forceinline__ int turn() { return thread() / (kOfTile * 32); }
-  static __device__ __forceinline__ int row() { return first_row() + lane() % kRows; }  // this lane's
-  static __device__ __forceinline__ int first_row() { return thread() / 32 % kOfTile * kRows; }
+  static __device__ __forceinline__ int first_row() { return warp() * kRows; }
+  static __device__ __forceinline__ int row() { return first_row() + (unsigned)block_thread() % kRows; }  // this lane's
 };
 
 // Where a token is: its page (-1 when absent) and its offset in it.
@@ -29,87 +31,82 @@ struct TokenPlace {
   int page, offset;
 };
 
-// The tokens of a tile: which cache they are in, and which positions there. Tiles of a row's extra cache follow those
-// of its main cache.
-struct TilePositions {
-  int cache, first, end;
-
-  __device__ __forceinline__ TilePositions(const FmDecodeParams& p, const RowBlock& r, int tile) {
-    const int position = tile * kTileTokens;
-    const bool sparse = p.kv[0].indices != nullptr;
-    cache = 0, first = position, end = sparse ? r.main_len : r.seq_len;
-    if (sparse && position >= r.main_len) {
-      const int before = (r.main_len + kTileTokens - 1) / kTileTokens * kTileTokens;
-      cache = 1, first = position - before, end = r.seq_len - before;
-    }
-  }
-};
-
 // The tiles of a warp, one after another through the items of the worker, and what was looked up for this lane's token.
+// Tiles of a sparse row's extra cache follow those of its main cache, from a whole tile on.
 template <class Map>
 struct TileCursor {
   static constexpr int kDone = 0x7FFFFFFF;
-  int item;       // kDone after the last tile
-  int tile, end;  // of the item's tiles
-  int cache;      // which one the tile is in
-  int found;      // what the block table or the list of indices says; -1 where there is nothing
+  int item;            // kDone after the last tile
+  int left;            // tiles of the item from this one on
+  int cache;           // which one the tile is in
+  int position;        // the tile's first token there
+  int tokens;          // how many the row has there
+  const int* entries;  // of its tokens: indices, or pages of the block table
+  int found;           // what is there for this lane's token; -1: nothing
 
   __device__ __forceinline__ bool done() const { return item == kDone; }
 
   // To the warp's first tile.
   __device__ __forceinline__ void begin(const FmDecodeParams& p) {
     item = first_worker_item<Map>(p) - 1;
-    tile = TokenWarps<Map>::turn();
-    enter_next(p);
+    cache = 0, found = -1;
+    enter_next(p, TokenWarps<Map>::turn());
   }
   // To its next tile.
   __device__ __forceinline__ void advance(const FmDecodeParams& p) {
     if (done()) return;
-    tile += TokenWarps<Map>::kTurns;
-    if (tile < end) {
-      look_up(p, load_row_block<Map>(p, item));
+    position += TokenWarps<Map>::kTurns * kTileTokens, left -= TokenWarps<Map>::kTurns;
+    if (left <= 0) {
+      enter_next(p, -left);
       return;
     }
-    tile -= end;
-    enter_next(p);
+    if (position >= tokens) enter_cache(p, load_row_block<Map>(p, item), position);
+    look_up(p);
   }
-  // To tile `tile` of what follows this item.
-  __device__ __forceinline__ void enter_next(const FmDecodeParams& p) {
+  // To what is `tiles` tiles after the end of this item.
+  __device__ __forceinline__ void enter_next(const FmDecodeParams& p, int tiles) {
     const int last = next_worker_item<Map>(p);
-    found = -1, cache = 0;
     while (++item < last) {
       const RowBlock r = load_row_block<Map>(p, item);
       if (!Map::kSplits && r.row_begin >= r.rows && p.multicast == 1) continue;
-      const int tiles = max(r.tile_end - r.tile_begin, 0);
-      if (tile >= tiles) {
-        tile -= tiles;
+      left = max(r.tile_end - r.tile_begin, 0) - tiles;
+      if (left <= 0) {
+        tiles = -left;
         continue;
       }
-      tile += r.tile_begin, end = r.tile_end;
-      look_up(p, r);
+      enter_cache(p, r, (r.tile_begin + tiles) * kTileTokens);
+      look_up(p);
       return;
     }
-    item = kDone;
+    item = kDone, found = -1;
   }
-  __device__ __forceinline__ void look_up(const FmDecodeParams& p, const RowBlock& r) {
-    const TilePositions tokens(p, r, tile);
-    const FmKvCache& kv = p.kv[tokens.cache];
-    const int position = tokens.first + TokenWarps<Map>::row();
-    cache = tokens.cache, found = -1;
-    if (position >= tokens.end) return;
-    if (kv.indices != nullptr) {
-      found = load_once(kv.indices + r.request * kv.indices_stride[0] + r.q_begin * kv.indices_stride[1] + position);
-    } else {
-      const int column = kv.page_shift >= 0 ? position >> kv.page_shift : position / kv.page_size;
-      if (column < p.max_pages) found = load_once(p.block_table + r.request * p.block_table_stride + column);
+  // Of a row: `at` counts from the beginning of its main cache.
+  __device__ __forceinline__ void enter_cache(const FmDecodeParams& p, const RowBlock& r, int at) {
+    const bool sparse = p.kv[0].indices != nullptr;
+    cache = sparse && at >= r.main_len;
+    const int before = cache ? (r.main_len + kTileTokens - 1) / kTileTokens * kTileTokens : 0;
+    position = at - before, tokens = sparse && !cache ? r.main_len : r.seq_len - before;
+    const FmKvCache& kv = p.kv[cache];
+    entries = sparse ? kv.indices + r.request * kv.indices_stride[0] + r.q_begin * kv.indices_stride[1]
+                     : p.block_table + r.request * p.block_table_stride;
+  }
+  __device__ __forceinline__ void look_up(const FmDecodeParams& p) {
+    const FmKvCache& kv = p.kv[cache];
+    int entry = position + TokenWarps<Map>::row();
+    bool here = entry < tokens;
+    if (kv.indices == nullptr) {
+      entry = kv.page_shift >= 0 ? entry >> kv.page_shift : entry / kv.page_size;
+      here &= entry < p.max_pages;
     }
+    found = -1;
+    if (here) found = load_once(entries + entry);
   }
   // Where the token is.
   __device__ __forceinline__ TokenPlace place(const FmDecodeParams& p) const {
     const FmKvCache& kv = p.kv[cache];
     if (found < 0) return {-1, 0};
     const bool sparse = kv.indices != nullptr;
-    const int of = sparse ? found : tile * kTileTokens + TokenWarps<Map>::row();
+    const int of = sparse ? found : position + TokenWarps<Map>::row();
     int page = found, offset;
     if (kv.page_shift >= 0) {
       if (sparse) page = found >> kv.page_shift;
