@@ -36,8 +36,24 @@ __device__ __forceinline__ void store_shared(uint32_t to, float v) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(v) : "memory");
 }
 
-__device__ __forceinline__ void store_shared_byte(uint32_t to, uint32_t v) {
-  asm volatile("st.shared.u8 [%0], %1;" ::"r"(to), "r"(v) : "memory");
+__device__ __forceinline__ void store_shared_if(bool store, uint32_t to, float v) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.u32 p, %2, 0;\n"
+      "@p st.shared.f32 [%0], %1;\n"
+      "}" ::"r"(to),
+      "f"(v), "r"((uint32_t)store)
+      : "memory");
+}
+// The low one or two bytes of a word.
+template <int Bytes>
+__device__ __forceinline__ void store_shared_bytes(uint32_t to, uint32_t v) {
+  static_assert(Bytes == 1 || Bytes == 2);
+  if (Bytes == 1)
+    asm volatile("st.shared.u8 [%0], %1;" ::"r"(to), "r"(v) : "memory");
+  else
+    asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"((uint16_t)v) : "memory");
 }
 
 }  // namespace fm

@@ -16,31 +16,35 @@ __device__ __forceinline__ int scales_after(const FmKvCache& kv, int offset) {
   }
 }
 
-__device__ __forceinline__ uint4 load_16(const uint8_t* at) {
+// Loads `At` bytes on from an address.
+template <int At = 0>
+__device__ __forceinline__ uint4 load_16(const uint8_t* from) {
   uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4+%5];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(at));
+               : "l"(from), "n"(At));
   return v;
 }
-__device__ __forceinline__ uint2 load_8(const uint8_t* at) {
+template <int At = 0>
+__device__ __forceinline__ uint2 load_8(const uint8_t* from) {
   uint2 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at));
+  asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2+%3];" : "=r"(v.x), "=r"(v.y) : "l"(from), "n"(At));
   return v;
 }
-__device__ __forceinline__ uint32_t load_4(const uint8_t* at) {
+template <int At = 0>
+__device__ __forceinline__ uint32_t load_4(const uint8_t* from) {
   uint32_t v;
-  asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(at));
+  asm volatile("ld.global.nc.u32 %0, [%1+%2];" : "=r"(v) : "l"(from), "n"(At));
   return v;
 }
-__device__ __forceinline__ uint32_t load_2(const uint8_t* at) {
+__device__ __forceinline__ uint32_t load_2(const uint8_t* from) {
   uint16_t v;
-  asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(v) : "l"(at));
+  asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(v) : "l"(from));
   return v;
 }
-__device__ __forceinline__ uint32_t load_1(const uint8_t* at) {
+__device__ __forceinline__ uint32_t load_1(const uint8_t* from) {
   uint32_t v;
-  asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(v) : "l"(at));
+  asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(v) : "l"(from));
   return v;
 }
 
@@ -52,8 +56,33 @@ struct CodedRows {
   uint32_t present;  // bit i: row i of the warp is there
   int cache;
 
-  __device__ __forceinline__ const uint8_t* address(const FmDecodeParams& p, int which) const {
-    return reinterpret_cast<const uint8_t*>(p.kv[cache].rows) + (uint64_t)__shfl_sync(~0u, row, which) * 16;
+  // Of row `which` of the warp: `from`, which is in the cache's first row, moved to it.
+  __device__ __forceinline__ const uint8_t* address(const uint8_t* from, int which) const {
+    const uint8_t* at;
+    asm("mad.wide.u32 %0, %1, 16, %2;" : "=l"(at) : "r"(__shfl_sync(~0u, row, which)), "l"(from));
+    return at;
+  }
+};
+
+// Where a lane stores what it has of a tile's rows 0 .. 3 of its warp, by shared address.
+template <class Map>
+struct LanePlaces {
+  uint32_t codes;  // the first of its two pieces of row 0, of the first half of the columns; four blocks on the second
+  uint32_t rope;   // its piece of row lane / 8
+  uint32_t block;  // the same of columns 448 .. 512
+  uint32_t unit;   // what that row counts in
+
+  __device__ __forceinline__ LanePlaces(uint32_t smem, TilePlace<Map> place) {
+    const int lane = TokenWarps<Map>::lane(), first_row = TokenWarps<Map>::first_row(), row = first_row + lane / 8;
+    static_assert(Map::kTriple == 0 && TokenWarps<Map>::kRows % 8 == 0);
+    codes = smem + block_offset(place.block(lane / 16)) + latent_swizzled(first_row, lane % 16);
+    rope = smem + Map::rope_offset(place.rope()) + swizzled(row, lane % 8);
+    block = smem + block_offset(place.block(3)) + latent_swizzled(row, 8 + lane % 8);
+    unit = smem + Map::kUnitsOffset + place.rope() * sizeof(Units::OfTile) + row * 4;
+  }
+  // To the next eight rows.
+  __device__ __forceinline__ void advance() {
+    codes += kGroupBytes, rope += kAtomBytes, block += kGroupBytes, unit += 32;
   }
 };
 
@@ -70,38 +99,34 @@ struct RowBatch {
   static constexpr bool kHasRope = QkDim > kLatent;
 
   uint2 codes[kRows][2];
-  uint4 plain;      // bfloat16, or e4m3 codes in its first half
+  uint4 plain;      // bfloat16; or e4m3 codes, of two lanes
   uint32_t scales;  // as they are in memory
 
   __device__ __forceinline__ void load(const FmDecodeParams& p, const CodedRows& rows, int first) {
     const int format = p.kv[rows.cache].format, lane = TokenWarps<Map>::lane(), eighth = lane % 8;
+    const uint8_t* cache = reinterpret_cast<const uint8_t*>(p.kv[rows.cache].rows);
     if (!kHasRope && format == FM_KV_FP4_V41) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
-        const uint8_t* at = rows.address(p, first + i) + lane * 4;
-        codes[i][0].x = load_4(at), codes[i][1].x = load_4(at + 128);
+        const uint8_t* at = rows.address(cache + lane * 4, first + i);
+        codes[i][0].x = load_4(at), codes[i][1].x = load_4<128>(at);
       }
     } else {
-      const int second = has_second(format, lane) ? 256 : 0;
+      const uint8_t* column = cache + lane * 8;
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        const uint8_t* at = rows.address(p, first + i) + lane * 8;
-        codes[i][0] = load_8(at), codes[i][1] = load_8(at + second);
+      for (int i = 0; i < kRows; ++i) {  // what lies after the codes of fp8_v4 is read, too
+        const uint8_t* at = rows.address(column, first + i);
+        codes[i][0] = load_8(at), codes[i][1] = load_8<256>(at);
       }
     }
-    const uint8_t* own = rows.address(p, first + lane / 8);
+    const uint8_t* own = rows.address(cache, first + lane / 8);
     if constexpr (kHasRope) {
-      if (format == FM_KV_FP8) {
-        const uint2 v = load_8(own + 512 + eighth * 8);
-        plain.x = v.x, plain.y = v.y;
-      } else {
-        plain = load_16(own + 528 + eighth * 16);
-        scales = load_4(own + 512 + eighth / 2 * 4);
-      }
+      plain = load_16(own + (format == FM_KV_FP8 ? 512 + eighth / 2 * 16 : 528 + eighth * 16));
+      scales = load_4<512>(own + eighth / 2 * 4);
     } else {
       const uint8_t* at = own + __shfl_sync(~0u, rows.other, first + lane / 8);
       if (format == FM_KV_FP8_V4) {
-        plain = load_16(own + 448 + eighth * 16);
+        plain = load_16<448>(own + eighth * 16);
         scales = load_1(at + eighth);
       } else if (format == FM_KV_FP4_V41) {
         scales = load_4(at + eighth * 4);
@@ -111,30 +136,27 @@ struct RowBatch {
     }
   }
 
-  // `present`: the warp's rows. Returns whether some scale is not a power of two.
-  __device__ __forceinline__ bool store(int format, uint32_t present, int first, uint32_t smem, TilePlace<Map> place) {
-    const int lane = TokenWarps<Map>::lane(), first_row = TokenWarps<Map>::first_row() + first;
-    present >>= first;
+  // The rows 4 Which .. 4 Which + 4 of eight, of which those of the bits of `present` are there. Collects what scales
+  // have besides powers of two in `mantissas`.
+  template <int Which>
+  __device__ __forceinline__ void store(int format, uint32_t present, LanePlaces<Map> to, uint32_t& mantissas) {
+    const int lane = TokenWarps<Map>::lane();
     if ((present & 15) != 15) clear_absent(present);
-    bool scaled_rows = false;
     float unit = 1.f;
     if constexpr (kHasRope) {
-      store_rope(format, first_row, smem, place);
-      if (format != FM_KV_FP8) unit = take_float_scales(first_row, smem, place, scaled_rows);
+      store_rope<Which>(format, to);
+      if (format != FM_KV_FP8) unit = take_float_scales<Which>(to, mantissas);
     } else if (format != FM_KV_FP8 && format != FM_KV_FP4_V41) {
-      unit = take_exponents(format, first_row, smem, place);
+      unit = take_exponents<Which>(format, to);
     }
-    if (lane % 8 == 0)
-      store_shared(token_unit_at<Map>(smem, place.rope(), first_row + lane / 8), present >> lane / 8 & 1 ? unit : 0.f);
-    store_codes(format, first_row, smem, place);
-    return scaled_rows;
+    store_shared_if(lane % 8 == 0, to.unit + 16 * Which, present >> lane / 8 & 1 ? unit : 0.f);
+    store_codes<Which>(format, to);
   }
 
  private:
-  // Not of all formats do the last columns have codes.
-  static __device__ __forceinline__ bool has_second(int format, int lane) {
-    return kHasRope || format != FM_KV_FP8_V4 || lane < 24;
-  }
+  // Piece `at` of rows 0 .. 3 of eight, moved on to row i of the eight: the swizzle is in bits of its own.
+  static __device__ __forceinline__ uint32_t row_place(uint32_t at, int i) { return (at ^ (i << 4)) + i * kChunkRowBytes; }
+
   __device__ __forceinline__ void clear_absent(uint32_t present) {
 #pragma unroll
     for (int i = 0; i < kRows; ++i)
@@ -143,48 +165,53 @@ struct RowBatch {
   }
 
   // The rope part of row lane / 8 as T: it has no unit.
-  __device__ __forceinline__ void store_rope(int format, int first_row, uint32_t smem, TilePlace<Map> place) const {
-    const int lane = TokenWarps<Map>::lane();
-    const uint4 v = format == FM_KV_FP8 ? half_to(T(), e4m3_to_half(plain.x, plain.y)) : bf16_to(T(), plain);
-    store_shared(smem + Map::rope_offset(place.rope()) + swizzled(first_row + lane / 8, lane % 8), v);
+  template <int Which>
+  __device__ __forceinline__ void store_rope(int format, const LanePlaces<Map>& to) const {
+    uint4 v;
+    if (format == FM_KV_FP8) {
+      const bool odd = TokenWarps<Map>::lane() & 1;
+      v = half_to(T(), e4m3_to_half(odd ? plain.z : plain.x, odd ? plain.w : plain.y));
+    } else {
+      v = bf16_to(T(), plain);
+    }
+    store_shared(row_place(to.rope, 4 * Which), v);
   }
 
   // These two make `scales` what codes are multiplied with, powers of two as a pair of halves, for the first and the
   // second half of the lane's eighth; and return what row lane / 8 counts in.
 
   // Of a float32 scale the power of two: the rest is left beside the tile.
-  __device__ __forceinline__ float take_float_scales(int first_row, uint32_t smem, TilePlace<Map> place,
-                                                     bool& scaled_rows) {
-    const int lane = TokenWarps<Map>::lane(), row = first_row + lane / 8;
-    const uint32_t exponent = scales & 0x7F800000u;
-    uint32_t largest = exponent;
+  template <int Which>
+  __device__ __forceinline__ float take_float_scales(const LanePlaces<Map>& to, uint32_t& mantissas) {
+    const int lane = TokenWarps<Map>::lane();
+    uint32_t largest = scales & 0x7F800000u;
 #pragma unroll
     for (int d = 2; d < 8; d *= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, d));
     const RowUnit unit(of_largest_code(largest));
-    scaled_rows = __any_sync(~0u, (scales & 0x7FFFFFu) != 0);
-    // Scales that are infinite or NaN make NaN here. Sign and exponent stay in `scales`.
-    const float mantissa = __uint_as_float(scales & 0x7FFFFFFFu) *
-                           __uint_as_float(254 * RowUnit::kOne - min(exponent, 254 * RowUnit::kOne));
-    if (lane % 2 == 0) store_shared(mantissa_at<Map>(smem, place.rope(), lane % 8 / 2, row), mantissa);
+    const uint32_t fraction = scales & 0x7FFFFFu;
+    mantissas |= fraction;
+    // NaN stays NaN.
+    const uint32_t mantissa = (scales & 0x7FFFFFFFu) > 0x7F800000u ? scales : fraction | 0x3F800000u;
+    store_shared_if(lane % 2 == 0,
+                    to.unit + offsetof(Units::OfTile, mantissa) + lane % 8 / 2 * (kTileTokens * 4) + 16 * Which,
+                    __uint_as_float(mantissa));
     const float scale = __uint_as_float(scales & 0xFF800000u) * unit.inverse();
     scales = pack(__half(), scale, scale);
     return unit.unit();
   }
 
-  __device__ __forceinline__ float take_exponents(int format, int first_row, uint32_t smem, TilePlace<Map> place) {
-    const int lane = TokenWarps<Map>::lane(), eighth = lane % 8;
+  template <int Which>
+  __device__ __forceinline__ float take_exponents(int format, const LanePlaces<Map>& to) {
     uint32_t scale[2] = {ue8m0_bits(scales & 0xFF), ue8m0_bits(scales >> 8)};
     const bool has_rope = format == FM_KV_FP8_V4;
-    if (has_rope) scale[1] = scale[0] = eighth == 7 ? 0 : scale[0];
+    if (has_rope) scale[1] = scale[0] = TokenWarps<Map>::lane() % 8 == 7 ? 0 : scale[0];
     uint32_t largest = of_largest_code(max(scale[0], scale[1]));
     if (has_rope) largest = max(largest, largest_bf16(plain));
 #pragma unroll
     for (int d = 1; d < 8; d *= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, d));
     const RowUnit unit(largest);
     scales = pack(__half(), __uint_as_float(scale[0]) * unit.inverse(), __uint_as_float(scale[1]) * unit.inverse());
-    if (has_rope)
-      store_shared(smem + block_offset(place.block(3)) + latent_swizzled(first_row + lane / 8, 8 + eighth),
-                       bf16_to_half(plain, unit.inverse_pair()));
+    if (has_rope) store_shared(row_place(to.block, 4 * Which), bf16_to_half(plain, unit.inverse_pair()));
     return unit.unit();
   }
   // Codes reach 448, a little less than 2^9.
@@ -192,14 +219,12 @@ struct RowBatch {
     return min(scale_bits, 246 * RowUnit::kOne) + 8 * RowUnit::kOne;
   }
 
-  __device__ __forceinline__ void store_codes(int format, int first_row, uint32_t smem, TilePlace<Map> place) const {
-    static_assert(Map::kTriple == 0, "the places of a lane's two pieces are four blocks apart");
+  template <int Which>
+  __device__ __forceinline__ void store_codes(int format, const LanePlaces<Map>& to) const {
     const int lane = TokenWarps<Map>::lane();
-    const bool second = has_second(format, lane);
-    // Rows are at multiples of four: row i of the batch differs in the low bits only.
-    const uint32_t to = smem + block_offset(place.block(lane / 16)) + latent_swizzled(first_row, lane % 16);
+    const bool second = kHasRope || format != FM_KV_FP8_V4 || lane < 24;  // the last columns may not be codes
     const auto put = [&](int i, uint4 a, uint4 b) {
-      const uint32_t at = (to ^ (i << 4)) + i * kChunkRowBytes;
+      const uint32_t at = row_place(to.codes, 4 * Which + i);
       store_shared(at, a);
       store_shared_if(second, at + 4 * kBlockBytes, b);
     };
@@ -235,15 +260,17 @@ struct RowBatch {
 // Whether some scale of this warp's rows is not a power of two.
 template <class Map>
 __device__ __forceinline__ void leave_scaled(uint32_t smem, TilePlace<Map> place, bool scaled) {
-  if (TokenWarps<Map>::lane() == 0)
-    store_shared_byte(smem + Map::kUnitsOffset + offsetof(Units, scaled) + place.rope() * 8 + TokenWarps<Map>::warp(),
-                      scaled);
+  scaled = __any_sync(~0u, scaled);
+  constexpr int kShare = 8 / TokenWarps<Map>::kOfTile;
+  const uint32_t at = smem + Map::kUnitsOffset + offsetof(Units, scaled) + place.rope() * 8;
+  if (TokenWarps<Map>::lane() == 0) store_shared_bytes<kShare>(at + TokenWarps<Map>::warp() * kShare, scaled);
 }
 
 // Turns this warp's rows, which are in shared memory as they are in a bf16 cache, into halves; not their rope part.
 template <class Map>
 __device__ __forceinline__ void convert_copied_rows(uint32_t smem, TilePlace<Map> place, uint32_t present, bool bf16) {
   const int lane = TokenWarps<Map>::lane(), first_row = TokenWarps<Map>::first_row();
+  const uint32_t of_tile = smem + Map::kUnitsOffset + place.rope() * sizeof(Units::OfTile);
 #pragma unroll 1
   for (int i = 0; i < TokenWarps<Map>::kRows; ++i) {
     const int row = first_row + i;
@@ -256,7 +283,7 @@ __device__ __forceinline__ void convert_copied_rows(uint32_t smem, TilePlace<Map
       store_shared(at + 4 * kBlockBytes, bf16_to_half(b, of_row.inverse_pair()));
       unit = of_row.unit();
     }
-    if (lane == 0) store_shared(token_unit_at<Map>(smem, place.rope(), row), present >> i & 1 ? unit : 0.f);
+    if (lane == 0) store_shared(of_tile + row * 4, present >> i & 1 ? unit : 0.f);
   }
 }
 

@@ -122,7 +122,7 @@ __device__ __forceinline__ void multiply_codes_query(float (&s)[Map::kRows / 2],
     float factor[kTileBlocks];
 #pragma unroll
     for (int block = 0; block < kTileBlocks; ++block)
-      factor[block] = units.of_token[place.rope()][token] * (scaled ? units.mantissa[place.rope()][block][token] : 1.f);
+      factor[block] = units.of_tile[place.rope()].token[token] * (scaled ? units.of_tile[place.rope()].mantissa[block][token] : 1.f);
 #pragma unroll
     for (int c = 0; c < Layout::kColumns; ++c) {
       const int i = Layout::value(c, h);
@@ -316,7 +316,7 @@ __device__ __forceinline__ void compute_few_scores(const FmDecodeParams& p, uint
       float unit_move = 1.f;
       if constexpr (Map::kCodes) {
         multiply_codes_query<T, M, QkDim, Map>(s, smem, control, place);
-        unit_move = weight_unit.take(units_of<Map>(smem).of_token[place.rope()]);
+        unit_move = weight_unit.take(units_of<Map>(smem).of_tile[place.rope()].token);
       } else {
         multiply_key_query<M, QkDim, Map>(s, shared_address(smem), control, place);
       }
@@ -325,7 +325,7 @@ __device__ __forceinline__ void compute_few_scores(const FmDecodeParams& p, uint
       state.update(s, scale_log2, unit_move, control, place.rope());
       state.weigh(s, scale_log2);
       if constexpr (Map::kCodes)
-        scale_few_weights<Map>(s, units_of<Map>(smem).of_token[place.rope()], weight_unit.of_weights());
+        scale_few_weights<Map>(s, units_of<Map>(smem).of_tile[place.rope()].token, weight_unit.of_weights());
       store_few_weights<M, Map::kRows>(s, shared_address(smem) + Map::rope_offset(place.rope()));
       if constexpr (Map::kCodes && QkDim > kLatent) scale_values<Map>(smem, place);
       if (masked) clean_values<M, Map>(p, r, smem, place, tile, control.present[place.rope()]);

@@ -99,8 +99,7 @@ __device__ __forceinline__ void copy_tile_as_halves(const FmDecodeParams& p, con
 template <class T, int QkDim, class Map>
 __device__ __forceinline__ void convert_tiles(const FmDecodeParams& p, uint32_t smem, DecodeControl& control) {
   using Batch = RowBatch<T, QkDim, Map>;
-  constexpr int kRows = TokenWarps<Map>::kRows, kBatches = Map::kRows == 32 ? 1 : 2;
-  constexpr int kRowsAtOnce = kBatches * Batch::kRows;
+  constexpr int kRows = TokenWarps<Map>::kRows, kBatches = Map::kRows == 32 ? 1 : 2, kAhead = kBatches * Batch::kRows;
   TilePlace<Map> place;
   TileCursor<Map> cursor;  // a tile ahead
   cursor.begin(p);
@@ -114,7 +113,7 @@ __device__ __forceinline__ void convert_tiles(const FmDecodeParams& p, uint32_t 
   while (going) {
     const int format = p.kv[rows.cache].format;
     const uint32_t present = rows.present;
-    bool scaled = false;
+    uint32_t mantissas = 0;
     mbarrier_wait(shared_address(&control.tile_empty[place.rope()]), place.rope_parity() ^ 1);
     leave_present<Map>(control, place, present);
     if (format <= FM_KV_FP16) {
@@ -123,18 +122,23 @@ __device__ __forceinline__ void convert_tiles(const FmDecodeParams& p, uint32_t 
 #pragma unroll
       for (int i = 0; i < kBatches; ++i) batch[i].load(p, rows, i * Batch::kRows);
     } else {
+      LanePlaces<Map> to(smem, place);
 #pragma unroll 1
-      for (int first = 0; first < kRows; first += kRowsAtOnce) {
-        const bool last = first + kRowsAtOnce == kRows;
-        if (last) rows = coded_rows<QkDim, Map>(p, cursor);  // of the next tile
-#pragma unroll
-        for (int i = 0; i < kBatches; ++i) {
-          scaled |= batch[i].store(format, present, first + i * Batch::kRows, smem, place);
-          batch[i].load(p, rows, (last ? 0 : first + kRowsAtOnce) + i * Batch::kRows);
-        }
+      for (int eight = 0; eight < kRows; eight += 8) {
+        // The rows that come when these are stored: kAhead on, in the end the next tile's.
+        const auto load_after = [&](Batch& b, int row) {
+          const int next = eight + row + kAhead;
+          if (next == kRows) rows = coded_rows<QkDim, Map>(p, cursor);
+          b.load(p, rows, (unsigned)next % kRows);
+        };
+        batch[0].template store<0>(format, present >> eight, to, mantissas);
+        load_after(batch[0], 0);
+        batch[kBatches - 1].template store<1>(format, present >> (eight + 4), to, mantissas);
+        load_after(batch[kBatches - 1], 4);
+        to.advance();
       }
     }
-    leave_scaled<Map>(smem, place, scaled);
+    leave_scaled<Map>(smem, place, mantissas != 0);
     fence_async_shared();
     arrive_for_warp<32>(shared_address(&control.tile_full[place.rope()]));
     going = !cursor.done();

@@ -68,7 +68,7 @@ __device__ __forceinline__ void scale_values(uint8_t* smem, TilePlace<Map> place
   // A thread has one of the 64 pieces of every other row.
   const int piece = warpgroup_thread() % 64;
   const uint32_t column = shared_address(smem) + block_offset(place.block(piece / 16));
-  const float* mantissa = units.mantissa[place.rope()][piece / 16];
+  const float* mantissa = units.of_tile[place.rope()].mantissa[piece / 16];
 #pragma unroll 4
   for (int row = warpgroup_thread() / 64; row < kTileTokens; row += 2) {
     const uint32_t at = column + latent_swizzled(row, piece % 16);

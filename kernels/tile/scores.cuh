@@ -184,7 +184,7 @@ __device__ __forceinline__ void multiply_scaled_block(float (&s)[32], const Quer
   multiply_block<M, Map, Block>(s, q, smem + Map::kQueryOffset, smem, place, Block > 0);
   wgmma_commit();
   wgmma_wait<0>();
-  const auto& mantissa = units.mantissa[place.rope()];
+  const auto& mantissa = units.of_tile[place.rope()].mantissa;
   scale_by_token(s, [&](int i) {
     const float2 own = pair_of(mantissa[Block], i);
     if (Block == kTileBlocks - 1) return own;
@@ -217,7 +217,7 @@ __device__ __forceinline__ void multiply_query_codes(float (&s)[32], const Query
     wgmma_commit();
     wgmma_wait<0>();
   }
-  scale_by_token(s, [&](int i) { return pair_of(units.of_token[place.rope()], i); });
+  scale_by_token(s, [&](int i) { return pair_of(units.of_tile[place.rope()].token, i); });
   if constexpr (QkDim > kLatent) {
     wgmma_fence();
 #pragma unroll
@@ -356,7 +356,7 @@ __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, uint8_t*
       const int row0 = accumulator_row(warpgroup_thread());
       float2 shrink = state.update(s, {score_scale<Map>(p, smem, row0), score_scale<Map>(p, smem, row0 + 8)});
       if constexpr (Map::kCodes) {
-        const auto& of_token = units_of<Map>(smem).of_token[place.rope()];
+        const auto& of_token = units_of<Map>(smem).of_tile[place.rope()].token;
         const float move = weight_unit.take(of_token), unit = weight_unit.of_weights();
         shrink.x *= move, shrink.y *= move;
         scale_by_token(s, [&](int i) {

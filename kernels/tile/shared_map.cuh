@@ -67,9 +67,11 @@ struct FewTokens {
 // beside them.
 struct Units {
   static constexpr int kTiles = 2;
-  float of_token[kTiles][kTileTokens];  // loader -> scores: what a token's row in shared memory counts in; 0: absent
-  float mantissa[kTiles][kTileBlocks][kTileTokens];  // and what each of its blocks is still to be multiplied with
-  uint64_t scaled[kTiles];    // a byte for each loading warp: some mantissa of its rows is not one
+  struct OfTile {
+    float token[kTileTokens];                  // loader -> scores: what a token's row counts in; 0: absent
+    float mantissa[kTileBlocks][kTileTokens];  // and what each of its blocks is still to be multiplied with
+  } of_tile[kTiles];
+  uint64_t scaled[kTiles];    // an equal share for each loading warp: some mantissa of its rows is not one
   float of_query[kTileRows];  // scores only: what a row of Q counts in, times its scale
 };
 
@@ -125,16 +127,6 @@ template <class Map>
 __device__ __forceinline__ Units& units_of(uint8_t* smem) {
   return *reinterpret_cast<Units*>(smem + Map::kUnitsOffset);
 }
-// By address.
-template <class Map>
-__device__ __forceinline__ uint32_t token_unit_at(uint32_t smem, int tile, int row) {
-  return smem + Map::kUnitsOffset + offsetof(Units, of_token) + (tile * kTileTokens + row) * 4;
-}
-template <class Map>
-__device__ __forceinline__ uint32_t mantissa_at(uint32_t smem, int tile, int block, int row) {
-  return smem + Map::kUnitsOffset + offsetof(Units, mantissa) + ((tile * kTileBlocks + block) * kTileTokens + row) * 4;
-}
-
 __device__ __forceinline__ uint32_t block_offset(int block) { return block * kBlockBytes; }
 
 // Byte offset of 16-byte piece `piece` (of 8) in row `row` of a [rows][128 bytes] swizzled block.
