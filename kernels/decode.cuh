@@ -84,13 +84,14 @@ __device__ __forceinline__ void load_tiles(const CUtensorMap& latent_map, const 
 
 // Registers per thread of a role. The launch gives each thread 128 with 4 warpgroups, 96 with 5 and 72 with 7: what the
 // roles take adds up to 512, 480 and 504. The page loader's few rows stay as launched.
-template <Loader L, int Rows>
+template <Loader L, int Rows, int QkDim>
 struct Registers {
   static constexpr bool kPages = L == Loader::Tma, kCodes = L == Loader::Codes, kWide = Rows == kTileRows;
+  static constexpr int kMoreToLoad = kCodes && QkDim == kLatent ? 8 : 0;  // formats whose scales take more
   static constexpr int kLaunched = kPages || kWide ? 128 : Rows == 32 || kCodes ? 96 : 72;
-  static constexpr int kScores = kWide ? (kPages ? 160 : 88) : Rows == 32 ? (kCodes ? 128 : 112) : kCodes ? 112 : 88;
+  static constexpr int kScores = kWide ? (kPages ? 160 : 96 - kMoreToLoad) : Rows == 32 ? (kCodes ? 128 : 112) : kCodes ? 112 : 88;
   static constexpr int kValues = kWide ? 160 : Rows == 32 ? (kCodes ? 104 : 112) : 80;
-  static constexpr int kLoader = kWide ? (kPages ? 32 : 104) : Rows == 32 ? 72 : kCodes ? 104 : 64;
+  static constexpr int kLoader = kWide ? (kPages ? 32 : 96 + kMoreToLoad) : Rows == 32 ? 72 : kCodes ? 104 : 64;
 
   template <int Registers>
   static __device__ __forceinline__ void take() {
@@ -108,7 +109,7 @@ __device__ __forceinline__ void decode_wide(const CUtensorMap& latent_map, const
   using K = Kernel<T, L, kTileRows>;
   using Map = typename K::Map;
   using M = typename K::Multiplied;
-  using R = Registers<L, kTileRows>;
+  using R = Registers<L, kTileRows, QkDim>;
   DecodeControl& control = *reinterpret_cast<DecodeControl*>(smem + Map::kControlOffset);
   if (threadIdx.x == 0) {
     init_barriers(control, K::kLoaderArrivals, p.multicast);
@@ -137,7 +138,7 @@ __device__ __forceinline__ void decode_few(const CUtensorMap& latent_map, const 
   using K = Kernel<T, L, Rows>;
   using Map = typename K::Map;
   using M = typename K::Multiplied;
-  using R = Registers<L, Rows>;
+  using R = Registers<L, Rows, QkDim>;
   FewControl& control = *reinterpret_cast<FewControl*>(smem + Map::kControlOffset);
   if (threadIdx.x == 0) {
     init_barriers(control, K::kLoaderArrivals, 1);

@@ -144,8 +144,10 @@ struct RowBatch {
     if ((present & 15) != 15) clear_absent(present);
     float unit = 1.f;
     if constexpr (kHasRope) {
-      store_rope<Which>(format, to);
-      if (format != FM_KV_FP8) unit = take_float_scales<Which>(to, mantissas);
+      if (format == FM_KV_FP8)
+        store_rope_codes<Which>(to);
+      else
+        unit = take_float_scales<Which>(to, mantissas);
     } else if (format != FM_KV_FP8 && format != FM_KV_FP4_V41) {
       unit = take_exponents<Which>(format, to);
     }
@@ -164,21 +166,16 @@ struct RowBatch {
     if (!(present >> TokenWarps<Map>::lane() / 8 & 1)) plain = make_uint4(0, 0, 0, 0), scales = 0;
   }
 
-  // The rope part of row lane / 8 as T: it has no unit.
+  // The rope part of row lane / 8 as T.
   template <int Which>
-  __device__ __forceinline__ void store_rope(int format, const LanePlaces<Map>& to) const {
-    uint4 v;
-    if (format == FM_KV_FP8) {
-      const bool odd = TokenWarps<Map>::lane() & 1;
-      v = half_to(T(), e4m3_to_half(odd ? plain.z : plain.x, odd ? plain.w : plain.y));
-    } else {
-      v = bf16_to(T(), plain);
-    }
-    store_shared(row_place(to.rope, 4 * Which), v);
+  __device__ __forceinline__ void store_rope_codes(const LanePlaces<Map>& to) const {
+    const bool odd = TokenWarps<Map>::lane() & 1;
+    const uint4 v = e4m3_to_half(odd ? plain.z : plain.x, odd ? plain.w : plain.y);
+    store_shared(row_place(to.rope, 4 * Which), half_to(T(), v));
   }
 
   // These two make `scales` what codes are multiplied with, powers of two as a pair of halves, for the first and the
-  // second half of the lane's eighth; and return what row lane / 8 counts in.
+  // second half of the lane's eighth; store what is not codes; and return what row lane / 8 counts in.
 
   // Of a float32 scale the power of two: the rest is left beside the tile.
   template <int Which>
@@ -187,7 +184,14 @@ struct RowBatch {
     uint32_t largest = scales & 0x7F800000u;
 #pragma unroll
     for (int d = 2; d < 8; d *= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, d));
-    const RowUnit unit(of_largest_code(largest));
+    largest = of_largest_code(largest);
+    if (std::is_same<T, __half>::value) {  // the rope part will be as narrow as the codes
+      largest = max(largest, largest_bf16(plain));
+#pragma unroll
+      for (int d = 1; d < 8; d *= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, d));
+    }
+    const RowUnit unit(largest);
+    store_shared(row_place(to.rope, 4 * Which), times_as(T(), plain, unit.inverse_pair()));
     const uint32_t fraction = scales & 0x7FFFFFu;
     mantissas |= fraction;
     // NaN stays NaN.
@@ -266,8 +270,9 @@ __device__ __forceinline__ void leave_scaled(uint32_t smem, TilePlace<Map> place
   if (TokenWarps<Map>::lane() == 0) store_shared_bytes<kShare>(at + TokenWarps<Map>::warp() * kShare, scaled);
 }
 
-// Turns this warp's rows, which are in shared memory as they are in a bf16 cache, into halves; not their rope part.
-template <class Map>
+// Turns this warp's rows, which are in shared memory as they are in a bf16 or fp16 cache, into halves; a bf16 rope part
+// only counts in the same unit.
+template <int QkDim, class Map>
 __device__ __forceinline__ void convert_copied_rows(uint32_t smem, TilePlace<Map> place, uint32_t present, bool bf16) {
   const int lane = TokenWarps<Map>::lane(), first_row = TokenWarps<Map>::first_row();
   const uint32_t of_tile = smem + Map::kUnitsOffset + place.rope() * sizeof(Units::OfTile);
@@ -277,10 +282,12 @@ __device__ __forceinline__ void convert_copied_rows(uint32_t smem, TilePlace<Map
     float unit = 1.f;
     if (bf16) {
       const uint32_t at = smem + block_offset(place.block(lane / 16)) + latent_swizzled(row, lane % 16);
+      const uint32_t rope = smem + Map::rope_offset(place.rope()) + swizzled(row, lane % 8);
       const uint4 a = load_shared_4(at), b = load_shared_4(at + 4 * kBlockBytes);
       const RowUnit of_row(__reduce_max_sync(~0u, max(largest_bf16(a), largest_bf16(b))));
       store_shared(at, bf16_to_half(a, of_row.inverse_pair()));
       store_shared(at + 4 * kBlockBytes, bf16_to_half(b, of_row.inverse_pair()));
+      if (QkDim > kLatent && lane < 8) store_shared(rope, bf16_times(load_shared_4(rope), of_row.inverse_pair()));
       unit = of_row.unit();
     }
     if (lane == 0) store_shared(of_tile + row * 4, present >> i & 1 ? unit : 0.f);

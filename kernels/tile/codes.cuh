@@ -97,21 +97,20 @@ __device__ __forceinline__ uint4 half_to(__nv_bfloat16, uint4 v) {
   return make_uint4(pair(v.x), pair(v.y), pair(v.z), pair(v.w));
 }
 
-// Eight bfloat16 as another type, finite numbers staying finite.
-__device__ __forceinline__ uint4 bf16_to(__nv_bfloat16, uint4 v) { return v; }
-__device__ __forceinline__ uint4 bf16_to(__half, uint4 v) {
-  return make_uint4(bf16_to_fp16(v.x), bf16_to_fp16(v.y), bf16_to_fp16(v.z), bf16_to_fp16(v.w));
-}
+// Eight bfloat16 times a power of two, as another type.
+__device__ __forceinline__ uint4 times_as(__nv_bfloat16, uint4 v, uint32_t factor) { return bf16_times(v, factor); }
+__device__ __forceinline__ uint4 times_as(__half, uint4 v, uint32_t factor) { return bf16_to_half(v, factor); }
 
 // The power of two that a row of numbers is counted in when they are stored as halves, given the bits of the largest
 // of them as a float: that one is then stored as a number of 2^14 .. 2^15, or as what it is if infinite or NaN. Smaller
-// numbers lose bits below 2^-28 of it.
+// numbers lose bits below 2^-28 of it. A row whose largest number is below 2^-60 is stored as if it were that: bfloat16
+// that count in the same unit stay in range.
 struct RowUnit {
   static constexpr uint32_t kOne = 1u << 23;
   uint32_t bits;
 
   __device__ __forceinline__ explicit RowUnit(uint32_t largest)
-      : bits(min(max(largest & 0x7F800000u, 27 * kOne), 227 * kOne) - 14 * kOne) {}
+      : bits(min(max(largest & 0x7F800000u, 67 * kOne), 227 * kOne) - 14 * kOne) {}
   __device__ __forceinline__ float unit() const { return __uint_as_float(bits); }
   __device__ __forceinline__ float inverse() const { return __uint_as_float(254 * kOne - bits); }
   __device__ __forceinline__ uint32_t inverse_pair() const { return __byte_perm(254 * kOne - bits, 0, 0x3232); }  // bf16

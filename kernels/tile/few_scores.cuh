@@ -119,17 +119,18 @@ __device__ __forceinline__ void multiply_codes_query(float (&s)[Map::kRows / 2],
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int token = Layout::token(h);
+    const float unit = units.of_tile[place.rope()].token[token];
     float factor[kTileBlocks];
 #pragma unroll
     for (int block = 0; block < kTileBlocks; ++block)
-      factor[block] = units.of_tile[place.rope()].token[token] * (scaled ? units.of_tile[place.rope()].mantissa[block][token] : 1.f);
+      factor[block] = scaled ? units.of_tile[place.rope()].mantissa[block][token] : 1.f;
 #pragma unroll
     for (int c = 0; c < Layout::kColumns; ++c) {
       const int i = Layout::value(c, h);
       float sum = kHasRope ? s[i] : 0.f;
 #pragma unroll
       for (int block = 0; block < kTileBlocks; ++block) sum = fmaf(factor[block], sums[block][i], sum);
-      s[i] = sum;
+      s[i] = sum * unit;
     }
   }
 }

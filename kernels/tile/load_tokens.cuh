@@ -91,7 +91,7 @@ __device__ __forceinline__ void copy_tile_as_halves(const FmDecodeParams& p, con
   cp_async_commit();
   cp_async_wait<0>();
   __syncwarp();  // every lane's copies can be read
-  convert_copied_rows<Map>(smem, place, rows.present, kv.format == FM_KV_BF16);
+  convert_copied_rows<QkDim, Map>(smem, place, rows.present, kv.format == FM_KV_BF16);
 }
 
 // A warp's way through its tiles where they may be of codes. Batches of rows take turns in registers: the next is asked

@@ -198,10 +198,11 @@ template <class T, class M, int QkDim, class Map>
 __device__ __forceinline__ void multiply_query_codes(float (&s)[32], const QueryFragments<Map::kRegisterChunks>& q,
                                                      uint8_t* shared, DecodeControl& control, TilePlace<Map> place,
                                                      HeldTile& held) {
+  constexpr bool kHasRope = QkDim > kLatent;
   const uint32_t smem = shared_address(shared), q_shared = smem + Map::kQueryOffset;
   const Units& units = units_of<Map>(shared);
   wait_for_keys<0, 0>(control, place, held);
-  if (QkDim > kLatent && units.scaled[place.rope()] != 0) {
+  if (kHasRope && units.scaled[place.rope()] != 0) {
     multiply_scaled_block<M, Map, 0>(s, q, smem, units, place);
     multiply_scaled_block<M, Map, 1>(s, q, smem, units, place);
     multiply_scaled_block<M, Map, 2>(s, q, smem, units, place);
@@ -214,18 +215,16 @@ __device__ __forceinline__ void multiply_query_codes(float (&s)[32], const Query
     multiply_block<M, Map, 2>(s, q, q_shared, smem, place, true);
     held.release(control, place);
     multiply_block<M, Map, 3>(s, q, q_shared, smem, place, true);
-    wgmma_commit();
-    wgmma_wait<0>();
   }
-  scale_by_token(s, [&](int i) { return pair_of(units.of_tile[place.rope()].token, i); });
-  if constexpr (QkDim > kLatent) {
+  if constexpr (kHasRope) {
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k)
       multiply_step<T, Map, 8>(s, q, q_shared, k, smem + Map::rope_offset(place.rope()), kAtomBytes, true);
-    wgmma_commit();
-    wgmma_wait<0>();
   }
+  wgmma_commit();
+  wgmma_wait<0>();
+  scale_by_token(s, [&](int i) { return pair_of(units.of_tile[place.rope()].token, i); });
 }
 
 // Softmax state of the two rows a thread shares with three neighbours.
