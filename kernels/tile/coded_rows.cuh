@@ -16,7 +16,8 @@ __device__ __forceinline__ int scales_after(const FmKvCache& kv, int offset) {
   }
 }
 
-// Loads `At` bytes on from an address.
+// Loads `At` bytes on from an address. Into the same registers whatever the format: where branches meet, the compiler
+// would wait for what was loaded to copy it.
 template <int At = 0>
 __device__ __forceinline__ uint4 load_16(const uint8_t* from) {
   uint4 v;
@@ -37,15 +38,17 @@ __device__ __forceinline__ uint32_t load_4(const uint8_t* from) {
   asm volatile("ld.global.nc.u32 %0, [%1+%2];" : "=r"(v) : "l"(from), "n"(At));
   return v;
 }
-__device__ __forceinline__ uint32_t load_2(const uint8_t* from) {
-  uint16_t v;
-  asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(v) : "l"(from));
-  return v;
-}
-__device__ __forceinline__ uint32_t load_1(const uint8_t* from) {
-  uint32_t v;
-  asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(v) : "l"(from));
-  return v;
+// Where `present`; else v stays as it is.
+template <int At = 0>
+__device__ __forceinline__ void load_16_if(bool present, uint4& v, const uint8_t* from) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.u32 p, %6, 0;\n"
+      "@p ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4+%5];\n"
+      "}"
+      : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+      : "l"(from), "n"(At), "r"((uint32_t)present));
 }
 
 // A tile's rows as this warp sees them: where this lane's row is. Absent rows are read as if they were the cache's first
@@ -98,41 +101,30 @@ struct RowBatch {
   static constexpr int kRows = 4;
   static constexpr bool kHasRope = QkDim > kLatent;
 
-  uint2 codes[kRows][2];
-  uint4 plain;      // bfloat16; or e4m3 codes, of two lanes
-  uint32_t scales;  // as they are in memory
+  uint2 codes[kRows][2];       // e2m1: of two lanes
+  uint4 plain = {0, 0, 0, 0};  // bfloat16; or e4m3 codes, of two lanes
+  uint32_t scales;             // as they are in memory, of as many lanes as share a word
 
   __device__ __forceinline__ void load(const FmDecodeParams& p, const CodedRows& rows, int first) {
     const int format = p.kv[rows.cache].format, lane = TokenWarps<Map>::lane(), eighth = lane % 8;
     const uint8_t* cache = reinterpret_cast<const uint8_t*>(p.kv[rows.cache].rows);
-    if (!kHasRope && format == FM_KV_FP4_V41) {
+    const bool e2m1 = !kHasRope && format == FM_KV_FP4_V41;
+    const uint8_t* column = cache + (e2m1 ? lane / 2 * 8 : lane * 8);
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        const uint8_t* at = rows.address(cache + lane * 4, first + i);
-        codes[i][0].x = load_4(at), codes[i][1].x = load_4<128>(at);
-      }
-    } else {
-      const uint8_t* column = cache + lane * 8;
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {  // what lies after the codes of fp8_v4 is read, too
-        const uint8_t* at = rows.address(column, first + i);
-        codes[i][0] = load_8(at), codes[i][1] = load_8<256>(at);
-      }
+    for (int i = 0; i < kRows; ++i) {  // what lies after the codes of fp8_v4 is read, too
+      const uint8_t* at = rows.address(column, first + i);
+      codes[i][0] = load_8(at);
+      codes[i][1] = kHasRope ? load_8<256>(at) : load_8(at + (e2m1 ? 128 : 256));
     }
     const uint8_t* own = rows.address(cache, first + lane / 8);
     if constexpr (kHasRope) {
       plain = load_16(own + (format == FM_KV_FP8 ? 512 + eighth / 2 * 16 : 528 + eighth * 16));
       scales = load_4<512>(own + eighth / 2 * 4);
     } else {
-      const uint8_t* at = own + __shfl_sync(~0u, rows.other, first + lane / 8);
-      if (format == FM_KV_FP8_V4) {
-        plain = load_16<448>(own + eighth * 16);
-        scales = load_1(at + eighth);
-      } else if (format == FM_KV_FP4_V41) {
-        scales = load_4(at + eighth * 4);
-      } else if (format != FM_KV_FP8) {
-        scales = load_2(at + eighth * 2);
-      }
+      const int words = format == FM_KV_FP8_V4 ? eighth / 4 : e2m1 ? eighth : eighth / 2;
+      const int at = format == FM_KV_FP8 ? 0 : (int)__shfl_sync(~0u, rows.other, first + lane / 8) + words * 4;
+      load_16_if<448>(format == FM_KV_FP8_V4, plain, own + eighth * 16);
+      scales = load_4(own + at);
     }
   }
 
@@ -206,9 +198,11 @@ struct RowBatch {
 
   template <int Which>
   __device__ __forceinline__ float take_exponents(int format, const LanePlaces<Map>& to) {
-    uint32_t scale[2] = {ue8m0_bits(scales & 0xFF), ue8m0_bits(scales >> 8)};
     const bool has_rope = format == FM_KV_FP8_V4;
-    if (has_rope) scale[1] = scale[0] = TokenWarps<Map>::lane() % 8 == 7 ? 0 : scale[0];
+    const int eighth = TokenWarps<Map>::lane() % 8;
+    const uint32_t pair = scales >> (has_rope ? eighth % 4 * 8 : eighth % 2 * 16);
+    uint32_t scale[2] = {ue8m0_bits(pair & 0xFF), ue8m0_bits(pair >> 8 & 0xFF)};
+    if (has_rope) scale[1] = scale[0] = eighth == 7 ? 0 : scale[0];
     uint32_t largest = of_largest_code(max(scale[0], scale[1]));
     if (has_rope) largest = max(largest, largest_bf16(plain));
 #pragma unroll
@@ -240,7 +234,9 @@ struct RowBatch {
           const uint32_t four = __shfl_sync(~0u, scales, i * 8 + from + which);
           return e4m3_to_half(__byte_perm(four, 0, lane / 2 % 4 * 0x1111)).x;
         };
-        put(i, scaled(e2m1_to_half(codes[i][0].x), scale(0)), scaled(e2m1_to_half(codes[i][1].x), scale(4)));
+        const bool odd = lane & 1;
+        put(i, scaled(e2m1_to_half(odd ? codes[i][0].y : codes[i][0].x), scale(0)),
+            scaled(e2m1_to_half(odd ? codes[i][1].y : codes[i][1].x), scale(4)));
       }
     } else if (format == FM_KV_FP8) {
 #pragma unroll
