@@ -27,10 +27,12 @@ __device__ __forceinline__ uint4 load_16(const uint8_t* from) {
   return v;
 }
 template <int At = 0>
-__device__ __forceinline__ uint2 load_8(const uint8_t* from) {
-  uint2 v;
+__device__ __forceinline__ void load_8(uint2& v, const uint8_t* from) {
   asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2+%3];" : "=r"(v.x), "=r"(v.y) : "l"(from), "n"(At));
-  return v;
+}
+template <int At = 0>
+__device__ __forceinline__ void load_8(uint64_t& v, const uint8_t* from) {
+  asm volatile("ld.global.nc.L1::no_allocate.u64 %0, [%1+%2];" : "=l"(v) : "l"(from), "n"(At));
 }
 template <int At = 0>
 __device__ __forceinline__ uint32_t load_4(const uint8_t* from) {
@@ -101,27 +103,28 @@ struct RowBatch {
   static constexpr int kRows = 4;
   static constexpr bool kHasRope = QkDim > kLatent;
 
-  uint2 codes[kRows][2];       // e2m1: of two lanes
+  // Eight codes. Which of the two the compiler does not copy about, when it should not touch what is on its way, differs.
+  using Eight = typename std::conditional<kHasRope, uint2, uint64_t>::type;
+
+  Eight codes[kRows][2];
   uint4 plain = {0, 0, 0, 0};  // bfloat16; or e4m3 codes, of two lanes
   uint32_t scales;             // as they are in memory, of as many lanes as share a word
 
   __device__ __forceinline__ void load(const FmDecodeParams& p, const CodedRows& rows, int first) {
     const int format = p.kv[rows.cache].format, lane = TokenWarps<Map>::lane(), eighth = lane % 8;
     const uint8_t* cache = reinterpret_cast<const uint8_t*>(p.kv[rows.cache].rows);
-    const bool e2m1 = !kHasRope && format == FM_KV_FP4_V41;
-    const uint8_t* column = cache + (e2m1 ? lane / 2 * 8 : lane * 8);
+    const uint8_t* column = cache + lane * 8;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {  // what lies after the codes of fp8_v4 is read, too
       const uint8_t* at = rows.address(column, first + i);
-      codes[i][0] = load_8(at);
-      codes[i][1] = kHasRope ? load_8<256>(at) : load_8(at + (e2m1 ? 128 : 256));
+      load_8(codes[i][0], at), load_8<256>(codes[i][1], at);
     }
     const uint8_t* own = rows.address(cache, first + lane / 8);
     if constexpr (kHasRope) {
       plain = load_16(own + (format == FM_KV_FP8 ? 512 + eighth / 2 * 16 : 528 + eighth * 16));
       scales = load_4<512>(own + eighth / 2 * 4);
     } else {
-      const int words = format == FM_KV_FP8_V4 ? eighth / 4 : e2m1 ? eighth : eighth / 2;
+      const int words = format == FM_KV_FP8_V4 ? eighth / 4 : eighth / 2;
       const int at = format == FM_KV_FP8 ? 0 : (int)__shfl_sync(~0u, rows.other, first + lane / 8) + words * 4;
       load_16_if<448>(format == FM_KV_FP8_V4, plain, own + eighth * 16);
       scales = load_4(own + at);
@@ -140,7 +143,7 @@ struct RowBatch {
         store_rope_codes<Which>(to);
       else
         unit = take_float_scales<Which>(to, mantissas);
-    } else if (format != FM_KV_FP8 && format != FM_KV_FP4_V41) {
+    } else if (format != FM_KV_FP8) {
       unit = take_exponents<Which>(format, to);
     }
     store_shared_if(lane % 8 == 0, to.unit + 16 * Which, present >> lane / 8 & 1 ? unit : 0.f);
@@ -154,7 +157,7 @@ struct RowBatch {
   __device__ __forceinline__ void clear_absent(uint32_t present) {
 #pragma unroll
     for (int i = 0; i < kRows; ++i)
-      if (!(present >> i & 1)) codes[i][0] = codes[i][1] = make_uint2(0, 0);
+      if (!(present >> i & 1)) codes[i][0] = codes[i][1] = Eight();
     if (!(present >> TokenWarps<Map>::lane() / 8 & 1)) plain = make_uint4(0, 0, 0, 0), scales = 0;
   }
 
@@ -227,21 +230,10 @@ struct RowBatch {
       store_shared_if(second, at + 4 * kBlockBytes, b);
     };
     const int from = kHasRope ? lane / 16 * 2 : lane / 8;  // the eighth with the lane's first scale; four on the second
-    if (!kHasRope && format == FM_KV_FP4_V41) {
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        const auto scale = [&](int which) {
-          const uint32_t four = __shfl_sync(~0u, scales, i * 8 + from + which);
-          return e4m3_to_half(__byte_perm(four, 0, lane / 2 % 4 * 0x1111)).x;
-        };
-        const bool odd = lane & 1;
-        put(i, scaled(e2m1_to_half(odd ? codes[i][0].y : codes[i][0].x), scale(0)),
-            scaled(e2m1_to_half(odd ? codes[i][1].y : codes[i][1].x), scale(4)));
-      }
-    } else if (format == FM_KV_FP8) {
+    if (format == FM_KV_FP8) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i)
-        put(i, e4m3_to_half(codes[i][0].x, codes[i][0].y), e4m3_to_half(codes[i][1].x, codes[i][1].y));
+        put(i, e4m3_to_half(codes[i][0]), e4m3_to_half(codes[i][1]));
     } else {
       const uint32_t half = !kHasRope && lane & 4 ? 0x3232 : 0x1010;
 #pragma unroll
@@ -250,8 +242,7 @@ struct RowBatch {
           const uint32_t pair = __shfl_sync(~0u, scales, i * 8 + from + which);
           return kHasRope ? pair : __byte_perm(pair, 0, half);
         };
-        put(i, scaled(e4m3_to_half(codes[i][0].x, codes[i][0].y), scale(0)),
-            scaled(e4m3_to_half(codes[i][1].x, codes[i][1].y), scale(4)));
+        put(i, scaled(e4m3_to_half(codes[i][0]), scale(0)), scaled(e4m3_to_half(codes[i][1]), scale(4)));
       }
     }
   }
@@ -264,6 +255,39 @@ __device__ __forceinline__ void leave_scaled(uint32_t smem, TilePlace<Map> place
   constexpr int kShare = 8 / TokenWarps<Map>::kOfTile;
   const uint32_t at = smem + Map::kUnitsOffset + offsetof(Units, scaled) + place.rope() * 8;
   if (TokenWarps<Map>::lane() == 0) store_shared_bytes<kShare>(at + TokenWarps<Map>::warp() * kShare, scaled);
+}
+
+// Loads and stores this warp's rows of fp4_v41: codes of 512 columns, and an e4m3 scale for each sixteen of them. Not in
+// batches on the way, for registers are short: this format is that of extra caches.
+template <class Map>
+__device__ __forceinline__ void convert_e2m1_rows(const FmDecodeParams& p, const CodedRows& rows, uint32_t smem,
+                                                  TilePlace<Map> place) {
+  const int lane = TokenWarps<Map>::lane();
+  const uint8_t* cache = reinterpret_cast<const uint8_t*>(p.kv[rows.cache].rows);
+  const uint32_t of_tile = smem + Map::kUnitsOffset + place.rope() * sizeof(Units::OfTile);
+#pragma unroll 1
+  for (int first = 0; first < TokenWarps<Map>::kRows; first += 4) {
+    uint32_t codes[4][2], scales[4][2];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint8_t* row = rows.address(cache, first + i);
+      codes[i][0] = load_4(row + lane * 4), codes[i][1] = load_4<128>(row + lane * 4);
+      scales[i][0] = load_4<256>(row + lane / 8 * 4), scales[i][1] = load_4<272>(row + lane / 8 * 4);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const bool present = rows.present >> (first + i) & 1;
+      const int row = TokenWarps<Map>::first_row() + first + i;
+      const uint32_t at = smem + block_offset(place.block(lane / 16)) + latent_swizzled(row, lane % 16);
+      store_shared_if(lane == 0, of_tile + row * 4, present ? 1.f : 0.f);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const uint32_t scale = e4m3_to_half(__byte_perm(scales[i][j], 0, lane / 2 % 4 * 0x1111)).x;
+        const uint4 v = present ? scaled(e2m1_to_half(codes[i][j]), scale) : make_uint4(0, 0, 0, 0);
+        store_shared(at + j * 4 * kBlockBytes, v);
+      }
+    }
+  }
 }
 
 // Turns this warp's rows, which are in shared memory as they are in a bf16 or fp16 cache, into halves; a bf16 rope part

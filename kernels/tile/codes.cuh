@@ -33,6 +33,11 @@ __device__ __forceinline__ uint4 e4m3_to_half(uint32_t first, uint32_t second) {
   return make_uint4(a.x, a.y, b.x, b.y);
 }
 
+__device__ __forceinline__ uint4 e4m3_to_half(uint2 codes) { return e4m3_to_half(codes.x, codes.y); }
+__device__ __forceinline__ uint4 e4m3_to_half(uint64_t codes) {
+  return e4m3_to_half((uint32_t)codes, (uint32_t)(codes >> 32));
+}
+
 // Two e2m1 codes, in the lowest bits of each half: their bits are placed where half has exponent and fraction, which
 // makes 2^-14 of their values, subnormal codes included.
 __device__ __forceinline__ uint32_t e2m1_pair_to_half(uint32_t v) {

@@ -116,8 +116,12 @@ __device__ __forceinline__ void convert_tiles(const FmDecodeParams& p, uint32_t 
     uint32_t mantissas = 0;
     mbarrier_wait(shared_address(&control.tile_empty[place.rope()]), place.rope_parity() ^ 1);
     leave_present<Map>(control, place, present);
-    if (format <= FM_KV_FP16) {
-      copy_tile_as_halves<QkDim, Map>(p, rows, smem, place);
+    const bool e2m1 = QkDim == kLatent && format == FM_KV_FP4_V41;
+    if (e2m1 || format <= FM_KV_FP16) {
+      if (e2m1)
+        convert_e2m1_rows<Map>(p, rows, smem, place);
+      else
+        copy_tile_as_halves<QkDim, Map>(p, rows, smem, place);
       rows = coded_rows<QkDim, Map>(p, cursor);
 #pragma unroll
       for (int i = 0; i < kBatches; ++i) batch[i].load(p, rows, i * Batch::kRows);
