@@ -344,7 +344,8 @@ pub(crate) fn make_merge(unit: Unit, parts: &Parts, before: Tally) -> FmMerge {
         first_slot: before.slots,
         parts: parts.count,
         reserved: 0,
-        arrived: [0; FM_MAX_SPLITS as usize],
+        arrived: [[0; 2]; FM_MAX_SPLITS as usize],
+        done: [0; FM_MAX_SPLITS as usize],
     }
 }
 
