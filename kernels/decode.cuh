@@ -70,7 +70,6 @@ __device__ __forceinline__ void publish_barriers() {
     cluster_barrier_relaxed();
   else
     __syncthreads();
-  launch_dependents();
 }
 
 template <class T, int QkDim, Loader L, class Map>

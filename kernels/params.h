@@ -8,7 +8,6 @@
 #define FM_DECODE_TOKENS_THREADS_32 640 /* with the token loader, of CTAs of 32 rows */
 #define FM_DECODE_TOKENS_THREADS_16 896 /* of 16 rows */
 #define FM_DECODE_SMEM_BYTES 231936
-#define FM_COMBINE_THREADS 512
 
 /* plan.cu: one block plans the whole batch. */
 typedef struct FmPlanParams {
@@ -84,26 +83,9 @@ typedef struct FmDecodeParams {
   int64_t lse_stride[3];
   float* max_logits; /* or null; whole units only, and not by the TMA loader's kernels */
   int64_t max_logits_stride[3];
-  float* partial_out; /* [slots, unit_rows, 512], each normalised, without value_scale */
+  float* partial_out; /* [slots, unit_rows, 512], each normalised, without value_scale; 64 rows: see split_rows.cuh */
   float* partial_lse; /* [slots, unit_rows], base 2 */
 } FmDecodeParams;
-
-/* combine.cu: the split units of a plan, partials to output. */
-typedef struct FmCombineParams {
-  const FmPlanHeader* plan;
-  const FmMerge* merges; /* in the plan */
-  const float* partial_out;
-  const float* partial_lse;
-  int32_t unit_rows;
-  int32_t group;
-  float value_scale;
-  int32_t reserved;
-  const float* attn_sink;
-  void* out;
-  int64_t out_stride[3];
-  float* lse;
-  int64_t lse_stride[3];
-} FmCombineParams;
 
 #define FM_LATENT_BOX_CHUNKS 2 /* 64-wide column blocks in one TMA box of the latent part */
 #define FM_OFFSETS_THREADS 1024 /* one block: fm_offsets, fm_window_offsets */
@@ -307,11 +289,10 @@ typedef struct FmCombineIndicesParams {
 static_assert(sizeof(FmPlanShape) == 80, "FmPlanShape");
 static_assert(sizeof(FmPlanHeader) == 64, "FmPlanHeader");
 static_assert(sizeof(FmWorkItem) == 48, "FmWorkItem");
-static_assert(sizeof(FmMerge) == 64, "FmMerge");
+static_assert(sizeof(FmMerge) == 128, "FmMerge");
 static_assert(sizeof(FmPlanLayout) == 80, "FmPlanLayout");
 static_assert(sizeof(FmPlanParams) == 232, "FmPlanParams");
 static_assert(sizeof(FmDecodeParams) == 520, "FmDecodeParams");
-static_assert(sizeof(FmCombineParams) == 120, "FmCombineParams");
 static_assert(sizeof(FmKvCache) == 104, "FmKvCache");
 static_assert(sizeof(FmMergeParams) == 208, "FmMergeParams");
 static_assert(sizeof(FmAppendParams) == 128, "FmAppendParams");

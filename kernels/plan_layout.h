@@ -6,7 +6,7 @@
 //
 //   FmPlanHeader                       at 0
 //   int32 worker_begin[workers + 1]    items of worker w: worker_begin[w] .. worker_begin[w + 1]
-//   FmMerge   merges[max_merges]       the units that were split, for the combine
+//   FmMerge   merges[max_merges]       the units that were split
 //   FmWorkItem items[max_items]
 //   int64 unit_start[units + 1]        planner scratch: position of each unit on the work line
 //   int32 unit_item[units + 1]         planner scratch: first item of each unit
@@ -26,7 +26,7 @@
 #pragma once
 #include <stdint.h>
 
-#define FM_PLAN_VERSION 2
+#define FM_PLAN_VERSION 3
 #define FM_TILE_TOKENS 64 /* tokens of one KV tile */
 #define FM_TILE_ROWS 64   /* most query rows (token, head) of one CTA */
 #define FM_PLAN_THREADS 1024 /* the device plans with one block, of this many threads at most */
@@ -100,7 +100,8 @@ typedef struct FmMerge {
   int32_t first_slot;
   int32_t parts;
   int32_t reserved;
-  int32_t arrived[FM_MAX_SPLITS]; /* parts in, by CTA of a cluster: kernels count up, the last one sets it to 0 again */
+  int32_t arrived[FM_MAX_SPLITS][2]; /* by a CTA's place in its team or cluster: parts in, pieces given up (bits) */
+  int32_t done[FM_MAX_SPLITS]; /* likewise: CTAs that need the unit no more. All are 0 between launches */
 } FmMerge;
 
 typedef struct FmPlanLayout {

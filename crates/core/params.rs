@@ -5,7 +5,6 @@ pub const FM_DECODE_THREADS: i32 = 512;
 pub const FM_DECODE_TOKENS_THREADS_32: i32 = 640;
 pub const FM_DECODE_TOKENS_THREADS_16: i32 = 896;
 pub const FM_DECODE_SMEM_BYTES: i32 = 231936;
-pub const FM_COMBINE_THREADS: i32 = 512;
 pub const FM_KV_BF16: i32 = 0;
 pub const FM_KV_FP16: i32 = 1;
 pub const FM_KV_FP8: i32 = 2;
@@ -175,7 +174,7 @@ pub struct FmDecodeParams {
     #[doc = " or null; whole units only, and not by the TMA loader's kernels"]
     pub max_logits: *mut f32,
     pub max_logits_stride: [i64; 3usize],
-    #[doc = " [slots, unit_rows, 512], each normalised, without value_scale"]
+    #[doc = " [slots, unit_rows, 512], each normalised, without value_scale; 64 rows: see split_rows.cuh"]
     pub partial_out: *mut f32,
     #[doc = " [slots, unit_rows], base 2"]
     pub partial_lse: *mut f32,
@@ -253,65 +252,6 @@ const _: () = {
         [::core::mem::offset_of!(FmDecodeParams, partial_lse) - 512usize];
 };
 impl Default for FmDecodeParams {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[doc = " combine.cu: the split units of a plan, partials to output."]
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct FmCombineParams {
-    pub plan: *const FmPlanHeader,
-    #[doc = " in the plan"]
-    pub merges: *const FmMerge,
-    pub partial_out: *const f32,
-    pub partial_lse: *const f32,
-    pub unit_rows: i32,
-    pub group: i32,
-    pub value_scale: f32,
-    pub reserved: i32,
-    pub attn_sink: *const f32,
-    pub out: *mut ::core::ffi::c_void,
-    pub out_stride: [i64; 3usize],
-    pub lse: *mut f32,
-    pub lse_stride: [i64; 3usize],
-}
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of FmCombineParams"][::core::mem::size_of::<FmCombineParams>() - 120usize];
-    ["Alignment of FmCombineParams"][::core::mem::align_of::<FmCombineParams>() - 8usize];
-    ["Offset of field: FmCombineParams::plan"]
-        [::core::mem::offset_of!(FmCombineParams, plan) - 0usize];
-    ["Offset of field: FmCombineParams::merges"]
-        [::core::mem::offset_of!(FmCombineParams, merges) - 8usize];
-    ["Offset of field: FmCombineParams::partial_out"]
-        [::core::mem::offset_of!(FmCombineParams, partial_out) - 16usize];
-    ["Offset of field: FmCombineParams::partial_lse"]
-        [::core::mem::offset_of!(FmCombineParams, partial_lse) - 24usize];
-    ["Offset of field: FmCombineParams::unit_rows"]
-        [::core::mem::offset_of!(FmCombineParams, unit_rows) - 32usize];
-    ["Offset of field: FmCombineParams::group"]
-        [::core::mem::offset_of!(FmCombineParams, group) - 36usize];
-    ["Offset of field: FmCombineParams::value_scale"]
-        [::core::mem::offset_of!(FmCombineParams, value_scale) - 40usize];
-    ["Offset of field: FmCombineParams::reserved"]
-        [::core::mem::offset_of!(FmCombineParams, reserved) - 44usize];
-    ["Offset of field: FmCombineParams::attn_sink"]
-        [::core::mem::offset_of!(FmCombineParams, attn_sink) - 48usize];
-    ["Offset of field: FmCombineParams::out"]
-        [::core::mem::offset_of!(FmCombineParams, out) - 56usize];
-    ["Offset of field: FmCombineParams::out_stride"]
-        [::core::mem::offset_of!(FmCombineParams, out_stride) - 64usize];
-    ["Offset of field: FmCombineParams::lse"]
-        [::core::mem::offset_of!(FmCombineParams, lse) - 88usize];
-    ["Offset of field: FmCombineParams::lse_stride"]
-        [::core::mem::offset_of!(FmCombineParams, lse_stride) - 96usize];
-};
-impl Default for FmCombineParams {
     fn default() -> Self {
         let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
         unsafe {

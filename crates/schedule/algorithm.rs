@@ -101,6 +101,70 @@ pub(crate) struct Line<'a> {
     pub(crate) units: i32,
     /// `FM_SPLIT_AUTO`: no unit is cut.
     pub(crate) whole: bool,
+    /// Not 0: units are equal and so are their parts, and a unit's tiles begin every so many.
+    pub(crate) even: i64,
+}
+
+impl Line<'_> {
+    /// Where a unit begins and ends.
+    fn span(&self, shape: &FmPlanShape, unit: i32) -> (i64, i64) {
+        let (begin, end) = (self.start.at(unit), self.start.at(unit + 1));
+        if self.even == 0 {
+            return (begin, end);
+        }
+        let even_begin = i64::from(unit) * self.even - i64::from(shape.fixed_cost);
+        (even_begin, even_begin + end - begin)
+    }
+
+    /// What units are looked up by.
+    fn position(&self, unit: i32) -> i64 {
+        if self.even == 0 {
+            self.start.at(unit)
+        } else {
+            i64::from(unit) * self.even
+        }
+    }
+}
+
+/// Parts of a unit above which each costs more than it saves, unless it is long.
+const MOST_EQUAL_PARTS: i32 = 32;
+
+/// Units that cost the same are cut into equal parts, one to a worker, where those are no longer than
+/// `line.share`, or short anyway. Returns their length, else 0.
+pub(crate) fn equal_parts(shape: &FmPlanShape, line: &Line) -> i64 {
+    let units = line.units;
+    if units <= 0 || shape.workers / units < 2 || line.total % i64::from(units) != 0 {
+        return 0;
+    }
+    let tiles = line.total / i64::from(units) - i64::from(shape.fixed_cost);
+    let low = i64::from(shape.min_part);
+    let few = tiles.div_ceil_positive(MOST_EQUAL_PARTS).min(2 * low);
+    let step = tiles
+        .div_ceil_positive(shape.workers / units)
+        .max(few)
+        .max(low);
+    let equal = |unit| {
+        let cost = line.start.at(unit + 1) - line.start.at(unit);
+        cost * i64::from(units) == line.total
+    };
+    if step > 0 && step < tiles && step <= line.share.max(2 * low) && (0..units).all(equal) {
+        step
+    } else {
+        0
+    }
+}
+
+/// The line in equal parts: cuts are `step` apart, and the first of a unit is where its tiles begin.
+pub(crate) fn line_of_equal_parts<'a>(shape: &FmPlanShape, line: &Line<'a>, step: i64) -> Line<'a> {
+    let units = i64::from(line.units);
+    let tiles = line.total / units - i64::from(shape.fixed_cost);
+    let even = tiles.div_ceil_positive(step) * step;
+    Line {
+        total: units * even,
+        share: step,
+        even,
+        ..*line
+    }
 }
 
 /// The parts a unit is cut into: inner part `j` begins at tile `origin + j * step`.
@@ -126,7 +190,8 @@ impl Parts {
 }
 
 fn line_tiles(shape: &FmPlanShape, line: &Line, unit: i32) -> i32 {
-    (line.start.at(unit + 1) - line.start.at(unit) - i64::from(shape.fixed_cost)) as i32
+    let (begin, end) = line.span(shape, unit);
+    (end - begin - i64::from(shape.fixed_cost)) as i32
 }
 
 /// The first cut that is at least `min_part` tiles into the unit whose tiles begin at `first_tile`.
@@ -139,9 +204,10 @@ fn first_inner_cut(shape: &FmPlanShape, line: &Line, first_tile: i64) -> i64 {
 /// The cuts that fall inside a unit, no nearer than `min_part` to its ends: as cuts are evenly spaced, a
 /// closed range of them.
 fn parts_at_shares(shape: &FmPlanShape, line: &Line, unit: i32) -> Parts {
-    let first_tile = line.start.at(unit) + i64::from(shape.fixed_cost);
+    let (begin, end) = line.span(shape, unit);
+    let first_tile = begin + i64::from(shape.fixed_cost);
     let first = first_inner_cut(shape, line, first_tile);
-    let end = line.start.at(unit + 1) - i64::from(shape.min_part);
+    let end = end - i64::from(shape.min_part);
     let last = (end / line.share).min(i64::from(shape.workers) - 1);
     Parts {
         origin: (first - 1) * line.share - first_tile,
@@ -206,7 +272,7 @@ fn unit_containing(line: &Line, x: i64) -> i32 {
     let (mut low, mut high) = (0, line.units - 1);
     while low < high {
         let middle = high - (high - low) / 2;
-        if line.start.at(middle) <= x {
+        if line.position(middle) <= x {
             low = middle;
         } else {
             high = middle - 1;
@@ -254,9 +320,10 @@ fn nearest_boundary(shape: &FmPlanShape, line: &Line, x: i64) -> Cut {
 /// The cut at `x` itself, unless a part would become shorter than `min_part`.
 fn cut_at_share(shape: &FmPlanShape, line: &Line, cut: i32, x: i64) -> Cut {
     let unit = unit_containing(line, x);
-    let first_tile = line.start.at(unit) + i64::from(shape.fixed_cost);
+    let (begin, end) = line.span(shape, unit);
+    let first_tile = begin + i64::from(shape.fixed_cost);
     let tile = x - first_tile;
-    let tiles = line.start.at(unit + 1) - first_tile;
+    let tiles = end - first_tile;
     let near_start = tile < i64::from(shape.min_part);
     let near_end = tiles - tile < i64::from(shape.min_part);
     if !near_start && !near_end {
@@ -344,7 +411,8 @@ pub(crate) fn make_merge(unit: Unit, parts: &Parts, before: Tally) -> FmMerge {
         first_slot: before.slots,
         parts: parts.count,
         reserved: 0,
-        arrived: [0; FM_MAX_SPLITS as usize],
+        arrived: [[0; 2]; FM_MAX_SPLITS as usize],
+        done: [0; FM_MAX_SPLITS as usize],
     }
 }
 

@@ -2,8 +2,8 @@
 
 use crate::algorithm::{
     Line, Starts, Tally, Unit, blocks_of, clamp_seq_len, cut_of, cutting_share, end_of_keys,
-    even_share, make_header, make_item, make_merge, parts_of, query_range, unit_tiles,
-    whole_stretch_is_fair,
+    equal_parts, even_share, line_of_equal_parts, make_header, make_item, make_merge, parts_of,
+    query_range, unit_tiles, whole_stretch_is_fair,
 };
 use crate::plan_layout::{
     FM_SPLIT_AUTO, FmMerge, FmPlanHeader, FmPlanLayout, FmPlanShape, FmWorkItem,
@@ -227,6 +227,7 @@ fn write(
         share: even_share(total, shape.workers),
         units,
         whole: shape.split_mode == FM_SPLIT_AUTO,
+        even: 0,
     });
     let all = planner.write_units(&line, buffer.items, buffer.merges, buffer.unit_item);
     planner.write_workers(&line, buffer.unit_item, buffer.worker_begin);
@@ -337,16 +338,21 @@ impl Planner<'_> {
         (count, position)
     }
 
-    /// `FM_SPLIT_AUTO`: keeps units whole where that is about as fair as cutting them.
+    /// `FM_SPLIT_AUTO`: keeps units whole where that is about as fair as cutting them; else equal units get
+    /// equal parts where those are as short as others would be.
     fn decide<'l>(&self, line: Line<'l>) -> Line<'l> {
         let fair = |worker| whole_stretch_is_fair(self.shape, &line, worker);
         if !line.whole || (0..self.shape.workers).all(fair) {
             return line;
         }
-        Line {
+        let cut = Line {
             whole: false,
             share: cutting_share(self.shape, line.share),
             ..line
+        };
+        match equal_parts(self.shape, &cut) {
+            0 => cut,
+            step => line_of_equal_parts(self.shape, &cut, step),
         }
     }
 

@@ -16,7 +16,7 @@ use crate::{PlanError, layout};
 /// plan_into(&shape, [4096].as_slice(), None, &mut words)?;
 /// let plan = PlanView::new(&shape, &words)?;
 /// assert_eq!((plan.items().len(), plan.merges().len()), (2, 1));
-/// assert_eq!((plan.worker(0)[0].tile_end, plan.worker(1)[0].tile_begin), (31, 31));
+/// assert_eq!((plan.worker(0)[0].tile_end, plan.worker(1)[0].tile_begin), (32, 32));
 /// # Ok::<(), ferromla_schedule::PlanError>(())
 /// ```
 #[derive(Debug, Clone, Copy)]

@@ -82,6 +82,7 @@ struct Planner {
   int64_t (*warp_sum)[kMaxWarps];
   uint32_t units;
   int turn = 0;
+  Position equal_cost = 0; /* of each unit, where units are cut into equal parts */
 
   __device__ Planner(const FmPlanParams& p, Shared& shared)
       : params(p), shape(p.shape), warp_sum(shared.warp_sum), units(p.layout.units) {
@@ -148,7 +149,11 @@ struct Planner {
                        index - first_unit[request]);
   }
 
-  __device__ Span<Position> span_of(int32_t index) const { return {unit_start[index], unit_start[index + 1]}; }
+  __device__ Span<Position> span_of(int32_t index) const {
+    const Position begin = unit_start[index];
+    if (equal_cost == 0) return {begin, unit_start[index + 1]};
+    return {begin - shape.fixed_cost, begin - shape.fixed_cost + equal_cost};
+  }
 
   /* Lays the units on the line; returns its length. */
   __device__ Position lay_out_units() {
@@ -179,7 +184,7 @@ struct Planner {
     return end - begin <= fair_stretch(shape, line.share.by);
   }
 
-  __device__ Line<Position> decide_cutting(Position total) const {
+  __device__ Line<Position> decide_cutting(Position total) {
     const Divisor<Position> workers(shape.workers);
     Line<Position> line{total, Divisor<Position>(even_share(total, workers)), int32_t(units),
                         shape.split_mode == FM_SPLIT_AUTO};
@@ -188,11 +193,27 @@ struct Planner {
     for (uint32_t worker = threadIdx.x; worker < uint32_t(shape.workers); worker += blockDim.x) {
       fair = fair && whole_stretch_is_fair(line, worker);
     }
-    if (!__syncthreads_and(fair)) {
-      line.whole = 0;
-      line.share.by = cutting_share(shape, line.share.by);
+    if (__syncthreads_and(fair)) return line;
+    line.whole = 0;
+    line.share.by = cutting_share(shape, line.share.by);
+    const Position step = equal_parts(shape, line.share.by, total, line.units);
+    if (step == 0) return line;
+    return cut_equally(line, step) ? line_of_equal_parts(shape, step, equal_cost, line.units) : line;
+  }
+
+  /* Whether all units cost the same: then each begins where its tiles do, a whole number of parts after the last. */
+  __device__ bool cut_equally(const Line<Position>& line, Position step) {
+    const Position cost = line.total / line.units;
+    bool equal = true;
+    for (uint32_t index = threadIdx.x; index < units; index += blockDim.x) {
+      equal = equal && unit_start[index + 1] - unit_start[index] == cost;
     }
-    return line;
+    if (!__syncthreads_and(equal)) return false;
+    equal_cost = cost;
+    const Position even = length_of_equal_parts(shape, step, cost);
+    for (uint32_t index = threadIdx.x; index <= units; index += blockDim.x) unit_start[index] = index * even;
+    __syncthreads();
+    return true;
   }
 
   __device__ Tally write_units(const Line<Position>& line) {

@@ -12,7 +12,7 @@
 //                  ends. A unit that is cut leaves a record under the number of its first inner cut; the
 //                  thread of an inner cut looks back to that number and writes the item that begins there
 //
-// Barriers: 3 for whole units, 5 where units are cut; ragged, one more.
+// Barriers: 3 for whole units, 5 where units are cut, 6 into equal parts; ragged, one more.
 #pragma once
 #include "block.cuh"
 
@@ -168,6 +168,20 @@ struct Planner {
     return __syncthreads_and(fair);
   }
 
+  /* Lays the units out for equal parts if they are equal and that is as good. */
+  __device__ __forceinline__ bool cut_equally(Line<Position>& line, Position share) {
+    const Position step = equal_parts(shape, share, line.total, units);
+    if (step == 0) return false;
+    const Position cost = line.total / units;
+    if (!__syncthreads_and(!has_unit() || span.end - span.begin == cost)) return false;
+    line = line_of_equal_parts(shape, step, cost, units);
+    const int32_t length = length_of_equal_parts(shape, step, cost), parts = length / step;
+    const Position first_tile = has_unit() ? index * length : 0;
+    span = {first_tile - shape.fixed_cost, first_tile - shape.fixed_cost + cost};
+    cuts = {index * parts, (index + 1) * parts};
+    return true;
+  }
+
   __device__ __forceinline__ void write_item(int32_t item, const Unit& of, const Parts<Position>& parts, int32_t j,
                                              const Tally& before) const {
     store(section<FmWorkItem>(params, params.layout.items) + item, make_item(of, parts, j, before));
@@ -287,10 +301,12 @@ __device__ __forceinline__ bool plan(const FmPlanParams& params, Shared& shared)
   Line<Position> line{Position(total), Divisor<Position>(even_share(Position(total), workers)), planner.units, 1};
   planner.find_cuts(line);
   line.whole = planner.decide(line);
-  const Position share = cutting_share(params.shape, line.share.by);
-  if (!line.whole && share != line.share.by) {
-    line.share = Divisor<Position>(share);
-    planner.find_cuts(line);
+  if (!line.whole) {
+    const Position share = cutting_share(params.shape, line.share.by);
+    if (!planner.cut_equally(line, share) && share != line.share.by) {
+      line.share = Divisor<Position>(share);
+      planner.find_cuts(line);
+    }
   }
   const Tally all = line.whole ? planner.write_whole(line) : planner.write_cut(line);
   if (threadIdx.x == 0) store(section<FmPlanHeader>(params, 0), make_header(line, all));

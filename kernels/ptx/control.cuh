@@ -1,4 +1,4 @@
-// Barriers, fences, register allocation, programmatic dependent launch.
+// Barriers, fences, register allocation.
 #pragma once
 #include <stdint.h>
 
@@ -85,9 +85,7 @@ __device__ __forceinline__ void registers_shrink() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Registers));
 }
 
-// The next kernel of the stream may be set up while this one still runs.
-__device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-// Everything the previous kernel wrote is visible from here on.
-__device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// Orders memory accesses of this thread, and what it has seen of others, for the whole GPU.
+__device__ __forceinline__ void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 }  // namespace fm

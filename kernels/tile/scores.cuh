@@ -26,49 +26,80 @@ namespace fm {
 // The first of the two rows (the other is 8 on) that a thread of a warpgroup holds of a 64-row accumulator.
 __device__ __forceinline__ int accumulator_row(int thread) { return thread / 32 * 16 + thread % 32 / 4; }
 
-// The first chunks of this thread's Q rows as wgmma A operands: chunks of 64 columns, 4 steps of k16. Loads of four
-// bytes straight to their places: instructions that run once per item cost more than the traffic to the L1. A row
-// that does not exist is a copy of one that does; what is computed for it is never stored.
+// The first chunks of this thread's Q rows as wgmma A operands: chunks of 64 columns, 4 steps of k16.
 template <int Chunks>
 struct QueryFragments {
   uint32_t at[Chunks == 0 ? 1 : Chunks][4][4];
 
-  template <class T>
-  __device__ __forceinline__ void load(const FmDecodeParams& p, const RowBlock& r) {
-    if (Chunks == 0) return;
-    const int thread = warpgroup_thread(), lane = thread % 32;
+  // Chunk i from shared memory, where this warp's 16 rows begin at `rows`.
+  __device__ __forceinline__ void load(int i, uint32_t rows) {
+    const int lane = warpgroup_thread() % 32;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const QueryRow<T> row(p, r, accumulator_row(thread) + half * 8);
-      const uint32_t* source = reinterpret_cast<const uint32_t*>(row.nope) + lane % 4;
-#pragma unroll
-      for (int i = 0; i < 4 * Chunks; ++i) {
-        at[i / 4][i % 4][half] = __ldg(source + 8 * i);
-        at[i / 4][i % 4][half + 2] = __ldg(source + 8 * i + 4);
-      }
-    }
+    for (int k = 0; k < 4; ++k)
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(at[i][k][0]), "=r"(at[i][k][1]), "=r"(at[i][k][2]), "=r"(at[i][k][3])
+                   : "r"(rows + swizzled(lane % 16, 2 * k + lane / 16))
+                   : "memory");
   }
 };
 
-// Q of an item: fragments to registers; the chunks (64 columns each) after them and the rope part to shared memory, two
-// threads to a row.
+// Copies chunks of a warp's 16 rows of Q to shared memory: a lane has a piece of every fourth row. A row that does not
+// exist is a copy of one that does; what is computed for it is never stored.
+template <class T>
+struct QueryCopies {
+  const T* row[4];
+  uint32_t to[2];  // rows lane / 8 and 4 on; those 8 on lie kAtomBytes on
+
+  __device__ __forceinline__ void begin(const T* base, int64_t offset, uint32_t rows) {
+    const int lane = warpgroup_thread() % 32;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) row[i] = base + __shfl_sync(~0u, offset, 4 * i + lane / 8) + lane % 8 * 8;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) to[i] = rows + swizzled(4 * i + lane / 8, lane % 8);
+  }
+  __device__ __forceinline__ void copy(int column, uint32_t slot) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      cp_async_16(to[i % 2] + slot * kRopeBytes + i / 2 * kAtomBytes, row[i] + column, true);
+    cp_async_commit();
+  }
+};
+
+// The rows of Q of a warp: each chunk goes to shared memory, where the last ones and the rope part stay; the first go on
+// to registers, through the places of those, so that a few are under way at any time.
+template <class T, int QkDim, class Map>
+__device__ __forceinline__ void load_query_rows(const FmDecodeParams& p, const RowBlock& r,
+                                                QueryFragments<Map::kRegisterChunks>& q, uint32_t shared) {
+  constexpr int kInRegisters = Map::kRegisterChunks, kChunks = QkDim / 64, kSlots = Map::kSharedChunks + 1;
+  constexpr int kAhead = kInRegisters < kSlots ? kInRegisters : kSlots;
+  const int first = warpgroup_thread() / 32 * 16, own = r.row_begin + first + warpgroup_thread() % 16;
+  const int row = own < r.rows ? own : 0;
+  const uint32_t rows = shared + first * kChunkRowBytes;
+  QueryCopies<T> copies;
+  copies.begin(reinterpret_cast<const T*>(p.q_nope), row_offset(p, r, row, p.q_nope_stride), rows);
+#pragma unroll
+  for (int i = 0; i < kChunks + kAhead; ++i) {
+    if (i >= kAhead && i - kAhead < kInRegisters) {
+      cp_async_wait<kAhead == 0 ? 0 : kAhead - 1>();
+      __syncwarp();
+      q.load(i - kAhead, rows + (i - kAhead) % kSlots * kRopeBytes);
+      __syncwarp();
+    }
+    if (i == 8 && QkDim > kLatent)
+      copies.begin(reinterpret_cast<const T*>(p.q_rope), row_offset(p, r, row, p.q_rope_stride), rows);
+    if (i < kChunks)
+      copies.copy(i == 8 ? 0 : i * 64, i < kInRegisters ? i % kSlots : i - kInRegisters);
+    else
+      cp_async_commit();  // nothing, so that as many are pending
+  }
+}
+
+// Q of an item: fragments to registers; the chunks (64 columns each) after them and the rope part to shared memory.
 template <class T, int QkDim, class Map>
 __device__ __forceinline__ void load_query(const FmDecodeParams& p, const RowBlock& r,
                                            QueryFragments<Map::kRegisterChunks>& q, uint32_t shared) {
   named_barrier<kScoresBarrier, 128>();  // every warp is done with the previous item's Q
-  const int block_row = warpgroup_thread() / 2, first_piece = warpgroup_thread() % 2 * 4;
-  const QueryRow<T> row(p, r, block_row);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const uint32_t to = shared + swizzled(block_row, first_piece + i);
-    const int column = (first_piece + i) * 8;
-#pragma unroll
-    for (int chunk = 0; chunk < Map::kSharedChunks; ++chunk)
-      cp_async_16(to + chunk * kRopeBytes, row.nope + (Map::kRegisterChunks + chunk) * 64 + column, row.present);
-    if (QkDim > kLatent) cp_async_16(to + Map::kSharedChunks * kRopeBytes, row.rope + column, row.present);
-  }
-  cp_async_commit();
-  q.template load<T>(p, r);
+  load_query_rows<T, QkDim, Map>(p, r, q, shared);
   cp_async_wait<0>();
   fence_async_shared();
   named_barrier<kScoresBarrier, 128>();

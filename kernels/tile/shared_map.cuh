@@ -110,6 +110,7 @@ struct DecodeControl {
   float factor[kTiles][kTileRows];
   int first_masked;               // scores only: from this tile on, some row of the block does not see every token
   float result[kTileRows];        // what the accumulated rows are multiplied with at the end
+  uint32_t pieces;                // values: the pieces of a split unit's rows that this CTA adds up
 };
 
 // What CTAs of few rows have besides.

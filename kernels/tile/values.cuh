@@ -1,9 +1,11 @@
 // The values role: two warpgroups accumulate O = P V, 64 rows x 256 columns each, in registers (as two blocks of 128
-// columns), and write the finished rows to the output or, for a part of a split unit, to its slot of partial results.
+// columns), and write the finished rows to the output or, for a part of a split unit, to its slot of partial results, which
+// split_rows.cuh adds up.
 #pragma once
 #include "../ptx/control.cuh"
 #include "../ptx/math.cuh"
 #include "../ptx/wgmma.cuh"
+#include "split_rows.cuh"
 #include "work.cuh"
 
 namespace fm {
@@ -36,45 +38,49 @@ __device__ __forceinline__ void multiply_weights_values(T, float (&o)[64], uint3
   wgmma_commit();
 }
 
-// 128 columns of a row as 16-bit numbers. Neighbouring lanes trade words so that each stores eight bytes.
+// 128 columns of a row as 16-bit numbers. Of each four groups of eight columns a lane gets one, by a transposition among
+// the four lanes of a row, and stores sixteen bytes.
 template <class T>
 __device__ __forceinline__ void store_row(const float (&o)[64], int h, T* row, bool present, int lane) {
-  const bool odd = lane & 1;
-  row += (odd ? 8 : 0) + (lane % 4 / 2) * 4;
+  const bool odd = lane & 1, upper = lane & 2;
+  row += lane % 4 * 8;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const float* pair = &o[i * 8 + 2 * h];  // two neighbouring groups of eight columns
-    const uint32_t a = pack_result(T(), pair[0], pair[1]), b = pack_result(T(), pair[4], pair[5]);
-    const uint32_t traded = __shfl_xor_sync(~0u, odd ? a : b, 1);
-    if (present) *reinterpret_cast<uint2*>(row + 16 * i) = odd ? make_uint2(traded, b) : make_uint2(a, traded);
+  for (int i = 0; i < 4; ++i) {
+    uint32_t w[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) w[j] = pack_result(T(), o[(4 * i + j) * 4 + 2 * h], o[(4 * i + j) * 4 + 2 * h + 1]);
+    const uint32_t r0 = __shfl_xor_sync(~0u, odd ? w[0] : w[1], 1), r1 = __shfl_xor_sync(~0u, odd ? w[2] : w[3], 1);
+    const uint32_t a0 = odd ? r0 : w[0], a1 = odd ? w[1] : r0, b0 = odd ? r1 : w[2], b1 = odd ? w[3] : r1;
+    const uint32_t r2 = __shfl_xor_sync(~0u, upper ? a0 : b0, 2), r3 = __shfl_xor_sync(~0u, upper ? a1 : b1, 2);
+    if (present)
+      *reinterpret_cast<uint4*>(row + 32 * i) = upper ? make_uint4(r2, r3, b0, b1) : make_uint4(a0, a1, r2, r3);
   }
 }
 
-__device__ __forceinline__ void store_partial_row(const float (&o)[64], int h, float* row, bool present, int lane) {
-  if (!present) return;
-  row += (lane % 4) * 2;
-#pragma unroll
-  for (int g = 0; g < 16; ++g)
-    *reinterpret_cast<float2*>(row + 8 * g) = make_float2(o[4 * g + 2 * h], o[4 * g + 2 * h + 1]);
-}
-
-template <class T, class Map>
+template <class T>
 __device__ __forceinline__ void store_result(const FmDecodeParams& p, const RowBlock& r, const Accumulators& o,
                                              int row0, int half, int lane) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const int block_row = row0 + 8 * h, row = r.row_begin + block_row;
+    const int row = r.row_begin + row0 + 8 * h;
     const bool present = row < r.rows;
-    float* partial = p.partial_out + (r.slot >= 0 ? slot_row<Map>(p, r, block_row) : 0) * kLatent;
     T* out = reinterpret_cast<T*>(p.out) + (present ? row_offset(p, r, row, p.out_stride) : 0);
 #pragma unroll
-    for (int b = 0; b < 2; ++b) {
-      if (r.slot >= 0)
-        store_partial_row(o[b], h, partial + quarter(half, b) * kBlockWidth, present, lane);
-      else
-        store_row<T>(o[b], h, out + quarter(half, b) * kBlockWidth, present, lane);
-    }
+    for (int b = 0; b < 2; ++b) store_row<T>(o[b], h, out + quarter(half, b) * kBlockWidth, present, lane);
   }
+}
+
+// To the row block's place in its slot, of which split_rows.cuh says how it lies.
+template <class Map>
+__device__ __forceinline__ void store_partial_result(const FmDecodeParams& p, const RowBlock& r, const Accumulators& o,
+                                                     int warp, int half, int lane) {
+  float* partial = p.partial_out + slot_row<Map>(p, r, 0) * kLatent + (warp * 8 + lane / 4) * kPairNumbers + lane % 4 * 4;
+#pragma unroll
+  for (int b = 0; b < 2; ++b)
+#pragma unroll
+    for (int g = 0; g < 16; ++g)
+      *reinterpret_cast<float4*>(partial + quarter(half, b) * 2 * kBlockWidth + g * 16) =
+          make_float4(o[b][4 * g], o[b][4 * g + 1], o[b][4 * g + 2], o[b][4 * g + 3]);
 }
 
 // T: of the output; M: what is multiplied.
@@ -113,7 +119,14 @@ __device__ __forceinline__ void accumulate_values(const FmDecodeParams& p, int h
     scale_rows(o, control.result[row0], control.result[row0 + 8]);
     arrive_once_per_warp(shared_address(&control.result_empty));
     result_parity ^= 1;
-    store_result<T, Map>(p, load_row_block<Map>(p, item), o, row0, half, lane);
+    const RowBlock r = load_row_block<Map>(p, item);
+    if (r.slot < 0) {
+      store_result<T>(p, r, o, row0, half, lane);
+    } else {
+      const SplitUnit unit = load_split_unit<Map>(p, r);  // before the stores, which fill the queue
+      store_partial_result<Map>(p, r, o, warp, half, lane);
+      finish_part<T, Map>(p, unit, item, control);
+    }
   });
 }
 

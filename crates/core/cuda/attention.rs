@@ -6,7 +6,7 @@ use cudarc::driver::sys;
 
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::params::{FM_COMBINE_THREADS, FmCombineParams, FmDecodeParams, FmKvCache};
+use crate::params::{FmDecodeParams, FmKvCache};
 use crate::plan::Plan;
 use crate::problem::{AttentionProblem, QueryScale, SparseProblem, Strided, TwoParts};
 use crate::view::Stream;
@@ -16,17 +16,12 @@ use super::kernel::{Kernel, Loader, Rows, is_fp16};
 use super::ops::pointer;
 use super::{kv_cache, tensor_map};
 
-/// Blocks of the combine kernel, which stride over their work, per SM.
-const COMBINE_BLOCKS: i64 = 2;
-
 /// A kernel's launch, ready but for the device.
 struct Attention<'a> {
     kernel: Kernel,
     maps: [sys::CUtensorMap; 2],
     params: FmDecodeParams,
     plan: &'a Plan,
-    /// Of `out`.
-    fp16: bool,
     stream: Stream,
 }
 
@@ -73,7 +68,6 @@ fn of_pages<'a>(problem: &AttentionProblem, plan: &'a Plan) -> Result<Attention<
         maps,
         params,
         plan,
-        fp16: is_fp16(problem.out_dtype()),
         stream: problem.stream,
     })
 }
@@ -87,7 +81,6 @@ fn of_lists<'a>(problem: &SparseProblem, plan: &'a Plan) -> Attention<'a> {
         maps: [tensor_map::empty(); 2],
         params: list_params(problem, plan),
         plan,
-        fp16: is_fp16(problem.dtype),
         stream: problem.stream,
     }
 }
@@ -180,7 +173,7 @@ fn common_params(
 }
 
 impl Attention<'_> {
-    /// Launches the kernel, and what adds up partial results where it does not do so itself.
+    /// Launches the kernel.
     ///
     /// # Safety
     /// What the parameters describe is live, and the plan has been filled for them.
@@ -195,51 +188,10 @@ impl Attention<'_> {
             threads: self.kernel.decode_threads(),
             cluster: (self.params.multicast * choice.splits) as u32,
             stream: self.stream,
-            ..Launch::default()
         };
         let [nope, rope] = &mut self.maps;
         let arguments = &mut [pointer(nope), pointer(rope), pointer(&mut self.params)];
         // SAFETY: decode kernels take two tensor maps and an FmDecodeParams; the memory is live.
-        unsafe { engine.launch(self.kernel, &launch, arguments)? };
-        let partial = self.plan.schedule.layout.max_slots > 0;
-        // The kernels for few rows add up partial results themselves.
-        if partial && Rows::of(choice.rows) == Rows::Of64 {
-            // SAFETY: the caller's promise.
-            unsafe { self.combine(engine) }
-        } else {
-            Ok(())
-        }
-    }
-
-    /// # Safety
-    /// As for [`Attention::launch`].
-    unsafe fn combine(&self, engine: &Engine) -> Result<()> {
-        let (schedule, attention) = (&self.plan.schedule, &self.params);
-        let mut params = FmCombineParams {
-            plan: self.plan.section(0),
-            merges: attention.merges,
-            partial_out: attention.partial_out,
-            partial_lse: attention.partial_lse,
-            unit_rows: schedule.shape.unit_rows,
-            group: attention.group,
-            value_scale: attention.value_scale,
-            reserved: 0,
-            attn_sink: attention.attn_sink,
-            out: attention.out,
-            out_stride: attention.out_stride,
-            lse: attention.lse,
-            lse_stride: attention.lse_stride,
-        };
-        let rows = i64::from(schedule.layout.max_merges) * i64::from(schedule.shape.unit_rows);
-        let launch = Launch {
-            blocks: rows.min(COMBINE_BLOCKS * i64::from(engine.sm_count)) as u32,
-            threads: FM_COMBINE_THREADS as u32,
-            stream: self.stream,
-            overlap: true,
-            ..Launch::default()
-        };
-        let kernel = Kernel::Combine { fp16: self.fp16 };
-        // SAFETY: combine kernels take one FmCombineParams; the memory is live (the caller's promise).
-        unsafe { engine.launch(kernel, &launch, &mut [pointer(&mut params)]) }
+        unsafe { engine.launch(self.kernel, &launch, arguments) }
     }
 }

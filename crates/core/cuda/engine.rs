@@ -43,8 +43,6 @@ pub(super) struct Launch {
     /// Blocks of one cluster, which divides `blocks`; 0 or 1: none.
     pub cluster: u32,
     pub stream: Stream,
-    /// Begin before the previous kernel of the stream has ended (programmatic dependent launch).
-    pub overlap: bool,
 }
 
 impl Engine {
@@ -125,8 +123,8 @@ impl Engine {
             );
             return Err(Error::unsupported("kernel", value, rule));
         };
-        let mut attributes = launch.attributes();
-        let config = launch.config(kernel, &mut attributes);
+        let mut cluster = launch.cluster_attribute();
+        let config = launch.config(kernel, &mut cluster);
         // SAFETY: the arguments are right (the caller's promise); the driver copies them before it returns.
         let result = unsafe {
             sys::cuLaunchKernelEx(
@@ -140,19 +138,9 @@ impl Engine {
     }
 }
 
-const IGNORE: sys::CUlaunchAttributeID = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_IGNORE;
-
 impl Launch {
-    /// What the driver wants to know; it points into `attributes`.
-    fn config(
-        &self,
-        kernel: Kernel,
-        attributes: &mut [sys::CUlaunchAttribute; 2],
-    ) -> sys::CUlaunchConfig {
-        let used = attributes
-            .iter()
-            .take_while(|attribute| attribute.id != IGNORE)
-            .count();
+    /// What the driver wants to know; it points to `cluster`.
+    fn config(&self, kernel: Kernel, cluster: &mut sys::CUlaunchAttribute) -> sys::CUlaunchConfig {
         sys::CUlaunchConfig {
             gridDimX: self.blocks,
             gridDimY: 1,
@@ -162,48 +150,25 @@ impl Launch {
             blockDimZ: 1,
             sharedMemBytes: kernel.shared_bytes(),
             hStream: handle(self.stream),
-            attrs: attributes.as_mut_ptr(),
-            numAttrs: used as u32,
+            attrs: cluster,
+            numAttrs: (self.cluster > 1).into(),
         }
     }
 
-    /// The launch's attributes, those in use first.
-    fn attributes(&self) -> [sys::CUlaunchAttribute; 2] {
-        use sys::CUlaunchAttributeID as Id;
-        let attribute = |id, value| sys::CUlaunchAttribute {
-            id,
+    /// The launch's attribute, which it has if there are clusters.
+    fn cluster_attribute(&self) -> sys::CUlaunchAttribute {
+        let clusters = sys::CUlaunchAttributeValue_union__bindgen_ty_1 {
+            x: self.cluster,
+            y: 1,
+            z: 1,
+        };
+        sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
             pad: [0; 4],
-            value,
-        };
-        let ignored = attribute(IGNORE, sys::CUlaunchAttributeValue { pad: [0; 64] });
-        let mut attributes = [ignored; 2];
-        let mut free = attributes.iter_mut();
-        let mut add = |id, value| {
-            if let Some(slot) = free.next() {
-                *slot = attribute(id, value);
-            }
-        };
-        if self.cluster > 1 {
-            let clusters = sys::CUlaunchAttributeValue_union__bindgen_ty_1 {
-                x: self.cluster,
-                y: 1,
-                z: 1,
-            };
-            let value = sys::CUlaunchAttributeValue {
+            value: sys::CUlaunchAttributeValue {
                 clusterDim: clusters,
-            };
-            add(Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value);
+            },
         }
-        if self.overlap {
-            let value = sys::CUlaunchAttributeValue {
-                programmaticStreamSerializationAllowed: 1,
-            };
-            add(
-                Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-                value,
-            );
-        }
-        attributes
     }
 }
 
@@ -341,36 +306,12 @@ fn clusters(functions: &[Option<sys::CUfunction>; Kernel::COUNT]) -> Result<[i32
             cluster,
             ..Launch::default()
         };
-        let mut attributes = launch.attributes();
-        let config = launch.config(kernel, &mut attributes);
+        let mut cluster = launch.cluster_attribute();
+        let config = launch.config(kernel, &mut cluster);
         // SAFETY: the function is loaded; the configuration is one it is launched with.
         call("cuOccupancyMaxActiveClusters", unsafe {
             sys::cuOccupancyMaxActiveClusters(count, function, &config)
         })?;
     }
     Ok(clusters)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use sys::CUlaunchAttributeID as Id;
-
-    #[test]
-    fn attributes_in_use_come_first() {
-        let ids = |cluster, overlap| {
-            let launch = Launch {
-                cluster,
-                overlap,
-                ..Launch::default()
-            };
-            launch.attributes().map(|attribute| attribute.id)
-        };
-        let cluster = Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-        let overlap = Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-        assert_eq!(ids(1, false), [IGNORE, IGNORE]);
-        assert_eq!(ids(2, false), [cluster, IGNORE]);
-        assert_eq!(ids(1, true), [overlap, IGNORE]);
-        assert_eq!(ids(2, true), [cluster, overlap]);
-    }
 }

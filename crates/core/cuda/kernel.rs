@@ -111,9 +111,6 @@ pub(super) enum Kernel {
         loader: Loader,
         rows: Rows,
     },
-    Combine {
-        fp16: bool,
-    },
     Merge {
         fp16: bool,
     },
@@ -133,7 +130,7 @@ pub(super) enum Kernel {
 }
 
 /// Kernels that are not decode kernels.
-const OTHERS: usize = 17;
+const OTHERS: usize = 15;
 /// The loaders of rows of 512 and of 576, the first of [`Loader::ALL`].
 const LOADERS: [usize; 2] = [3, 4];
 
@@ -146,8 +143,6 @@ impl Kernel {
             Self::Append,
             Self::Offsets,
             Self::Gather,
-            Self::Combine { fp16: false },
-            Self::Combine { fp16: true },
             Self::Merge { fp16: false },
             Self::Merge { fp16: true },
             Self::Quantise {
@@ -188,14 +183,13 @@ impl Kernel {
             Self::Append => 1,
             Self::Offsets => 2,
             Self::Gather => 3,
-            Self::Combine { fp16 } => 4 + usize::from(fp16),
-            Self::Merge { fp16 } => 6 + usize::from(fp16),
-            Self::Quantise { from } => 8 + from as usize,
-            Self::Dequantise { f32 } => 11 + usize::from(f32),
-            Self::ToPhysical => 13,
-            Self::WindowOffsets => 14,
-            Self::WindowIds => 15,
-            Self::CombineTopkWindow => 16,
+            Self::Merge { fp16 } => 4 + usize::from(fp16),
+            Self::Quantise { from } => 6 + from as usize,
+            Self::Dequantise { f32 } => 9 + usize::from(f32),
+            Self::ToPhysical => 11,
+            Self::WindowOffsets => 12,
+            Self::WindowIds => 13,
+            Self::CombineTopkWindow => 14,
             Self::Decode { .. } => OTHERS + self.decode_index(),
         }
     }
@@ -227,7 +221,6 @@ impl Kernel {
                 (Loader::Codes | Loader::Scaled, false) => "decode_codes_bf16",
                 (Loader::Codes | Loader::Scaled, true) => "decode_codes_fp16",
             },
-            Self::Combine { .. } => "combine",
             Self::Merge { .. } => "merge",
             Self::Append | Self::Offsets | Self::Gather => "cache",
             Self::Quantise { .. } => "quantise",
@@ -245,8 +238,6 @@ impl Kernel {
             Self::Append => c"fm_append",
             Self::Offsets => c"fm_offsets",
             Self::Gather => c"fm_gather",
-            Self::Combine { fp16: false } => c"fm_combine_bf16",
-            Self::Combine { fp16: true } => c"fm_combine_fp16",
             Self::Merge { fp16: false } => c"fm_merge_bf16",
             Self::Merge { fp16: true } => c"fm_merge_fp16",
             Self::Quantise { from } => {

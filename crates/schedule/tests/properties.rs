@@ -183,7 +183,7 @@ proptest! {
         prop_assume!(planned.header.whole == 0);
         let min_part = i64::from(case.shape.min_part);
         let (_, share) = even_share(&case, &expected_units(&case));
-        let share = share.max(min_part);
+        let share = share.max(2 * min_part); // equal parts may be as long
         // A cut moves back over less than min_part tiles and the fixed cost, or on over less than min_part.
         let slack = i64::from(case.shape.fixed_cost) + 2 * (min_part - 1);
         for load in worker_loads(&case, &planned) {
