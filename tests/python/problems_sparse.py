@@ -59,6 +59,8 @@ class Keys:
 
     def quantised(self, kv_format: str) -> Keys:
         """The same lists over a cache of this format: NaN in all that is nobody's key."""
+        if kv_format == "bf16":
+            return Keys(self.cache, self.indices, self.lens, kv_format)
         used = self.used()
         cache = ferromla.quantize_kv(torch.where(used[..., None], self.cache, 0), kv_format)
         numbers = ferromla.dequantize_kv(cache, kv_format, dtype=torch.float32)
