@@ -61,14 +61,19 @@ class Keys:
         """The same lists over a cache of this format: NaN in all that is nobody's key."""
         if kv_format == "bf16":
             return Keys(self.cache, self.indices, self.lens, kv_format)
-        used = self.used()
-        cache = ferromla.quantize_kv(torch.where(used[..., None], self.cache, 0), kv_format)
+        cache = ferromla.quantize_kv(torch.where(self.used()[..., None], self.cache, 0), kv_format)
         numbers = ferromla.dequantize_kv(cache, kv_format, dtype=torch.float32)
+        keys = Keys(cache, self.indices, self.lens, kv_format, numbers)
+        keys.spoil()
+        return keys
+
+    def spoil(self) -> None:
+        """NaN in every byte of a quantised cache that is nobody's key."""
+        used = self.used()
         # Of split pages the scales of a token are elsewhere: only whole pages can be spoiled byte by byte.
-        split = kv_format in ("fp8_v4", "fp8_v41_split")
-        spoiled = ~used.any(1)[:, None].expand(used.shape) if split else ~used
-        cache.view(torch.uint8).masked_fill_(spoiled[..., None], 0xFF)
-        return Keys(cache, self.indices, self.lens, kv_format, numbers)
+        if self.kv_format in ("fp8_v4", "fp8_v41_split"):
+            used = used.any(1, keepdim=True)
+        self.cache.view(torch.uint8).masked_fill_(~used[..., None], 0xFF)
 
 
 def some_rows(rows: int, seed: int, device) -> torch.Tensor:
@@ -80,16 +85,19 @@ def some_rows(rows: int, seed: int, device) -> torch.Tensor:
     return which
 
 
-def random_keys(rows, s_k, topk, page, *, d_qk, dtype, lens, drawn, invalid=0.1) -> Keys:
-    """Random tokens and lists, with entries twice and entries that are no key among them. ``lens``: None, ``"b"`` for
-    lengths per request, or ``"row"`` for one per query token. ``drawn``: what ``problems.drawing`` gives."""
+def random_indices(shape, tokens: int, drawn: dict, invalid=0.1) -> torch.Tensor:
+    """Random lists of a cache of so many tokens, with entries twice and entries that are no key among them."""
+    indices = torch.randint(0, tokens, shape, dtype=torch.int32, **drawn)
+    wrong = _no_keys_on(indices.device, tokens)[torch.randint(0, 6, shape, dtype=torch.int32, **drawn)]
+    return torch.where(torch.rand(shape, **drawn) < invalid, wrong, indices)
+
+
+def random_keys(rows, s_k, topk, page, *, d_qk, dtype, lens, drawn) -> Keys:
+    """Random tokens and lists. ``lens``: None, ``"b"`` for lengths per request, or ``"row"`` for one per query token.
+    ``drawn``: what ``problems.drawing`` gives."""
     pages = -(-s_k // page) + 2
-    tokens = pages * page
     cache = problems.random_keys(pages, page, d_qk, **drawn)
-    indices = torch.randint(0, tokens, (*rows, topk), dtype=torch.int32, **drawn)
-    wrong = _no_keys_on(indices.device, tokens)[torch.randint(0, 6, indices.shape, dtype=torch.int32, **drawn)]
-    at = torch.rand(indices.shape, **drawn) < invalid
-    indices = torch.where(at, wrong, indices)
+    indices = random_indices((*rows, topk), pages * page, drawn)
     if lens is not None:
         shape = rows[:1] if lens == "b" else rows
         # Some are out of range, and count as the nearest that is not.
