@@ -14,8 +14,8 @@ import tolerance
 LARGEST_SCORE = 4.0
 # The mean magnitude of numbers that the absolute tolerance of out is meant for.
 USUAL_MAGNITUDE = problems.KEY_DEVIATION * (2 / torch.pi) ** 0.5
-# Below, float16 has fewer bits of an element of out than the tolerance asks for.
-LEAST_HALF = 2.0**-12
+# Below, an element of out has fewer bits than the tolerance asks for.
+LEAST = {torch.float16: 2.0**-12, torch.bfloat16: 2.0**-126}
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,6 @@ def check(out, lse, q, keys, seen, scale: float, limits=tolerance.ATTENTION) -> 
     scores.masked_fill_(~seen[:, None], -torch.inf)
     want_lse = torch.logsumexp(scores, -1)
     weights, values = torch.exp(scores - want_lse[..., None]), keys[..., :512]
-    size = (weights @ values.abs()) / USUAL_MAGNITUDE
-    if out.dtype == torch.float16:
-        size = size.clamp(min=LEAST_HALF)
+    size = ((weights @ values.abs()) / USUAL_MAGNITUDE).clamp(min=LEAST[out.dtype])
     found = tolerance.faults(out.double() / size, lse, weights @ values / size, want_lse, limits)
     assert not found, "\n".join(found)

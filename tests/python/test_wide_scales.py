@@ -81,6 +81,7 @@ def _lists(form, spread, device, drawn, topk=190, page=16):
     unlisted = ~keys.lists().used()
     for part in (tokens.codes, tokens.scales, tokens.rope):
         part[unlisted] = 0xFF
+    tokens.codes[unlisted, ::2] = 0x7F
     keys.numbers, keys.cache = keys.cache, problems_formats.cache(form, 30, page, device)
     formats.write(keys.cache, form, torch.arange(t, device=device), tokens)
     return keys
