@@ -88,6 +88,18 @@ def test_options(device, form):
 
 
 @each_form
+@pytest.mark.parametrize("h", [16, 17, 32, 33])
+def test_plans_for_the_format_and_for_any(device, form, h):
+    """Rows of a CTA depend on the format; a plan for any does for every one."""
+    problem = _problem(form, b=2, h=h, seq=300, device=device)
+    want = problem.check()
+    shapes = {"num_heads": h, "page_size": 64, "max_seq_len": 64 * problem.table.shape[1]}
+    for kv_format in (form.name, None):
+        got = problem.run(plan=ferromla.Plan(problem.lens, kv_format=kv_format, **shapes))
+        assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
+
+
+@each_form
 def test_strided_pages_and_two_part_queries(device, form):
     problem = _problem(form, 16, b=3, h=16, seq=200, device=device)
     n, page_size, _ = problem.cache.shape

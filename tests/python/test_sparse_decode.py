@@ -247,6 +247,23 @@ def test_a_plan_gives_what_the_call_gives_alone(device, lens, extra):
     problem.check(plan=plan)
 
 
+OF_576 = [("bf16", "bf16"), ("bf16", "fp8"), ("fp8_v32", "bf16"), ("fp8", "fp8_v32")]
+
+
+@pytest.mark.parametrize("h", [8, 24, 40])
+@pytest.mark.parametrize(("main", "extra"), OF_576)
+def test_plans_for_the_format_and_for_any(device, main, extra, h):
+    """Rows of a CTA depend on the format; a plan for any does for every one."""
+    problem = problems_sparse.decode(h=h, extra=(90, 70, 5), lens="row", device=device)
+    problem.main, problem.extra = problem.main.quantised(main), problem.extra.quantised(extra)
+    problem.check(plan=problem.plan())
+    want = problem.run()
+    got = problem.run(plan=problem.plan(kv_format=extra if main == "bf16" else main))
+    assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
+    with pytest.raises(ferromla.InvalidArgument, match="made for kv_format fp16"):
+        problem.run(plan=problem.plan(kv_format="fp16"))
+
+
 def test_host_and_device_plan_the_same(device):
     problem = problems_sparse.decode(b=40, s_q=3, topk=800, extra=(90, 200, 64), lens="row", device=device)
     plan = problem.plan()
