@@ -44,6 +44,11 @@ def cache_of(kv_format: str, pages: int, page_size: int, d_qk: int, *, device, d
     return cache
 
 
+def format_name(kv_format: str, dtype: torch.dtype) -> str:
+    """The format's name as plans want it; of a 16-bit cache the one of its type."""
+    return kv_format if kv_format in TOKEN_BYTES else {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
+
+
 def numbers(cache: torch.Tensor, kv_format: str) -> torch.Tensor:
     """What a cache holds, without a rounding: dequantised to float32 where it is quantised."""
     if kv_format not in TOKEN_BYTES:
@@ -103,9 +108,10 @@ class Inputs:
 
     def plan(self, **options) -> ferromla.Plan:
         """A plan for these lengths."""
-        ragged = {"qo_indptr": self.indptr, "num_tokens": self.case.q_tokens}
-        shapes = ragged if self.case.ragged else {"q_len": self.case.q_lens[0]}
-        return ferromla.Plan(self.lens, num_heads=self.case.heads, page_size=self.case.page_size, **shapes, **options)
+        case = self.case
+        shapes = {"num_heads": case.heads, "page_size": case.page_size}
+        shapes |= {"qo_indptr": self.indptr, "num_tokens": case.q_tokens} if case.ragged else {"q_len": case.q_lens[0]}
+        return ferromla.Plan(self.lens, kv_format=format_name(case.kv_format, self.cache.dtype), **shapes, **options)
 
     def call(self, plan: ferromla.Plan | None) -> Call:
         """The operation into the outputs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import ferromla
-from measure import NAN, TOKEN_BYTES, Call, Compared, Errors, cache_of, evenly, numbers
+from measure import NAN, TOKEN_BYTES, Call, Compared, Errors, cache_of, evenly, format_name, numbers
 from shapes import D_V
 from sparse_shapes import Sparse, SparsePrefill
 
@@ -76,7 +76,8 @@ class SparseInputs:
         """A plan for these shapes."""
         case = self.case
         shapes = {"batch": case.batch, "q_len": case.s_q, "topk": case.topk, "extra_topk": case.extra}
-        return ferromla.Plan.sparse(num_heads=case.heads, device=self.q.device, **shapes)
+        kv_format = format_name(case.kv_format, self.q.dtype)
+        return ferromla.Plan.sparse(num_heads=case.heads, kv_format=kv_format, device=self.q.device, **shapes)
 
     def call(self, plan: ferromla.Plan) -> Call:
         """The operation into the outputs."""

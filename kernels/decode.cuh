@@ -161,7 +161,7 @@ __device__ __forceinline__ void decode_few(const CUtensorMap& latent_map, const 
 
 constexpr int decode_threads(Loader loader, int rows) {
   if (loader == Loader::Tma || rows == kTileRows) return FM_DECODE_THREADS;
-  return rows == 16 && loader == Loader::Gather ? FM_DECODE_TOKENS_THREADS_16 : FM_DECODE_TOKENS_THREADS_32;
+  return rows == 16 && loader == Loader::Gather ? FM_DECODE_THREADS_4_LOADERS : FM_DECODE_THREADS_2_LOADERS;
 }
 
 template <class T, int QkDim, Loader L, int Rows>

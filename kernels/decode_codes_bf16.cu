@@ -2,8 +2,6 @@
 #include "decode.cuh"
 
 FM_DECODE_KERNEL(fm_decode_bf16_576_codes_64, __nv_bfloat16, 576, Codes, 64)
-FM_DECODE_KERNEL(fm_decode_bf16_576_codes_32, __nv_bfloat16, 576, Codes, 32)
 FM_DECODE_KERNEL(fm_decode_bf16_576_codes_16, __nv_bfloat16, 576, Codes, 16)
 FM_DECODE_KERNEL(fm_decode_bf16_512_codes_64, __nv_bfloat16, 512, Codes, 64)
-FM_DECODE_KERNEL(fm_decode_bf16_512_codes_32, __nv_bfloat16, 512, Codes, 32)
 FM_DECODE_KERNEL(fm_decode_bf16_512_codes_16, __nv_bfloat16, 512, Codes, 16)

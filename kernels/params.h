@@ -5,8 +5,8 @@
 #include "plan_layout.h"
 
 #define FM_DECODE_THREADS 512
-#define FM_DECODE_TOKENS_THREADS_32 640 /* with the token loader, of CTAs of 32 rows */
-#define FM_DECODE_TOKENS_THREADS_16 896 /* of 16 rows */
+#define FM_DECODE_THREADS_2_LOADERS 640 /* with another warpgroup that loads: 32 rows of Gather, 16 of Codes */
+#define FM_DECODE_THREADS_4_LOADERS 896 /* with three more: 16 rows of Gather */
 #define FM_DECODE_SMEM_BYTES 231936
 
 /* plan.cu: one block plans the whole batch. */
@@ -35,7 +35,7 @@ typedef struct FmPlanParams {
 /* One paged cache. Strides are in bytes: page, token, KV head. A row of 16-bit numbers has two parts, a quantised one is
    as docs/formats.md says (of a split page `rows` is the page's beginning). */
 typedef struct FmKvCache {
-  const void* rows; /* of a quantised cache without pages: any 1024 bytes that can be read */
+  const void* rows; /* of a cache without pages: any 1024 bytes that can be read */
   const void* rope; /* 16-bit formats with rows of 576 only */
   int64_t row_stride[3]; /* of a split page without the scales at its end */
   int64_t rope_stride[3];

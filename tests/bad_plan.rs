@@ -190,6 +190,14 @@ fn plan_memory() {
     );
     workspace.reshape(&[bytes]);
     let plan = plan_of(&right(), &lens, &workspace).unwrap();
+    let least = PlanArgs {
+        batch: 0,
+        ..PlanArgs::new(Device::Cpu, 0, 1)
+    };
+    assert!(
+        workspace_bytes(&least).unwrap() >= 1024,
+        "loads of absent rows end in it"
+    );
 
     let other = Array::zeros(DType::I32, &[3]);
     let expected = Expected {

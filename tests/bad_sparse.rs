@@ -197,25 +197,6 @@ fn formats_and_types_that_do_not_go_together() {
 }
 
 #[test]
-fn cuda_reads_no_fp8_cache_beside_one_of_fp8_v32() {
-    for [main, extra] in [["fp8", "fp8_v32"], ["fp8_v32", "fp8"]] {
-        let bytes = |name| if name == "fp8" { 576 } else { 656 };
-        let mut call = Decode::right();
-        call.cache = Array::zeros(DType::U8, &[4, 16, bytes(main)]);
-        call.kv_format = KvFormat::parse(main).ok();
-        call.extra_cache = Array::zeros(DType::U8, &[9, 2, bytes(extra)]);
-        call.extra_kv_format = KvFormat::parse(extra).ok();
-        call.run(None).unwrap();
-        let expected = Expected {
-            argument: "extra_kv_format",
-            unsupported: true,
-            says: "fp8 and fp8_v32 are not read together",
-        };
-        assert_refused(main, call.moved_to_cuda().run(None), &expected);
-    }
-}
-
-#[test]
 fn what_cuda_asks_of_quantised_caches_and_of_lists() {
     type Bend = fn(&mut Decode);
     let of_v4 = || {
@@ -261,9 +242,10 @@ fn what_cuda_asks_of_quantised_caches_and_of_lists() {
     assert_refused("far", far.run(None), &expected);
 }
 
-fn plan_of(queries: Queries, workspace: &Array) -> Plan {
+fn plan_of(queries: Queries, kv_format: Option<KvFormat>, workspace: &Array) -> Plan {
     let args = PlanArgs {
         queries,
+        kv_format,
         ..PlanArgs::new(Device::Cpu, 2, 8)
     };
     // SAFETY: the workspace outlives the plan.
@@ -286,11 +268,50 @@ fn a_plan_made_for_other_lists_is_refused_by_name() {
             "made for extra_topk 0: this call has extra_topk 5",
         ),
     ] {
-        let plan = plan_of(queries, &workspace);
+        let plan = plan_of(queries, None, &workspace);
         assert_refused(rule, Decode::right().run(Some(&plan)), &says("plan", rule));
     }
-    let plan = plan_of(queries(3, 70, 5), &workspace);
+    let plan = plan_of(queries(3, 70, 5), None, &workspace);
     Decode::right().run(Some(&plan)).unwrap();
+}
+
+#[test]
+fn a_plan_is_for_the_quantised_one_of_two_caches() {
+    let workspace = Array::zeros(DType::U8, &[1 << 24]);
+    let queries = Queries::Sparse {
+        q_len: 3,
+        topk: 70,
+        extra_topk: 5,
+    };
+    let bytes = |pages: [i64; 2], format| match format {
+        KvFormat::Bf16 => Array::zeros(DType::Bf16, &[pages[0], pages[1], 576]),
+        KvFormat::Fp8 => Array::zeros(DType::U8, &[pages[0], pages[1], 576]),
+        _ => Array::zeros(DType::U8, &[pages[0], pages[1], 656]),
+    };
+    use KvFormat::{Bf16, Fp8, Fp8V32};
+    for (main, extra, of_both) in [
+        (Bf16, Bf16, Bf16),
+        (Bf16, Fp8, Fp8),
+        (Fp8V32, Bf16, Fp8V32),
+        (Fp8V32, Fp8, Fp8V32),
+        (Fp8, Fp8V32, Fp8),
+    ] {
+        let mut call = Decode::right();
+        (call.cache, call.kv_format) = (bytes([4, 16], main), Some(main));
+        (call.extra_cache, call.extra_kv_format) = (bytes([9, 2], extra), Some(extra));
+        call.run(None).unwrap();
+        for made_for in [None, Some(Bf16), Some(Fp8), Some(Fp8V32)] {
+            let plan = plan_of(queries, made_for, &workspace);
+            let result = call.run(Some(&plan));
+            match made_for {
+                Some(format) if format != of_both => {
+                    let expected = says("plan", "this call has kv_format");
+                    assert_refused(format.name(), result, &expected);
+                }
+                _ => result.unwrap(),
+            }
+        }
+    }
 }
 
 /// A prefill that is right, to be bent: 5 query tokens, 8 heads, lists of 70 of 99 tokens.

@@ -144,7 +144,7 @@ impl<'a, Indptr: QoIndptr> AttentionArgs<'a, Indptr> {
             num_heads: problem.heads.into(),
             num_kv_heads: problem.cache.kv_heads.into(),
             queries: Queries::of(&problem.queries),
-            kv_format: self.kv_format,
+            kv_format: Some(problem.cache.format),
             page_size: problem.cache.page_size.into(),
             causal: self.causal,
             num_splits: self.num_splits,
@@ -177,7 +177,7 @@ impl<'a, Indptr: QoIndptr> AttentionArgs<'a, Indptr> {
     }
 
     fn plan_for(&self, problem: &AttentionProblem) -> Result<PlanSource<'a>> {
-        PlanSource::of(self.plan, self.plan_args_of(problem), problem.cache.format)
+        PlanSource::of(self.plan, self.plan_args_of(problem))
     }
 }
 

@@ -136,7 +136,7 @@ fn fits(cache_arg: &Arg<'_>, query: &Query, cache: &PagedCache) -> Result<()> {
         let rule = "such queries go with a cache of the format fp8";
         return Err(Error::unsupported("q", value, rule));
     }
-    if cache.format.dtype().is_some() {
+    if !cache.format.is_quantised() {
         cache_arg.dtype(&[query.dtype], ", as q is")?;
     }
     if q.dim() != cache.dim() {

@@ -44,9 +44,6 @@ pub(crate) fn decode(args: &SparseDecodeArgs<'_>) -> Result<SparseProblem> {
     let extra = extra
         .map(|extra| extra.check(&query, &q, tokens))
         .transpose()?;
-    if let Some(extra) = &extra {
-        together(q.view.device(), &main.cache, &extra.cache)?;
-    }
     Ok(SparseProblem {
         device: q.view.device(),
         dtype: query.dtype,
@@ -98,17 +95,6 @@ pub(crate) fn prefill(args: &SparsePrefillArgs) -> Result<SparseProblem> {
         max_logits: Some(row_numbers(&max_logits, &q)?),
         stream: args.stream,
     })
-}
-
-/// The kernels that apply float32 scales to tiles take 16-bit numbers besides, but no codes without scales.
-fn together(device: Device, main: &PagedCache, extra: &PagedCache) -> Result<()> {
-    let has = |format| main.format == format || extra.format == format;
-    if !device.is_cuda() || !has(KvFormat::Fp8V32) || !has(KvFormat::Fp8) {
-        return Ok(());
-    }
-    let value = format!("{} with a main cache of {}", extra.format, main.format);
-    let rule = "on CUDA fp8 and fp8_v32 are not read together";
-    Err(Error::unsupported("extra_kv_format", value, rule))
 }
 
 fn half_query(q: &Parts, ragged: bool) -> Result<Query> {
@@ -181,7 +167,7 @@ impl GivenLists<'_> {
             let rule = "only an extra cache has this format";
             return Err(Error::unsupported(self.format_name, cache.format, rule));
         }
-        if cache.format.dtype().is_some() {
+        if !cache.format.is_quantised() {
             arg.dtype(&[query.dtype], ", as q is")?;
         } else if query.dtype != DType::Bf16 {
             let value = format!(

@@ -200,6 +200,11 @@ impl KvFormat {
         }
     }
 
+    /// Whether its caches hold codes: those of a quantised format are one tensor of bytes.
+    pub(crate) const fn is_quantised(self) -> bool {
+        self.dtype().is_none()
+    }
+
     /// The row widths that a cache of this format can have.
     ///
     /// ```

@@ -2,8 +2,8 @@
 use ferromla_schedule::plan_layout::*;
 
 pub const FM_DECODE_THREADS: i32 = 512;
-pub const FM_DECODE_TOKENS_THREADS_32: i32 = 640;
-pub const FM_DECODE_TOKENS_THREADS_16: i32 = 896;
+pub const FM_DECODE_THREADS_2_LOADERS: i32 = 640;
+pub const FM_DECODE_THREADS_4_LOADERS: i32 = 896;
 pub const FM_DECODE_SMEM_BYTES: i32 = 231936;
 pub const FM_KV_BF16: i32 = 0;
 pub const FM_KV_FP16: i32 = 1;
@@ -74,7 +74,7 @@ impl Default for FmPlanParams {
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct FmKvCache {
-    #[doc = " of a quantised cache without pages: any 1024 bytes that can be read"]
+    #[doc = " of a cache without pages: any 1024 bytes that can be read"]
     pub rows: *const ::core::ffi::c_void,
     #[doc = " 16-bit formats with rows of 576 only"]
     pub rope: *const ::core::ffi::c_void,

@@ -27,8 +27,8 @@ pub enum Queries {
         /// Query tokens of all requests, those that `qo_indptr` gives to nobody included.
         num_tokens: i64,
     },
-    /// The same number for every request, each with a list of its own keys: `sparse_decode`. Then `causal`
-    /// and `max_seq_len` have no meaning, and any cache will do.
+    /// The same number for every request, each with a list of its own keys: `sparse_decode`. Then `page_size`,
+    /// `causal` and `max_seq_len` have no meaning.
     Sparse {
         /// Query tokens per request.
         q_len: i64,
@@ -99,7 +99,8 @@ pub struct PlanArgs {
     pub num_kv_heads: i64,
     /// How many query tokens, and whether every request has as many.
     pub queries: Queries,
-    /// Of the cache; `None`: any.
+    /// Of the cache, or of the extra one where only that is quantised; `None`: any. For 17 to 32 query rows (heads
+    /// times tokens) of a request and KV head on CUDA, plans for a 16-bit format are faster than those for any.
     pub kv_format: Option<KvFormat>,
     /// Tokens of a page.
     pub page_size: i64,
@@ -479,9 +480,8 @@ impl Plan {
         workspace_bytes(args)
     }
 
-    /// Refuses a call other than the one the plan was made for, by the field that differs. `format` is the
-    /// cache's.
-    pub(crate) fn made_for(&self, call: &PlanArgs, format: KvFormat) -> Result<()> {
+    /// Refuses a call other than the one the plan was made for, by the field that differs.
+    pub(crate) fn made_for(&self, call: &PlanArgs) -> Result<()> {
         let made_for = &self.args;
         if made_for.device != call.device {
             return differs("device", &made_for.device, &call.device);
@@ -502,17 +502,15 @@ impl Plan {
                 return differs(field, &made_for, &call);
             }
         }
-        if ours.is_sparse() {
-            return Ok(());
-        }
-        if made_for.page_size != call.page_size {
+        let dense = !ours.is_sparse();
+        if dense && made_for.page_size != call.page_size {
             return differs("page_size", &made_for.page_size, &call.page_size);
         }
-        if made_for.causal != call.causal {
+        if dense && made_for.causal != call.causal {
             return differs("causal", &made_for.causal, &call.causal);
         }
-        match made_for.kv_format {
-            Some(made_for) if made_for != format => differs("kv_format", &made_for, &format),
+        match (made_for.kv_format, call.kv_format) {
+            (Some(ours), Some(theirs)) if ours != theirs => differs("kv_format", &ours, &theirs),
             _ => Ok(()),
         }
     }

@@ -1,6 +1,5 @@
 //! Where a call's schedule comes from: a plan that was made before, or one of its own.
 
-use crate::dtype::KvFormat;
 use crate::error::{Error, Result};
 use crate::plan::{Plan, PlanArgs};
 use crate::schedule::Schedule;
@@ -18,10 +17,10 @@ pub(crate) enum PlanSource<'a> {
 }
 
 impl<'a> PlanSource<'a> {
-    /// For a call that needs a plan of these arguments. `format` is the cache's.
-    pub fn of(given: Option<&'a Plan>, call: PlanArgs, format: KvFormat) -> Result<Self> {
+    /// For a call that needs a plan of these arguments, which name the format.
+    pub fn of(given: Option<&'a Plan>, call: PlanArgs) -> Result<Self> {
         if let Some(plan) = given {
-            fits(plan, &call, format)?;
+            fits(plan, &call)?;
             return Ok(Self::Given(plan));
         }
         Ok(Self::Own {
@@ -57,8 +56,8 @@ impl<'a> PlanSource<'a> {
 }
 
 /// The plan was made for this call, and nothing asks for another one.
-fn fits(plan: &Plan, call: &PlanArgs, format: KvFormat) -> Result<()> {
-    plan.made_for(call, format)?;
+fn fits(plan: &Plan, call: &PlanArgs) -> Result<()> {
+    plan.made_for(call)?;
     if call.num_splits.is_some() && call.num_splits != plan.args().num_splits {
         let number = |parts: Option<u32>| parts.map_or("None".to_owned(), |n| n.to_string());
         let value = format!("{} with a plan", number(call.num_splits));

@@ -1,7 +1,8 @@
 //! From the arguments of a plan to its shape, its layout, and the map of the workspace it lives in.
 //!
 //! A workspace is the plan's bytes, then the float32 partial results of split units, then their log-sum-exps,
-//! each part on a 256-byte boundary counted from the workspace's beginning.
+//! each part on a 256-byte boundary counted from the workspace's beginning. Kernels may read a little of it where a
+//! cache has no pages.
 
 use ferromla_schedule::{
     Choice, PlanError, PlanLayout, PlanShape, Problem as ScheduleProblem,
@@ -9,13 +10,15 @@ use ferromla_schedule::{
 };
 
 use crate::check::{Access, Arg, Last, MAX_SEQ_LEN};
-use crate::dtype::{DType, Device};
+use crate::dtype::{DType, Device, KvFormat};
 use crate::error::{Error, Result};
 use crate::plan::{PlanArgs, Queries};
 use crate::problem::NOPE_DIM;
 use crate::view::View;
 
 const SECTION_ALIGNMENT: i128 = 256;
+/// Of a workspace: what attention kernels may read where a cache has no pages, as `kernels/params.h` says.
+const MIN_BYTES: i128 = 1024;
 /// Alignment of the workspace itself, in bytes.
 const WORKSPACE_ALIGNMENT: u64 = 16;
 
@@ -71,6 +74,7 @@ impl Schedule {
             },
             group,
             kv_heads: args.num_kv_heads as i32,
+            codes: may_have_codes(args),
             causal: args.causal,
             max_seq_len,
             split: match args.num_splits {
@@ -93,7 +97,7 @@ impl Schedule {
         let rows = i128::from(layout.max_slots) * i128::from(shape.unit_rows);
         let partial_out = align(layout.bytes.into());
         let partial_lse = align(partial_out + rows * i128::from(NOPE_DIM) * 4);
-        let bytes = align(partial_lse + rows * 4);
+        let bytes = align(partial_lse + rows * 4).max(MIN_BYTES);
         if bytes > i128::from(i64::MAX) {
             return Err(Error::invalid(
                 "num_splits",
@@ -143,6 +147,12 @@ impl Schedule {
             partial_lse: view.ptr() + self.partial_lse,
         })
     }
+}
+
+/// Quantised caches have one KV head.
+fn may_have_codes(args: &PlanArgs) -> bool {
+    args.kv_format
+        .map_or(args.num_kv_heads == 1, KvFormat::is_quantised)
 }
 
 fn target(device: Device) -> Result<Target> {
@@ -208,7 +218,7 @@ fn check(args: &PlanArgs) -> Result<()> {
         let rule = "1 for queries with indices";
         return Err(Error::invalid("num_kv_heads", args.num_kv_heads, rule));
     }
-    let quantised = args.kv_format.filter(|format| !format.layouts().is_empty());
+    let quantised = args.kv_format.filter(|format| format.is_quantised());
     if let Some(format) = quantised.filter(|_| args.num_kv_heads != 1) {
         let rule = format!("1 for a cache of the format {format}");
         return Err(Error::invalid("num_kv_heads", args.num_kv_heads, rule));

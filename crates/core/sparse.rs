@@ -99,14 +99,17 @@ impl<'a> SparseDecodeArgs<'a> {
             batch_invariant: self.batch_invariant,
             ..plan_args(&problem)
         };
-        let plan = PlanSource::of(self.plan, call, problem.main.cache.format)?;
+        let plan = PlanSource::of(self.plan, call)?;
         Ok(CheckedSparse { problem, plan })
     }
 }
 
 /// What any plan of this problem is for.
 pub(crate) fn plan_args(problem: &SparseProblem) -> PlanArgs {
-    PlanArgs::new(problem.device, problem.batch.into(), problem.heads.into())
+    PlanArgs {
+        kv_format: Some(problem.format()),
+        ..PlanArgs::new(problem.device, problem.batch.into(), problem.heads.into())
+    }
 }
 
 /// Attention of `q` over the listed keys of a paged cache into `out` and `lse`.

@@ -75,7 +75,7 @@ impl SparsePrefillArgs {
             },
             ..plan_args(&problem)
         };
-        let plan = PlanSource::of(None, call, problem.main.cache.format)?;
+        let plan = PlanSource::of(None, call)?;
         Ok(CheckedSparse { problem, plan })
     }
 }

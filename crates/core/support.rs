@@ -89,7 +89,7 @@ fn rows(fp16: bool) -> Vec<SupportRow> {
     let mut formats = KvFormat::ALL.to_vec();
     formats.retain(|&format| fp16 || format != KvFormat::Fp16);
     for format in formats {
-        let quantised = format.dtype().is_none();
+        let quantised = format.is_quantised();
         let row = |operation, dtype| SupportRow {
             operation,
             kv_format: Some(format),

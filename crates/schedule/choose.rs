@@ -117,6 +117,8 @@ pub struct Problem {
     pub group: i32,
     /// KV heads.
     pub kv_heads: i32,
+    /// A cache is quantised, or may be.
+    pub codes: bool,
     /// Query token `i` of a request's `q_len` sees keys `0 ..= seq_len - q_len + i` only.
     pub causal: bool,
     /// Longer lengths are clamped to this.
@@ -178,7 +180,8 @@ impl Choice {
 /// Picks rows per CTA, CTAs per unit, workers and costs for a problem: a pure function of what is known
 /// before the lengths are.
 ///
-/// The rows of a request, or of ragged requests on average, decide what a CTA takes: 16, 32 or 64.
+/// The rows of a request, or of ragged requests on average, decide what a CTA takes: 16, 32 or 64. With codes more
+/// than 16 rows take 64: converting them costs each CTA as much, and 64-row kernels do it no slower.
 ///
 /// All CTAs of a team read the same KV tiles at the same time, so a unit of 64-row CTAs takes all rows where
 /// they fit one team of at most 8: each tile then leaves memory once. Ragged requests get teams of 1 or 2.
@@ -195,6 +198,7 @@ impl Choice {
 ///     queries: Queries::Uniform { q_len: 1 },
 ///     group: 128,
 ///     kv_heads: 1,
+///     codes: false,
 ///     causal: true,
 ///     max_seq_len: 1 << 20,
 ///     split: Split::Auto,
@@ -213,8 +217,8 @@ pub fn choose(problem: &Problem) -> Choice {
     let rows = match problem.mean_rows() {
         _ if problem.is_ragged_invariant() => FM_TILE_ROWS,
         ..=16 => 16,
-        17..=32 => 32,
-        33.. => FM_TILE_ROWS,
+        17..=32 if !problem.codes => 32,
+        _ => FM_TILE_ROWS,
     };
     if rows == FM_TILE_ROWS {
         let team = problem.team();

@@ -69,6 +69,7 @@ class Plan:
         q_len: int = 1,
         topk: int,
         extra_topk: int = 0,
+        kv_format: str | None = None,
         num_splits: int | None = None,
         batch_invariant: bool = False,
         device: Any = None,

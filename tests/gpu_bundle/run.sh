@@ -4,7 +4,7 @@
 #   ./run.sh [support|rust|python|soak|sanitize|demo|bench|rust-bench|all]...
 #                                            (all but soak and sanitize when none is named)
 #
-# WORKERS sets the processes of pytest (4); PYTEST_ARGS, SOAK_ARGS and BENCH_ARGS add options to theirs.
+# WORKERS sets the processes of pytest (one per core, 12 at most); PYTEST_ARGS, SOAK_ARGS and BENCH_ARGS add options to theirs.
 set -euo pipefail
 cd "$(dirname "$0")"
 python=${PYTHON:-python3}
@@ -25,8 +25,11 @@ rust() {
 }
 
 python() {
+  local cores
+  cores=$(nproc)
   # shellcheck disable=SC2086 # several options
-  "$python" -m pytest -q -m gpu -n "${WORKERS:-4}" --timeout-method=thread ${PYTEST_ARGS:-}
+  "$python" -m pytest -q -m gpu -n "${WORKERS:-$((cores < 12 ? cores : 12))}" --dist worksteal \
+    --timeout-method=thread ${PYTEST_ARGS:-}
 }
 
 sanitize() {

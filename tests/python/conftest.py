@@ -1,19 +1,40 @@
-"""Fixtures shared by all tests."""
+"""Fixtures shared by all tests, and what the processes of pytest-xdist share."""
 
 from __future__ import annotations
 
+import functools
+import os
+
 import pytest
 import torch
+
+PROCESSES = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+# Of the GPU's memory, what torch may take in all processes; contexts and kernels need some as well.
+TORCHS_SHARE = 0.85
+
+
+def pytest_configure() -> None:
+    """Threads of all processes that together want more than all cores wait for one another."""
+    if PROCESSES > 1:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // PROCESSES))
+
+
+@functools.cache
+def _cuda() -> torch.device:
+    """The CUDA device. What a process has freed it keeps until it reaches its share."""
+    assert torch.cuda.is_available(), "tests marked gpu need a CUDA device: deselect them with -m 'not gpu'"
+    if PROCESSES > 1:
+        torch.cuda.set_per_process_memory_fraction(TORCHS_SHARE / PROCESSES)
+    return torch.device("cuda")
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Each backend in turn; the CUDA one belongs to the tests marked gpu."""
-    return torch.device(request.param)
+    return _cuda() if request.param == "cuda" else torch.device("cpu")
 
 
 @pytest.fixture
 def cuda() -> torch.device:
     """The CUDA device, for tests marked gpu: without one they fail, they are not skipped."""
-    assert torch.cuda.is_available(), "tests marked gpu need a CUDA device: deselect them with -m 'not gpu'"
-    return torch.device("cuda")
+    return _cuda()

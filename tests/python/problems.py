@@ -118,14 +118,20 @@ def page(keys, lens, page_size, generator, *, spare_pages=3, spare_columns=2):
     return cache.view(shape), table
 
 
+def drawing(seed: int, device) -> dict:
+    """Options of torch's random functions: a generator on the device, since large problems take long to draw on the
+    host."""
+    return {"generator": torch.Generator(device).manual_seed(seed), "device": device}
+
+
 def random_keys(*shape, **options):
     """Cached rows, for ``torch.randn``'s options."""
-    return torch.randn(*shape, **options) * KEY_DEVIATION
+    return torch.randn(*shape, **options).mul_(KEY_DEVIATION)
 
 
 def random_queries(*shape, **options):
     """Queries to go with random_keys, for ``torch.randn``'s options."""
-    return torch.randn(*shape, **options) * QUERY_DEVIATION
+    return torch.randn(*shape, **options).mul_(QUERY_DEVIATION)
 
 
 def make(
@@ -150,13 +156,10 @@ def make(
     generator = torch.Generator().manual_seed(seed)
     lens = lengths(b, seq, varlen, generator) if lens is None else torch.tensor(lens, dtype=torch.int32)
     b, s = len(lens), max([0, *lens.tolist()])
-    # Large problems take long to draw on the host.
-    values = {"generator": generator}
-    if torch.device(device).type == "cuda":
-        values = {"generator": torch.Generator(device).manual_seed(seed), "device": device}
-    keys = random_keys(b, s, h_kv, d_qk, **values).to(device, dtype)
+    drawn = {"generator": generator} if torch.device(device).type == "cpu" else drawing(seed, device)
+    keys = random_keys(b, s, h_kv, d_qk, **drawn).to(dtype)
     rows = (b, s_q) if q_lens is None else (sum(q_lens),)
-    q = random_queries(*rows, h, d_qk, **values).to(device, dtype)
+    q = random_queries(*rows, h, d_qk, **drawn).to(dtype)
     cache, table = page(keys, lens, page_size, generator)
     lens = lens.to(device)
     present = torch.arange(keys.shape[1], device=lens.device) < lens[:, None]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 
 D_V = 512
+# Numbers of one step of the work: float64 keys and scores of a large batch would not fit in memory.
+STEP = 2**26
 
 
 def attention(
@@ -26,8 +28,8 @@ def attention(
     out = torch.zeros(b, s_q, h, D_V, dtype=torch.float64, device=q.device)
     lse = torch.full((b, s_q, h), -torch.inf, dtype=torch.float64, device=q.device)
     scale = d**-0.5 if scale is None else scale
-    # A few requests at a time: float64 scores of a large batch would not fit in memory.
-    step = max(1, int(2**28 / max(1, s_q * h * keys.shape[1])))
+    of_request = keys.shape[1] * (s_q * h + 2 * keys.shape[2] * d)
+    step = max(1, STEP // max(1, of_request))
     if keys.shape[1]:
         for first in range(0, b, step):
             part = slice(first, first + step)
@@ -61,15 +63,15 @@ def _attend(q, keys, present, lens, causal, scale):
     s, h_kv = keys.shape[1], keys.shape[2]
     group = h // h_kv
     # [b, h_kv, s_q * group, d] times [b, h_kv, d, s]
-    rows = q.double().view(b, s_q, h_kv, group, d).transpose(1, 2).reshape(b, h_kv, s_q * group, d)
-    keys = torch.where(present[:, :, None, None], keys.double(), 0.0).permute(0, 2, 1, 3)
-    scores = (rows @ keys.transpose(-1, -2)).view(b, h_kv, s_q, group, s) * scale
+    rows = (q.double() * scale).view(b, s_q, h_kv, group, d).transpose(1, 2).reshape(b, h_kv, s_q * group, d)
+    keys = torch.where(present[:, :, None, None], keys, 0).double().permute(0, 2, 1, 3)
+    scores = (rows @ keys.transpose(-1, -2)).view(b, h_kv, s_q, group, s)
     position = torch.arange(s, device=q.device)
     last = torch.arange(s_q, device=q.device) + (lens[:, None] - s_q if causal else torch.iinfo(torch.int32).max)
     seen = (position <= last[..., None]) & present[:, None, :]
     scores.masked_fill_(~seen[:, None, :, None, :], -torch.inf)
     lse = torch.logsumexp(scores, -1)
-    weights = torch.exp(scores - torch.where(torch.isneginf(lse), 0.0, lse).unsqueeze(-1))
+    weights = scores.sub_(torch.where(torch.isneginf(lse), 0.0, lse).unsqueeze(-1)).exp_()
     values = weights.view(b, h_kv, s_q * group, s) @ keys[..., :D_V]
     out = values.view(b, h_kv, s_q, group, D_V).transpose(1, 2).reshape(b, s_q, h, D_V)
     return out, lse.transpose(1, 2).reshape(b, s_q, h)

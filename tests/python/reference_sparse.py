@@ -32,13 +32,20 @@ class Lists:
         position = torch.arange(self.indices.shape[1], device=self.indices.device)
         return there & (position < self.lens[:, None])
 
-    def keys(self, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        """``(keys [rows, topk, d], chosen [rows, topk])`` of some rows."""
-        chosen = self.chosen()[part]
-        rows, topk = chosen.shape
-        keys = torch.zeros(rows, topk, self.tokens.shape[1], dtype=torch.float64, device=chosen.device)
-        keys[chosen] = self.tokens[self.indices[part][chosen].long()].double()
-        return keys, chosen
+    def keys(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """``(keys [rows, topk, d], chosen [rows, topk])``: float64, zeros where an entry is no key."""
+        chosen = self.chosen()
+        if not len(self.tokens):
+            return self.tokens.new_zeros(*chosen.shape, self.tokens.shape[1], dtype=torch.float64), chosen
+        keys = self.tokens[torch.where(chosen, self.indices, 0)]
+        return keys.masked_fill_(~chosen[..., None], 0).double(), chosen
+
+    def used(self) -> torch.Tensor:
+        """``[n]`` bool: the tokens that are some row's key."""
+        # Entries that are no key count for a token behind the last one.
+        used = torch.zeros(len(self.tokens) + 1, dtype=torch.bool, device=self.tokens.device)
+        keys = torch.where(self.chosen(), self.indices, len(self.tokens))
+        return used.index_fill_(0, keys.flatten().long(), True)[:-1]
 
 
 def attention(
@@ -57,14 +64,14 @@ def attention(
     step = max(1, STEP[q.device.type] // max(1, keys_of_row * max(d, h)))
     for first in range(0, rows if keys_of_row else 0, step):
         part = slice(first, first + step)
-        pairs = [one.keys(part) for one in lists]
-        keys, chosen = (torch.cat(both, 1) for both in zip(*pairs, strict=True))
-        scores = q[part].double() @ keys.transpose(1, 2) * scale
+        pairs = [one.of_rows(part).keys() for one in lists]
+        keys, chosen = (torch.cat(both, 1) for both in zip(*pairs, strict=True)) if len(pairs) > 1 else pairs[0]
+        scores = (q[part].double() * scale) @ keys.transpose(1, 2)
         scores.masked_fill_(~chosen[:, None], -torch.inf)
         max_logits[part] = scores.amax(-1)
         lse[part] = torch.logsumexp(scores, -1)
         finite = torch.where(torch.isneginf(lse[part]), 0.0, lse[part])
-        out[part] = torch.exp(scores - finite[..., None]) @ keys[..., :D_V]
+        out[part] = scores.sub_(finite[..., None]).exp_() @ keys[..., :D_V]
     if sink is not None:
         # exp(lse) / (exp(lse) + exp(sink)), which is 0 for a row without keys.
         factor = torch.where(torch.isneginf(lse), 0.0, torch.sigmoid(lse - sink.double()))

@@ -90,9 +90,9 @@ def draw(seed: int, index: int, limits: Limits) -> SparseSpec:
     main = _cache(rng, kv_format, topk, (batch, s_q, per_token), limits)
     extra = None
     if not prefill and rng.random() < 0.4:
-        # Of the same width; those of 576 are of one format, and unquantised ones of one type.
-        same = [f for f, width in WIDTHS.items() if width == d_qk == 512]
-        extra_format = kv_format if kv_format in PLAIN else rng.choice([kv_format, *same])
+        # Of the same width; unquantised ones of one type.
+        same = [f for f in (*FORMATS, "fp4_v41") if f not in PLAIN and WIDTHS.get(f, d_qk) == d_qk]
+        extra_format = kv_format if kv_format in PLAIN else rng.choice(same)
         extra = _cache(rng, extra_format, topk // rng.choice((1, 2, 3)), (batch, s_q, per_token), limits)
     num_splits = None if prefill else rng.choice((None,) * 8 + (1, 2, 3, 8))
     return SparseSpec(

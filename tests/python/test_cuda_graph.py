@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import ferromla
+import graphs
 import problems
 import reference
 import tolerance
@@ -28,19 +29,6 @@ def _check_now(problem, out, lse):
     lse.fill_(problems.NAN)
 
 
-def _captured(run):
-    """Runs once eagerly on a side stream, then captures."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return graph
-
-
 def _change(problem, lens):
     """Other lengths and another table, in place, as a server's step does."""
     problem.lens.copy_(torch.tensor(lens, dtype=torch.int32))
@@ -54,7 +42,7 @@ STEPS = ([1, 3000, 0, 64], [3100, 3100, 3100, 3100], [0, 0, 0, 0], [2, 65, 129, 
 def test_a_graph_without_a_plan_replays_for_other_lengths_and_tables(cuda, options):
     problem = _problem(cuda)
     out, lse = problems.poisoned_outputs(problem.q)
-    graph = _captured(lambda: problem.run(out=out, lse=lse, **options))
+    graph = graphs.captured(lambda: problem.run(out=out, lse=lse, **options))
     for lens in STEPS:
         _change(problem, lens)
         graph.replay()
@@ -68,7 +56,7 @@ def test_a_graph_with_outputs_of_its_own(cuda):
     def run():
         kept[:] = ferromla.decode(problem.q, problem.cache, problem.table, problem.lens)
 
-    graph = _captured(run)
+    graph = graphs.captured(run)
     for lens in STEPS:
         _change(problem, lens)
         graph.replay()
@@ -79,7 +67,7 @@ def test_a_graph_with_a_plan_replays_after_update(cuda):
     problem = _problem(cuda)
     out, lse = problems.poisoned_outputs(problem.q)
     plan = ferromla.Plan(problem.lens, num_heads=16, q_len=2, page_size=64)
-    graph = _captured(lambda: problem.run(plan=plan, out=out, lse=lse))
+    graph = graphs.captured(lambda: problem.run(plan=plan, out=out, lse=lse))
     for lens in STEPS:
         _change(problem, lens)
         plan.update(problem.lens)
@@ -102,7 +90,7 @@ def test_a_captured_planning_kernel_replays(cuda):
         for _ in range(3):
             problem.run(plan=plan, out=out, lse=lse)
 
-    graph = _captured(run)
+    graph = graphs.captured(run)
     for lens in STEPS:
         _change(problem, lens)
         graph.replay()
@@ -151,7 +139,7 @@ def test_a_captured_prefill_replays_for_other_lengths_and_offsets(cuda, planned,
         for _ in range(2):
             problem.run(out=out, lse=lse, **({"plan": plan} if planned else options))
 
-    graph = _captured(run)
+    graph = graphs.captured(run)
     out.fill_(problems.NAN)
     lse.fill_(problems.NAN)
     for lens, q_lens in RAGGED_STEPS:
@@ -166,7 +154,7 @@ def test_a_ragged_plan_is_updated_between_replays(cuda):
     out, lse = problems.poisoned_outputs(problem.q)
     shapes = {"num_heads": 16, "page_size": 64, "num_tokens": problem.q.shape[0]}
     plan = ferromla.Plan(problem.lens, qo_indptr=problem.indptr, **shapes)
-    graph = _captured(lambda: problem.run(plan=plan, out=out, lse=lse))
+    graph = graphs.captured(lambda: problem.run(plan=plan, out=out, lse=lse))
     out.fill_(problems.NAN)
     lse.fill_(problems.NAN)
     for lens, q_lens in RAGGED_STEPS:
@@ -191,7 +179,7 @@ def test_cache_operations_replay(cuda):
         ferromla.append_kv(rows[:, :512], rows[:, 512:], cache, slots)
         ferromla.gather_kv(cache, table, lens, out=gathered)
 
-    graph = _captured(run)
+    graph = graphs.captured(run)
     slots.copy_(torch.tensor([64, 65, 20]))
     lens.fill_(90)
     cache.zero_()
@@ -216,7 +204,8 @@ def test_work_is_queued_on_the_current_stream(cuda, with_plan):
     with torch.cuda.stream(stream):
         torch.cuda._sleep(200_000_000)
         problem.q.copy_(queries)
-        plan = ferromla.Plan(problem.lens, num_heads=16, q_len=2, page_size=64) if with_plan else None
+        shapes = {"num_heads": 16, "q_len": 2, "page_size": 64, "kv_format": "bf16"}
+        plan = ferromla.Plan(problem.lens, **shapes) if with_plan else None
         problem.run(out=out, lse=lse, plan=plan)
         got = out.clone(), lse.clone()
     # Had it run on another stream it would be done, or have read zeros.

@@ -8,6 +8,7 @@ import torch
 import ferromla
 import ferromla.torch_ops
 import problems
+import problems_formats
 import reference
 import reference_formats as formats
 import tolerance
@@ -21,15 +22,9 @@ each_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def _quantise(problem, form, page_size, *, round_scale=True, kv_scale=KV_SCALE, dtype=torch.uint8):
     """The problem over a cache of the format, with NaN in every byte that no token owns."""
     b, s, _, d = problem.keys.shape
-    device = problem.keys.device
     options = {"kv_scale": kv_scale} if form.scale is None else {"round_scale": round_scale}
     tokens = formats.quantise(problem.keys.reshape(-1, d), form, **options)
-    # Which token is where: their numbers, paged as the rows are.
-    numbers = torch.arange(b * s, dtype=torch.float64, device=device).view(b, s, 1, 1)
-    paged, problem.table = problems.page(numbers, problem.lens, page_size, torch.Generator().manual_seed(1))
-    owned = ~paged.flatten().isnan()
-    cache = torch.full((len(paged), page_size, form.bytes), 0xFF, dtype=torch.uint8, device=device)
-    formats.write(cache, form, owned.nonzero().flatten(), tokens[paged.flatten()[owned].long()])
+    cache, problem.table = problems_formats.page(tokens, form, s, problem.lens, page_size=page_size)
     options.pop("round_scale", None)
     problem.cache = cache.view(dtype)
     problem.keys = formats.dequantise(tokens, form, **options).view(b, s, 1, d)
@@ -90,6 +85,18 @@ def test_options(device, form):
     with pytest.raises(ferromla.InvalidArgument, match="made for kv_format bf16") as caught:
         problem.run(plan=other)
     assert caught.value.argument == "plan"
+
+
+@each_form
+@pytest.mark.parametrize("h", [16, 17, 32, 33])
+def test_plans_for_the_format_and_for_any(device, form, h):
+    """Rows of a CTA depend on the format; a plan for any does for every one."""
+    problem = _problem(form, b=2, h=h, seq=300, device=device)
+    want = problem.check()
+    shapes = {"num_heads": h, "page_size": 64, "max_seq_len": 64 * problem.table.shape[1]}
+    for kv_format in (form.name, None):
+        got = problem.run(plan=ferromla.Plan(problem.lens, kv_format=kv_format, **shapes))
+        assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
 
 
 @each_form

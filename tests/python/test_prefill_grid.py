@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
@@ -82,11 +84,12 @@ def test_cpu_sample_matches_reference(case):
 @pytest.mark.gpu
 @pytest.mark.parametrize("seed", range(6))
 def test_gpu_samples_match_reference(seed, cuda):
-    failures = []
-    cases = covering.sample(AXES, lambda case: _cost(case) <= GPU_COST_LIMIT, seed)
-    for case in cases:
-        problem = _problem(case, cuda)
-        found = tolerance.faults(*problem.run(), *problem.expected(**problem.options))
-        if found:
-            failures.append(f"{_name(case)}: {'; '.join(found)}")
-    assert not failures, f"{len(failures)} of {len(cases)} cases:\n" + "\n".join(failures[:20])
+    sample = covering.sample(AXES, lambda case: _cost(case) <= GPU_COST_LIMIT, seed)
+
+    def cases():
+        for case in sample:
+            problem = _problem(case, cuda)
+            compared = *problem.run(), *problem.expected(**problem.options)
+            yield _name(case), tolerance.all_near(*compared), functools.partial(tolerance.faults, *compared)
+
+    tolerance.check_cases(cases)

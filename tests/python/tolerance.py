@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -23,9 +24,12 @@ SPARSE_PREFILL = Limits(3.01 / 128, 7e-6, 2.01 / 65536)
 
 
 def faults(out, lse, want_out, want_lse, limits=ATTENTION) -> list[str]:
-    """What is wrong with a result, in words; empty when it is right."""
+    """What is wrong with a result, in words; empty when it is right. Waits for the device once where nothing is."""
+    out, lse = out.to(want_out.device), lse.to(want_lse.device)
+    if all_near(out, lse, want_out, want_lse, limits):
+        return []
     found = []
-    out = out.to(want_out.device).double()
+    out = out.double()
     bad = ~_near(out, want_out, OUT_ABSOLUTE, limits.out)
     if bad.any():
         found.append(_describe("out", bad, out, want_out))
@@ -41,12 +45,46 @@ def row_faults(name, values, want, limits=ATTENTION) -> list[str]:
     return [_describe(name, bad, values, want)] if bad.any() else []
 
 
-def all_near(out, lse, want_out, want_lse) -> torch.Tensor:
+def all_near(out, lse, want_out, want_lse, limits=ATTENTION) -> torch.Tensor:
     """Whether a result is right, as one bool on its device: nothing is waited for."""
     out, lse = out.double(), lse.double()
-    near = _near(out, want_out, OUT_ABSOLUTE, ATTENTION.out).all()
-    near &= _near(lse, want_lse, LSE_ABSOLUTE, ATTENTION.lse).all()
-    return near & (angle_error(out, want_out) <= ATTENTION.angle)
+    near = _near(out, want_out, OUT_ABSOLUTE, limits.out).all()
+    near &= _near(lse, want_lse, LSE_ABSOLUTE, limits.lse).all()
+    return near & (angle_error(out, want_out) <= limits.angle)
+
+
+def prefill_near(out, max_logits, lse, want_out, want_max, want_lse) -> torch.Tensor:
+    """``all_near`` of sparse_prefill."""
+    near = all_near(out, lse, want_out, want_lse, SPARSE_PREFILL)
+    return near & _near(max_logits.double(), want_max, LSE_ABSOLUTE, SPARSE_PREFILL.lse).all()
+
+
+def prefill_faults(out, max_logits, lse, want_out, want_max, want_lse) -> list[str]:
+    """``faults`` of sparse_prefill."""
+    found = faults(out, lse, want_out, want_lse, SPARSE_PREFILL)
+    return found + row_faults("max_logits", max_logits, want_max, SPARSE_PREFILL)
+
+
+Compared = tuple[str, torch.Tensor, Callable[[], list[str]]]
+
+
+def check_cases(cases: Callable[[], Iterable[Compared]]) -> int:
+    """Fails with what is wrong in which cases, if anything; gives their number. ``cases()`` compares one after another
+    and gives the name of each, whether it is right, as ``all_near`` does, and the words for when it is not. Nothing is
+    waited for before the last: those that are not right are gone through again for their words."""
+    names, near = [], []
+    for name, right, _ in cases():
+        names.append(name)
+        near.append(right)
+    off = [index for index, right in enumerate(torch.stack(near).tolist()) if not right]
+    found = []
+    for index, (name, _, words) in enumerate(cases() if off else ()):
+        if index in off:
+            found.append(f"{name}: {'; '.join(words()) or 'right when computed again'}")
+        if len(found) == 20:
+            break
+    assert not off, f"{len(off)} of {len(names)} cases:\n" + "\n".join(found)
+    return len(names)
 
 
 def check(out, lse, want_out, want_lse) -> None:

@@ -5,14 +5,14 @@ use std::ffi::c_void;
 use cudarc::driver::sys;
 
 use crate::dtype::DType;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::params::{FmDecodeParams, FmKvCache};
 use crate::plan::Plan;
 use crate::problem::{AttentionProblem, QueryScale, SparseProblem, Strided, TwoParts};
 use crate::view::Stream;
 
 use super::engine::{Engine, Launch};
-use super::kernel::{Kernel, Loader, Rows, is_fp16};
+use super::kernel::{Kernel, Loader, Variant, is_fp16};
 use super::ops::pointer;
 use super::{kv_cache, tensor_map};
 
@@ -40,7 +40,7 @@ pub(crate) unsafe fn sparse(ordinal: u32, problem: &SparseProblem, plan: &Plan) 
     let engine = Engine::get(ordinal)?;
     let _context = engine.enter()?;
     // SAFETY: the caller's promise.
-    unsafe { of_lists(problem, plan).launch(engine) }
+    unsafe { of_lists(problem, plan)?.launch(engine) }
 }
 
 /// Over the tokens that a block table names.
@@ -62,7 +62,7 @@ fn of_pages<'a>(problem: &AttentionProblem, plan: &'a Plan) -> Result<Attention<
             params.head_chunks_rope = rope.head_chunks;
         }
     }
-    let kernel = kernel(problem.dtype, &problem.q, loader, plan);
+    let kernel = kernel(problem.dtype, &problem.q, loader, plan)?;
     Ok(Attention {
         kernel,
         maps,
@@ -73,26 +73,31 @@ fn of_pages<'a>(problem: &AttentionProblem, plan: &'a Plan) -> Result<Attention<
 }
 
 /// Over listed tokens.
-fn of_lists<'a>(problem: &SparseProblem, plan: &'a Plan) -> Attention<'a> {
+fn of_lists<'a>(problem: &SparseProblem, plan: &'a Plan) -> Result<Attention<'a>> {
     let extra = problem.extra.as_ref().unwrap_or(&problem.main);
     let loader = Loader::of_tokens(&[problem.main.cache.format, extra.cache.format]);
-    Attention {
-        kernel: kernel(problem.dtype, &problem.q, loader, plan),
+    Ok(Attention {
+        kernel: kernel(problem.dtype, &problem.q, loader, plan)?,
         maps: [tensor_map::empty(); 2],
         params: list_params(problem, plan),
         plan,
         stream: problem.stream,
-    }
+    })
 }
 
 /// e4m3 queries become bf16 numbers.
-fn kernel(dtype: DType, q: &TwoParts<3>, loader: Loader, plan: &Plan) -> Kernel {
-    Kernel::Decode {
+fn kernel(dtype: DType, q: &TwoParts<3>, loader: Loader, plan: &Plan) -> Result<Kernel> {
+    let rows = plan.schedule.choice.rows;
+    let Some(variant) = Variant::of(loader, rows) else {
+        let value = format!("laid out for {rows} query rows per CTA");
+        let rule = "one made for the format of the caches";
+        return Err(Error::invalid("plan", value, rule));
+    };
+    Ok(Kernel::Decode {
         fp16: is_fp16(dtype),
         rope: q.rope.is_some(),
-        loader,
-        rows: Rows::of(plan.schedule.choice.rows),
-    }
+        variant,
+    })
 }
 
 fn page_params(problem: &AttentionProblem, plan: &Plan) -> FmDecodeParams {
@@ -179,9 +184,8 @@ impl Attention<'_> {
     /// What the parameters describe is live, and the plan has been filled for them.
     unsafe fn launch(mut self, engine: &Engine) -> Result<()> {
         let choice = &self.plan.schedule.choice;
-        for kv in self.params.kv.iter_mut().filter(|kv| kv.num_pages == 0) {
-            // Loads of absent rows read the cache's first, and throw it away.
-            kv.rows = self.params.worker_begin.cast();
+        for kv in &mut self.params.kv {
+            kv_cache::read_without_pages(kv, self.plan.section(0));
         }
         let launch = Launch {
             blocks: (choice.workers * choice.team * choice.splits) as u32,

@@ -4,8 +4,8 @@ use std::ffi::CStr;
 
 use crate::dtype::{DType, KvFormat};
 use crate::params::{
-    FM_DECODE_SMEM_BYTES, FM_DECODE_THREADS, FM_DECODE_TOKENS_THREADS_16,
-    FM_DECODE_TOKENS_THREADS_32,
+    FM_DECODE_SMEM_BYTES, FM_DECODE_THREADS, FM_DECODE_THREADS_2_LOADERS,
+    FM_DECODE_THREADS_4_LOADERS,
 };
 
 use super::images::{IMAGES, image};
@@ -19,18 +19,12 @@ pub(super) enum Loader {
     Gather,
     /// Tokens of codes too.
     Codes,
-    /// Tokens of codes with float32 scales too; rows of 576 only.
-    Scaled,
 }
 
 impl Loader {
-    pub const ALL: [Self; 4] = [Self::Tma, Self::Gather, Self::Codes, Self::Scaled];
-
     /// For tokens of caches of these formats.
     pub fn of_tokens(formats: &[KvFormat]) -> Self {
-        if formats.contains(&KvFormat::Fp8V32) {
-            Self::Scaled
-        } else if formats.iter().any(|format| format.dtype().is_none()) {
+        if formats.iter().any(|format| format.is_quantised()) {
             Self::Codes
         } else {
             Self::Gather
@@ -38,23 +32,53 @@ impl Loader {
     }
 }
 
-/// Query rows of a decode CTA.
+/// The decode kernels of a type and width: loader and query rows of a CTA.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Rows {
-    Of64,
-    Of32,
-    Of16,
+pub(super) enum Variant {
+    Tma64,
+    Gather64,
+    Codes64,
+    Tma32,
+    Gather32,
+    Tma16,
+    Gather16,
+    Codes16,
 }
 
-impl Rows {
-    pub const ALL: [Self; 3] = [Self::Of64, Self::Of32, Self::Of16];
+impl Variant {
+    pub const ALL: [Self; 8] = [
+        Self::Tma64,
+        Self::Gather64,
+        Self::Codes64,
+        Self::Tma32,
+        Self::Gather32,
+        Self::Tma16,
+        Self::Gather16,
+        Self::Codes16,
+    ];
 
-    /// As the choice of a plan has them.
-    pub const fn of(rows: i32) -> Self {
-        match rows {
-            ..=16 => Self::Of16,
-            17..=32 => Self::Of32,
-            _ => Self::Of64,
+    /// For the rows that the choice of a plan has. Of codes there is no kernel of 32 rows.
+    pub const fn of(loader: Loader, rows: i32) -> Option<Self> {
+        Some(match (loader, rows) {
+            (Loader::Tma, 64) => Self::Tma64,
+            (Loader::Gather, 64) => Self::Gather64,
+            (Loader::Codes, 64) => Self::Codes64,
+            (Loader::Tma, 32) => Self::Tma32,
+            (Loader::Gather, 32) => Self::Gather32,
+            (Loader::Tma, 16) => Self::Tma16,
+            (Loader::Gather, 16) => Self::Gather16,
+            (Loader::Codes, 16) => Self::Codes16,
+            _ => return None,
+        })
+    }
+
+    const fn threads(self) -> i32 {
+        match self {
+            Self::Tma64 | Self::Gather64 | Self::Codes64 | Self::Tma32 | Self::Tma16 => {
+                FM_DECODE_THREADS
+            }
+            Self::Gather32 | Self::Codes16 => FM_DECODE_THREADS_2_LOADERS,
+            Self::Gather16 => FM_DECODE_THREADS_4_LOADERS,
         }
     }
 }
@@ -78,27 +102,21 @@ impl Numbers {
     }
 }
 
-/// The decode kernels in the order of their indices: rows, type, then the seven of width and loader.
+/// The decode kernels in the order of their indices: type, width, variant.
 #[rustfmt::skip]
-const DECODE: [&CStr; 42] = [
+const DECODE: [&CStr; 32] = [
     c"fm_decode_bf16_512_tma_64", c"fm_decode_bf16_512_gather_64", c"fm_decode_bf16_512_codes_64",
-    c"fm_decode_bf16_576_tma_64", c"fm_decode_bf16_576_gather_64",
-    c"fm_decode_bf16_576_codes_64", c"fm_decode_bf16_576_scaled_64",
-    c"fm_decode_fp16_512_tma_64", c"fm_decode_fp16_512_gather_64", c"fm_decode_fp16_512_codes_64",
-    c"fm_decode_fp16_576_tma_64", c"fm_decode_fp16_576_gather_64",
-    c"fm_decode_fp16_576_codes_64", c"fm_decode_fp16_576_scaled_64",
-    c"fm_decode_bf16_512_tma_32", c"fm_decode_bf16_512_gather_32", c"fm_decode_bf16_512_codes_32",
-    c"fm_decode_bf16_576_tma_32", c"fm_decode_bf16_576_gather_32",
-    c"fm_decode_bf16_576_codes_32", c"fm_decode_bf16_576_scaled_32",
-    c"fm_decode_fp16_512_tma_32", c"fm_decode_fp16_512_gather_32", c"fm_decode_fp16_512_codes_32",
-    c"fm_decode_fp16_576_tma_32", c"fm_decode_fp16_576_gather_32",
-    c"fm_decode_fp16_576_codes_32", c"fm_decode_fp16_576_scaled_32",
+    c"fm_decode_bf16_512_tma_32", c"fm_decode_bf16_512_gather_32",
     c"fm_decode_bf16_512_tma_16", c"fm_decode_bf16_512_gather_16", c"fm_decode_bf16_512_codes_16",
-    c"fm_decode_bf16_576_tma_16", c"fm_decode_bf16_576_gather_16",
-    c"fm_decode_bf16_576_codes_16", c"fm_decode_bf16_576_scaled_16",
+    c"fm_decode_bf16_576_tma_64", c"fm_decode_bf16_576_gather_64", c"fm_decode_bf16_576_codes_64",
+    c"fm_decode_bf16_576_tma_32", c"fm_decode_bf16_576_gather_32",
+    c"fm_decode_bf16_576_tma_16", c"fm_decode_bf16_576_gather_16", c"fm_decode_bf16_576_codes_16",
+    c"fm_decode_fp16_512_tma_64", c"fm_decode_fp16_512_gather_64", c"fm_decode_fp16_512_codes_64",
+    c"fm_decode_fp16_512_tma_32", c"fm_decode_fp16_512_gather_32",
     c"fm_decode_fp16_512_tma_16", c"fm_decode_fp16_512_gather_16", c"fm_decode_fp16_512_codes_16",
-    c"fm_decode_fp16_576_tma_16", c"fm_decode_fp16_576_gather_16",
-    c"fm_decode_fp16_576_codes_16", c"fm_decode_fp16_576_scaled_16",
+    c"fm_decode_fp16_576_tma_64", c"fm_decode_fp16_576_gather_64", c"fm_decode_fp16_576_codes_64",
+    c"fm_decode_fp16_576_tma_32", c"fm_decode_fp16_576_gather_32",
+    c"fm_decode_fp16_576_tma_16", c"fm_decode_fp16_576_gather_16", c"fm_decode_fp16_576_codes_16",
 ];
 
 /// Every entry point.
@@ -108,8 +126,7 @@ pub(super) enum Kernel {
     Decode {
         fp16: bool,
         rope: bool,
-        loader: Loader,
-        rows: Rows,
+        variant: Variant,
     },
     Merge {
         fp16: bool,
@@ -131,8 +148,6 @@ pub(super) enum Kernel {
 
 /// Kernels that are not decode kernels.
 const OTHERS: usize = 15;
-/// The loaders of rows of 512 and of 576, the first of [`Loader::ALL`].
-const LOADERS: [usize; 2] = [3, 4];
 
 impl Kernel {
     pub const COUNT: usize = OTHERS + DECODE.len();
@@ -159,18 +174,13 @@ impl Kernel {
             Self::WindowIds,
             Self::CombineTopkWindow,
         ];
-        for rows in Rows::ALL {
-            for fp16 in [false, true] {
-                for rope in [false, true] {
-                    for &loader in &Loader::ALL[..LOADERS[rope as usize]] {
-                        all.push(Self::Decode {
-                            fp16,
-                            rope,
-                            loader,
-                            rows,
-                        });
-                    }
-                }
+        for fp16 in [false, true] {
+            for rope in [false, true] {
+                all.extend(Variant::ALL.map(|variant| Self::Decode {
+                    fp16,
+                    rope,
+                    variant,
+                }));
             }
         }
         all
@@ -200,13 +210,8 @@ impl Kernel {
             Self::Decode {
                 fp16,
                 rope,
-                loader,
-                rows,
-            } => {
-                let of_type = 2 * rows as usize + fp16 as usize;
-                let of_width = if rope { LOADERS[0] } else { 0 };
-                of_type * (LOADERS[0] + LOADERS[1]) + of_width + loader as usize
-            }
+                variant,
+            } => (2 * fp16 as usize + rope as usize) * Variant::ALL.len() + variant as usize,
             _ => 0,
         }
     }
@@ -215,11 +220,11 @@ impl Kernel {
     pub const fn image(self) -> &'static str {
         match self {
             Self::Plan => "plan",
-            Self::Decode { fp16, loader, .. } => match (loader, fp16) {
-                (Loader::Tma | Loader::Gather, false) => "decode_bf16",
-                (Loader::Tma | Loader::Gather, true) => "decode_fp16",
-                (Loader::Codes | Loader::Scaled, false) => "decode_codes_bf16",
-                (Loader::Codes | Loader::Scaled, true) => "decode_codes_fp16",
+            Self::Decode { fp16, variant, .. } => match (variant, fp16) {
+                (Variant::Codes64 | Variant::Codes16, false) => "decode_codes_bf16",
+                (Variant::Codes64 | Variant::Codes16, true) => "decode_codes_fp16",
+                (_, false) => "decode_bf16",
+                (_, true) => "decode_fp16",
             },
             Self::Merge { .. } => "merge",
             Self::Append | Self::Offsets | Self::Gather => "cache",
@@ -256,16 +261,7 @@ impl Kernel {
     /// Threads of a decode CTA.
     pub const fn decode_threads(self) -> u32 {
         match self {
-            Self::Decode {
-                loader: Loader::Gather | Loader::Codes | Loader::Scaled,
-                rows: Rows::Of32,
-                ..
-            } => FM_DECODE_TOKENS_THREADS_32 as u32,
-            Self::Decode {
-                loader: Loader::Gather | Loader::Codes | Loader::Scaled,
-                rows: Rows::Of16,
-                ..
-            } => FM_DECODE_TOKENS_THREADS_16 as u32,
+            Self::Decode { variant, .. } => variant.threads() as u32,
             _ => FM_DECODE_THREADS as u32,
         }
     }
@@ -320,20 +316,43 @@ mod tests {
             let Kernel::Decode {
                 fp16,
                 rope,
-                loader,
-                rows,
+                variant,
             } = kernel
             else {
                 continue;
             };
             let dtype = if fp16 { "fp16" } else { "bf16" };
             let width = if rope { 576 } else { 512 };
-            let loader = format!("{loader:?}").to_lowercase();
-            let rows = format!("{rows:?}");
-            let rows = rows.trim_start_matches("Of");
+            let variant = format!("{variant:?}").to_lowercase();
+            let (loader, rows) = variant.split_at(variant.len() - 2);
             let name = format!("fm_decode_{dtype}_{width}_{loader}_{rows}");
             assert_eq!(kernel.name().to_str(), Ok(name.as_str()));
         }
+    }
+
+    #[test]
+    fn every_loader_has_kernels_of_64_and_16_rows_and_only_codes_none_of_32() {
+        for loader in [Loader::Tma, Loader::Gather, Loader::Codes] {
+            for rows in [64, 32, 16] {
+                let variant = Variant::of(loader, rows).map(|variant| format!("{variant:?}"));
+                let is_there = loader != Loader::Codes || rows != 32;
+                assert_eq!(variant, is_there.then(|| format!("{loader:?}{rows}")));
+            }
+        }
+    }
+
+    #[test]
+    fn loaders_of_few_rows_have_threads_of_their_own() {
+        let threads = |variant| {
+            let kernel = Kernel::Decode {
+                fp16: false,
+                rope: true,
+                variant,
+            };
+            kernel.decode_threads()
+        };
+        let expected = [512, 512, 512, 512, 640, 512, 896, 640];
+        assert_eq!(Variant::ALL.map(threads), expected);
     }
 
     #[test]
@@ -344,8 +363,8 @@ mod tests {
             (&[Fp8], Loader::Codes),
             (&[Bf16, Fp4V41], Loader::Codes),
             (&[Fp8V4, Fp4V41], Loader::Codes),
-            (&[Bf16, Fp8V32], Loader::Scaled),
-            (&[Fp8V32], Loader::Scaled),
+            (&[Bf16, Fp8V32], Loader::Codes),
+            (&[Fp8, Fp8V32], Loader::Codes),
         ] {
             assert_eq!(Loader::of_tokens(formats), loader, "{formats:?}");
         }

@@ -65,6 +65,14 @@ pub(super) fn of_lists(lists: &KeyLists, any: u64) -> FmKvCache {
     }
 }
 
+/// Loads of absent rows read the cache's first, and throw it away: without pages the beginning of the plan's workspace
+/// stands for it, which is long enough.
+pub(super) fn read_without_pages(kv: &mut FmKvCache, plan: *const c_void) {
+    if kv.num_pages == 0 {
+        kv.rows = plan;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -146,6 +154,23 @@ mod tests {
             assert_eq!(kv.row_stride, [1 << 20, token, 0], "{format}");
             assert_eq!(kv.page_shift, -1, "{format}");
             assert_eq!((kv.rows as u64, kv.rope as u64), (4096, 0), "{format}");
+        }
+    }
+
+    #[test]
+    fn rows_of_a_cache_without_pages_can_be_read() {
+        let absent = FmKvCache::default();
+        for kv in [
+            of_pages(&half(true)),
+            of_pages(&bytes(KvFormat::Fp8V32, 64, [1 << 20, 656])),
+            absent,
+        ] {
+            for num_pages in [0, 7] {
+                let mut kv = FmKvCache { num_pages, ..kv };
+                let rows = kv.rows as u64;
+                read_without_pages(&mut kv, 512 as *const c_void);
+                assert_eq!(kv.rows as u64, if num_pages == 0 { 512 } else { rows });
+            }
         }
     }
 

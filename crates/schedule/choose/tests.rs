@@ -21,6 +21,14 @@ const fn all(tokens: i32) -> Queries {
     Queries::Ragged { tokens }
 }
 
+const fn lists(q_len: i32) -> Queries {
+    Queries::Sparse {
+        q_len,
+        topk: 2048,
+        extra_topk: 0,
+    }
+}
+
 /// Name, batch, layout.
 #[rustfmt::skip]
 const WORKLOADS: &[(&str, Batch, Layout)] = &[
@@ -66,12 +74,39 @@ fn problem((batch, group, queries): Batch, split: Split) -> Problem {
         queries,
         group,
         kv_heads: 1,
+        codes: false,
         causal: true,
         max_seq_len: 1 << 20,
         split,
         target: GPU,
     }
 }
+
+/// Of codes: name, batch, layout.
+#[rustfmt::skip]
+const WORKLOADS_OF_CODES: &[(&str, Batch, Layout)] = &[
+    ("8 GPUs share the heads", (128, 16, each(1)), (16, 1, 1, 132, 128)),
+    ("8 GPUs, one draft token", (128, 16, each(2)), (64, 1, 1, 132, 128)),
+    ("8 GPUs, four draft tokens", (128, 16, each(5)), (64, 2, 1, 66, 128)),
+    ("4 GPUs share the heads", (128, 32, each(1)), (64, 1, 1, 132, 128)),
+    ("2 GPUs share the heads", (128, 64, each(1)), (64, 1, 1, 132, 128)),
+    ("all heads", (128, 128, each(1)), (64, 2, 1, 66, 128)),
+    ("17 rows", (128, 17, each(1)), (64, 1, 1, 132, 128)),
+    ("64 requests, few heads", (64, 16, each(1)), (16, 1, 2, 66, 64)),
+    ("8 requests, few heads", (8, 16, each(1)), (16, 1, 8, 15, 8)),
+    ("8 requests, one draft token", (8, 16, each(2)), (64, 1, 1, 132, 8)),
+    ("one request, few heads", (1, 16, each(1)), (16, 1, 8, 15, 1)),
+    ("one request, 32 heads", (1, 32, each(1)), (64, 1, 1, 132, 1)),
+    ("lists, few heads", (128, 16, lists(1)), (16, 1, 1, 132, 128)),
+    ("lists, few heads, one draft token", (32, 16, lists(2)), (16, 1, 2, 66, 64)),
+    ("lists, 32 heads", (128, 32, lists(1)), (64, 1, 1, 132, 128)),
+    ("lists, 32 heads, one request", (1, 32, lists(1)), (64, 1, 1, 132, 1)),
+    ("lists, all heads, one draft token", (64, 128, lists(2)), (64, 2, 1, 66, 128)),
+    ("drafts of 0 to 2, few heads", (64, 16, all(128)), (64, 1, 1, 132, 80)),
+    ("drafts of 1 to 4, few heads", (64, 16, all(160)), (64, 1, 1, 132, 88)),
+    ("decode as prefill, few heads", (128, 16, all(128)), (16, 1, 1, 132, 128)),
+    ("no request", (0, 16, all(0)), (16, 1, 8, 15, 0)),
+];
 
 fn layout_of(problem: &Problem) -> Layout {
     let choice = choose(problem);
@@ -88,9 +123,52 @@ fn layout_of(problem: &Problem) -> Layout {
 
 #[test]
 fn named_workloads_keep_their_layout() {
-    for &(name, batch, layout) in WORKLOADS {
-        for split in [Split::Auto, Split::Fixed(3)] {
-            assert_eq!(layout_of(&problem(batch, split)), layout, "{name}");
+    for (codes, workloads) in [(false, WORKLOADS), (true, WORKLOADS_OF_CODES)] {
+        for &(name, batch, layout) in workloads {
+            for split in [Split::Auto, Split::Fixed(3)] {
+                let problem = Problem {
+                    codes,
+                    ..problem(batch, split)
+                };
+                assert_eq!(layout_of(&problem), layout, "{name}, codes: {codes}");
+            }
+        }
+    }
+}
+
+#[test]
+fn codes_have_no_cta_of_32_rows_and_64_wherever_16_are_too_few() {
+    for split in [Split::Auto, Split::Fixed(2), Split::Invariant, Split::Never] {
+        for batch in [0, 1, 7, 64, 500] {
+            for group in 1..=130 {
+                for queries in [each(1), each(2), lists(3), all(batch), all(3 * batch)] {
+                    let numbers = problem((batch, group, queries), split);
+                    let codes = Problem {
+                        codes: true,
+                        ..numbers
+                    };
+                    let (numbers, codes) = (choose(&numbers), choose(&codes));
+                    if numbers.rows == 32 {
+                        assert_eq!((codes.rows, codes.team, codes.splits), (64, 1, 1));
+                        assert_eq!((codes.workers, codes.whole_speed), (132, 256));
+                    } else {
+                        assert_eq!(codes, numbers);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn an_invariant_layout_of_codes_depends_on_no_other_request() {
+    for (group, rows) in [(16, 16), (17, 64), (32, 64), (128, 64)] {
+        for batch in [1, 500] {
+            let codes = Problem {
+                codes: true,
+                ..problem((batch, group, each(1)), Split::Invariant)
+            };
+            assert_eq!((choose(&codes).rows, choose(&codes).splits), (rows, 1));
         }
     }
 }
