@@ -179,14 +179,8 @@ struct RowBatch {
     uint32_t largest = scales & 0x7F800000u;
 #pragma unroll
     for (int d = 2; d < 8; d *= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, d));
-    largest = of_largest_code(largest);
-    if (std::is_same<T, __half>::value) {  // the rope part will be as narrow as the codes
-      largest = max(largest, largest_bf16(plain));
-#pragma unroll
-      for (int d = 1; d < 8; d *= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, d));
-    }
-    const RowUnit unit(largest);
-    store_shared(row_place(to.rope, 4 * Which), times_as(T(), plain, unit.inverse_pair()));
+    const RowUnit unit(of_largest_code(largest));
+    store_shared(row_place(to.rope, 4 * Which), rope_as(T(), plain, unit.inverse_pair()));
     const uint32_t fraction = scales & 0x7FFFFFu;
     mantissas |= fraction;
     // NaN stays NaN.

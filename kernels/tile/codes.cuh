@@ -3,6 +3,8 @@
 #pragma once
 #include <stdint.h>
 
+#include <type_traits>
+
 #include "../ptx/math.cuh"
 
 namespace fm {
@@ -102,9 +104,18 @@ __device__ __forceinline__ uint4 half_to(__nv_bfloat16, uint4 v) {
   return make_uint4(pair(v.x), pair(v.y), pair(v.z), pair(v.w));
 }
 
-// Eight bfloat16 times a power of two, as another type.
-__device__ __forceinline__ uint4 times_as(__nv_bfloat16, uint4 v, uint32_t factor) { return bf16_times(v, factor); }
-__device__ __forceinline__ uint4 times_as(__half, uint4 v, uint32_t factor) { return bf16_to_half(v, factor); }
+// Whether the rope part of a row counts in the row's unit. As bfloat16 it can, whatever the unit; as halves, for fp16
+// queries, its numbers stay as they are.
+template <class T>
+constexpr bool kRopeCounts = std::is_same<T, __nv_bfloat16>::value;
+
+// Eight bfloat16 of a rope part as T; finite numbers stay finite.
+__device__ __forceinline__ uint4 rope_as(__nv_bfloat16, uint4 v, uint32_t inverse_unit) {
+  return bf16_times(v, inverse_unit);
+}
+__device__ __forceinline__ uint4 rope_as(__half, uint4 v, uint32_t) {
+  return make_uint4(bf16_to_fp16(v.x), bf16_to_fp16(v.y), bf16_to_fp16(v.z), bf16_to_fp16(v.w));
+}
 
 // The power of two that a row of numbers is counted in when they are stored as halves, given the bits of the largest
 // of them as a float: that one is then stored as a number of 2^14 .. 2^15, or as what it is if infinite or NaN. Smaller

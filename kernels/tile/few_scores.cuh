@@ -11,7 +11,7 @@
 #include "../ptx/wgmma.cuh"
 #include "masking.cuh"
 #include "query_halves.cuh"
-#include "weight_unit.cuh"
+#include "weight_factors.cuh"
 #include "work.cuh"
 
 namespace fm {
@@ -127,21 +127,13 @@ __device__ __forceinline__ void multiply_codes_query(float (&s)[Map::kRows / 2],
 #pragma unroll
     for (int c = 0; c < Layout::kColumns; ++c) {
       const int i = Layout::value(c, h);
-      float sum = kHasRope ? s[i] : 0.f;
+      const float rope = kHasRope ? s[i] : 0.f;
+      float sum = kRopeCounts<T> ? rope : 0.f;
 #pragma unroll
       for (int block = 0; block < kTileBlocks; ++block) sum = fmaf(factor[block], sums[block][i], sum);
-      s[i] = sum * unit;
+      s[i] = kRopeCounts<T> ? sum * unit : fmaf(sum, unit, rope);
     }
   }
-}
-
-// P times what this thread's two tokens count in, and `factor`.
-template <class Map>
-__device__ __forceinline__ void scale_few_weights(float (&s)[Map::kRows / 2], const float* of_token, float factor) {
-  using Layout = FewLayout<Map::kRows>;
-  const float first = of_token[Layout::token(0)] * factor, second = of_token[Layout::token(1)] * factor;
-#pragma unroll
-  for (int c = 0; c < Layout::kColumns; ++c) s[Layout::value(c, 0)] *= first, s[Layout::value(c, 1)] *= second;
 }
 
 // Scores of absent tokens and of keys a row does not see become -inf.
@@ -160,52 +152,77 @@ __device__ __forceinline__ void mask_few(const FmDecodeParams& p, const RowBlock
   }
 }
 
-// Softmax state of a thread's rows.
-template <int Rows, bool Peaks>
+// The logarithm of a power of two, or of 0.
+__device__ __forceinline__ float log2_of_unit(float unit) {
+  return unit == 0.f ? kNegInf : (float)((int)(__float_as_uint(unit) >> 23) - 127);
+}
+
+// Softmax state of a thread's rows. Where V is converted to half (`Codes`), P is stored times what the token's row counts
+// in, relative to a second reference, that of the products (weight_factors.cuh has the same for 64 rows).
+template <int Rows, bool Peaks, bool Codes>
 struct FewState {
   using Layout = FewLayout<Rows>;
+  static constexpr float kWeightSlack = 4.f;
   float reference[Layout::kColumns];  // base-2 scaled scores; the same in all threads that share a row
   float sum[Layout::kColumns];        // of this thread's tokens
   float peak[Peaks ? Layout::kColumns : 1];  // highest scores of this thread's tokens, unscaled
+  float weight_reference[Codes ? Layout::kColumns : 1];  // base 2
 
   __device__ __forceinline__ FewState() {
 #pragma unroll
-    for (int c = 0; c < Layout::kColumns; ++c) reference[c] = kNegInf, sum[c] = 0.f, peak[Peaks ? c : 0] = kNegInf;
+    for (int c = 0; c < Layout::kColumns; ++c)
+      reference[c] = kNegInf, sum[c] = 0.f, peak[Peaks ? c : 0] = kNegInf, weight_reference[Codes ? c : 0] = kNegInf;
   }
 
   // Moves references that a score exceeds by more than the slack, and leaves what the rows' accumulators have to be
-  // multiplied with, `unit_move` included. By the whole warpgroup; after it every warp has read K.
+  // multiplied with. `units`: the logarithms of what this thread's tokens count in. By the whole warpgroup; after it every
+  // warp has read K.
   __device__ __forceinline__ void update(const float (&s)[Layout::kValues], const float (&scale_log2)[Layout::kColumns],
-                                         float unit_move, FewControl& control, int tile) {
+                                         float2 units, FewControl& control, int tile) {
     const int thread = warpgroup_thread(), lane = thread % 32;
-    bool exceeded = unit_move != 1.f;
+    const auto top_of = [&](int c) { return fmaxf(s[Layout::value(c, 0)], s[Layout::value(c, 1)]); };
+    const auto top_weight_of = [&](int c) {
+      return fmaxf(fmaf(s[Layout::value(c, 0)], scale_log2[c], units.x),
+                   fmaf(s[Layout::value(c, 1)], scale_log2[c], units.y));
+    };
+    bool exceeded = false;
 #pragma unroll
     for (int c = 0; c < Layout::kColumns; ++c) {
-      const float top = fmaxf(s[Layout::value(c, 0)], s[Layout::value(c, 1)]);
+      const float top = top_of(c);
       if (Peaks) peak[c] = fmaxf(peak[c], top);
       exceeded |= top * scale_log2[c] > reference[c] + kReferenceSlack;
+      if (Codes) exceeded |= top_weight_of(c) > weight_reference[Codes ? c : 0] + kWeightSlack;
     }
     const bool move = named_barrier_any<kScoresBarrier, 128>(exceeded);
     if (thread == 0) control.rescale[tile][0] = move;
     if (!move) return;
-#pragma unroll
-    for (int c = 0; c < Layout::kColumns; ++c) {
-      float top = fmaxf(s[Layout::value(c, 0)], s[Layout::value(c, 1)]);
+    const auto leave = [&](float top, int row) {
 #pragma unroll
       for (int d = 4; d < 32; d *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
-      if (lane < 4) control.warp_row[thread / 32][Layout::row(c, lane)] = top;
+      if (lane < 4) control.warp_row[thread / 32][row] = top;
+    };
+    const auto found = [&](int row) {
+      return fmaxf(fmaxf(control.warp_row[0][row], control.warp_row[1][row]),
+                   fmaxf(control.warp_row[2][row], control.warp_row[3][row]));
+    };
+    static_assert(!Codes || Rows == 16, "the second half of warp_row");
+#pragma unroll
+    for (int c = 0; c < Layout::kColumns; ++c) {
+      leave(top_of(c), Layout::row(c, lane));
+      if (Codes) leave(top_weight_of(c), Rows + Layout::row(c, lane));
     }
     named_barrier<kScoresBarrier, 128>();
 #pragma unroll
     for (int c = 0; c < Layout::kColumns; ++c) {
       const int row = Layout::row(c, lane);
-      const float top = fmaxf(fmaxf(control.warp_row[0][row], control.warp_row[1][row]),
-                              fmaxf(control.warp_row[2][row], control.warp_row[3][row])) * scale_log2[c];
+      const float top = found(row) * scale_log2[c];
       const float next = top > reference[c] + kReferenceSlack ? top : reference[c];
-      const float shrink = reference[c] == kNegInf ? 1.f : exp2_approx(reference[c] - next);
+      float shrink = reference[c] == kNegInf ? 1.f : exp2_approx(reference[c] - next);
+      const bool moved = next != reference[c];
       reference[c] = next;
       sum[c] *= shrink;
-      if (thread < 4) control.factor[tile][row] = shrink * unit_move;
+      if (Codes) shrink = move_weight_reference(c, found(Rows + row), moved);
+      if (thread < 4) control.factor[tile][row] = shrink;
     }
   }
 
@@ -221,6 +238,32 @@ struct FewState {
         sum[c] += x;
       }
     }
+  }
+  // Weights times what their tokens count in, relative to the second reference.
+  __device__ __forceinline__ void count_weights(float (&s)[Layout::kValues], const float* of_token) const {
+    const float first = of_token[Layout::token(0)], second = of_token[Layout::token(1)];
+#pragma unroll
+    for (int c = 0; c < Layout::kColumns; ++c) {
+      const float factor = weight_reference[c] == kNegInf
+                               ? 0.f
+                               : exp2_approx(reference[c] - weight_reference[c] + kWeightExponent);
+      s[Layout::value(c, 0)] *= first * factor, s[Layout::value(c, 1)] *= second * factor;
+    }
+  }
+  // What the accumulators of a row count in, relative to its reference.
+  __device__ __forceinline__ float unit(int c) const {
+    if (!Codes || weight_reference[Codes ? c : 0] == kNegInf) return 1.f;
+    return exp2_approx(weight_reference[Codes ? c : 0] - reference[c] - kWeightExponent);
+  }
+
+ private:
+  // Returns what the accumulators have to be multiplied with.
+  __device__ __forceinline__ float move_weight_reference(int c, float top, bool reference_moved) {
+    float& own = weight_reference[Codes ? c : 0];
+    if (top == kNegInf || !(reference_moved || top > own + kWeightSlack)) return 1.f;
+    const float shrink = own == kNegInf ? 1.f : exp2_approx(own - top);
+    own = top;
+    return shrink;
   }
 };
 
@@ -259,18 +302,18 @@ __device__ __forceinline__ void write_few_peaks(const FmDecodeParams& p, const R
   const int thread = warpgroup_thread();
   leave_warp_rows<FewLayout<Map::kRows>>(peaks, control, [](float a, float b) { return fmaxf(a, b); });
   named_barrier<kScoresBarrier, 128>();
-  if (thread < Map::kRows)
-    write_peak(p, r, thread,
-               fmaxf(fmaxf(control.warp_row[0][thread], control.warp_row[1][thread]),
-                     fmaxf(control.warp_row[2][thread], control.warp_row[3][thread])) *
-                   score_scale<Map>(p, smem, thread));
+  if (thread < Map::kRows) {
+    const float peak = fmaxf(fmaxf(control.warp_row[0][thread], control.warp_row[1][thread]),
+                             fmaxf(control.warp_row[2][thread], control.warp_row[3][thread]));
+    write_peak(p, r, thread, peak == kNegInf ? peak : peak * score_scale<Map>(p, smem, thread));
+  }
   named_barrier<kScoresBarrier, 128>();
 }
 
 // Leaves reference and sum of each row; where no other CTA has a part, also the rows' lse and their last factor.
 template <class Map>
 __device__ __forceinline__ void finish_few_rows(const FmDecodeParams& p, const RowBlock& r,
-                                                const FewState<Map::kRows, Map::kPeaks>& state, float unit,
+                                                const FewState<Map::kRows, Map::kPeaks, Map::kCodes>& state,
                                                 uint8_t* smem, FewControl& control, uint32_t result_parity) {
   using Layout = FewLayout<Map::kRows>;
   const int thread = warpgroup_thread(), lane = thread % 32;
@@ -280,16 +323,19 @@ __device__ __forceinline__ void finish_few_rows(const FmDecodeParams& p, const R
   mbarrier_wait(shared_address(&control.result_empty), result_parity);
 #pragma unroll
   for (int c = 0; c < Layout::kColumns; ++c)
-    if (thread < 4) control.row_state[Layout::row(c, lane)].x = state.reference[c];
+    if (thread < 4) {
+      control.row_state[Layout::row(c, lane)].x = state.reference[c];
+      if (Map::kCodes) control.unit[Layout::row(c, lane)] = state.unit(c);
+    }
   named_barrier<kScoresBarrier, 128>();
-  if (thread == 0) control.unit = unit;
   if (thread >= Map::kRows) return;
   const float sum = (control.warp_row[0][thread] + control.warp_row[1][thread]) +
                     (control.warp_row[2][thread] + control.warp_row[3][thread]);
   if (p.splits > 1)
     control.row_state[thread].y = sum;
   else
-    control.result[thread] = row_factor<Map>(p, r, thread, control.row_state[thread].x, sum) * unit;
+    control.result[thread] = row_factor<Map>(p, r, thread, control.row_state[thread].x, sum) *
+                             (Map::kCodes ? control.unit[thread] : 1.f);
 }
 
 // T: of Q and the output; M: what is multiplied.
@@ -299,8 +345,7 @@ __device__ __forceinline__ void compute_few_scores(const FmDecodeParams& p, uint
   TilePlace<Map> place;
   uint32_t result_parity = 1;
   for_each_row_block<Map>(p, [&](int, const RowBlock& r) {
-    FewState<Map::kRows, Map::kPeaks> state;
-    WeightUnit weight_unit;
+    FewState<Map::kRows, Map::kPeaks, Map::kCodes> state;
     const int first_masked = min(r.visible(p, r.row_begin), r.seq_len) / kTileTokens;
     if (!r.empty()) {
       if constexpr (Map::kCodes)
@@ -314,19 +359,19 @@ __device__ __forceinline__ void compute_few_scores(const FmDecodeParams& p, uint
       scale_log2[c] = score_scale<Map>(p, smem, Layout::row(c, warpgroup_thread() % 32));
     for (int tile = r.tile_begin; tile < r.tile_end; ++tile) {
       float s[Map::kRows / 2];
-      float unit_move = 1.f;
+      float2 units = make_float2(0.f, 0.f);
       if constexpr (Map::kCodes) {
         multiply_codes_query<T, M, QkDim, Map>(s, smem, control, place);
-        unit_move = weight_unit.take(units_of<Map>(smem).of_tile[place.rope()].token);
+        const float* of_token = units_of<Map>(smem).of_tile[place.rope()].token;
+        units = make_float2(log2_of_unit(of_token[Layout::token(0)]), log2_of_unit(of_token[Layout::token(1)]));
       } else {
         multiply_key_query<M, QkDim, Map>(s, shared_address(smem), control, place);
       }
       const bool masked = tile >= first_masked || control.present[place.rope()] != ~0ull;
       if (masked) mask_few<Map>(p, r, s, tile, control.present[place.rope()]);
-      state.update(s, scale_log2, unit_move, control, place.rope());
+      state.update(s, scale_log2, units, control, place.rope());
       state.weigh(s, scale_log2);
-      if constexpr (Map::kCodes)
-        scale_few_weights<Map>(s, units_of<Map>(smem).of_tile[place.rope()].token, weight_unit.of_weights());
+      if constexpr (Map::kCodes) state.count_weights(s, units_of<Map>(smem).of_tile[place.rope()].token);
       store_few_weights<M, Map::kRows>(s, shared_address(smem) + Map::rope_offset(place.rope()));
       if constexpr (Map::kCodes && QkDim > kLatent) scale_values<Map>(smem, place);
       if (masked) clean_values<M, Map>(p, r, smem, place, tile, control.present[place.rope()]);
@@ -334,7 +379,7 @@ __device__ __forceinline__ void compute_few_scores(const FmDecodeParams& p, uint
       mbarrier_arrive(shared_address(&control.weights_full[place.rope()]));
       place.advance();
     }
-    finish_few_rows<Map>(p, r, state, Map::kCodes ? weight_unit.of_result() : 1.f, smem, control, result_parity);
+    finish_few_rows<Map>(p, r, state, smem, control, result_parity);
     mbarrier_arrive(shared_address(&control.result_full));
     result_parity ^= 1;
   });

@@ -46,12 +46,12 @@ __device__ __forceinline__ void leave_part(const FewAccumulators<Map::kRows>& o,
                                            FewControl& control) {
   using Layout = FewLayout<Map::kRows>;
   const int thread = warpgroup_thread(), lane = thread % 32;
-  const float unit = control.unit;
   part += half * 256 + thread / 32 * 16 + lane / 4;
 #pragma unroll
   for (int c = 0; c < Layout::kColumns; ++c) {
     if (c / 4 != first / kPartRows) continue;  // four columns of a thread lie in 16 rows
     float* row = part + (Layout::row(c, lane) - first) * kPartStride;
+    const float unit = Map::kCodes ? control.unit[Layout::row(c, lane)] : 1.f;
 #pragma unroll
     for (int m = 0; m < 4; ++m)
       row[64 * m] = o[m][Layout::value(c, 0)] * unit, row[64 * m + 8] = o[m][Layout::value(c, 1)] * unit;

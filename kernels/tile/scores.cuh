@@ -4,7 +4,7 @@
 // memory.
 //
 // Where codes are converted, the latent parts of Q and K are halves that count in a power of two per row: S is multiplied
-// with both, P with that of the token (weight_unit.cuh). What float32 scales have besides a power of two, a mantissa of
+// with both, P with that of the token (weight_factors.cuh). What float32 scales have besides a power of two, a mantissa of
 // each block of a token, is multiplied with where numbers are float32, and with V before P V.
 //
 // The softmax keeps a reference per row, not the exact running maximum: it moves only when a score exceeds it by
@@ -18,7 +18,7 @@
 #include "../ptx/shared.cuh"
 #include "masking.cuh"
 #include "query_halves.cuh"
-#include "weight_unit.cuh"
+#include "weight_factors.cuh"
 #include "work.cuh"
 
 namespace fm {
@@ -247,15 +247,21 @@ __device__ __forceinline__ void multiply_query_codes(float (&s)[32], const Query
     held.release(control, place);
     multiply_block<M, Map, 3>(s, q, q_shared, smem, place, true);
   }
-  if constexpr (kHasRope) {
+  const auto multiply_rope = [&] {
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k)
       multiply_step<T, Map, 8>(s, q, q_shared, k, smem + Map::rope_offset(place.rope()), kAtomBytes, true);
-  }
+  };
+  if (kHasRope && kRopeCounts<T>) multiply_rope();
   wgmma_commit();
   wgmma_wait<0>();
   scale_by_token(s, [&](int i) { return pair_of(units.of_tile[place.rope()].token, i); });
+  if (kHasRope && !kRopeCounts<T>) {
+    multiply_rope();
+    wgmma_commit();
+    wgmma_wait<0>();
+  }
 }
 
 // Softmax state of the two rows a thread shares with three neighbours.
@@ -342,17 +348,19 @@ __device__ __forceinline__ void store_weights(const float (&s)[32], uint32_t to)
   }
 }
 
-// Leaves the factors that finish the accumulated rows, which count in `unit`.
+// Leaves the factors that finish the accumulated rows.
 template <class Map>
 __device__ __forceinline__ void finish_rows(const FmDecodeParams& p, const RowBlock& r,
-                                            const RowState<Map::kPeaks>& state, float unit, DecodeControl& control) {
+                                            const RowState<Map::kPeaks>& state, const WeightFactors& weights,
+                                            DecodeControl& control) {
   const int thread = warpgroup_thread(), row0 = accumulator_row(thread);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const float sum = state.row_sum(h);
     const int block_row = row0 + 8 * h;
     if (thread % 4 != 0) continue;
-    control.result[block_row] = row_factor<Map>(p, r, block_row, state.reference[h], sum) * unit;
+    const float factor = row_factor<Map>(p, r, block_row, state.reference[h], sum);
+    control.result[block_row] = Map::kCodes ? factor * weights.unit(h) : factor;
     if (Map::kPeaks) write_peak(p, r, block_row, state.peak[h]);
   }
 }
@@ -365,7 +373,7 @@ __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, uint8_t*
   for_each_row_block<Map>(p, [&](int item, const RowBlock& range) {
     QueryFragments<Map::kRegisterChunks> q;
     RowState<Map::kPeaks> state;
-    WeightUnit weight_unit;
+    WeightFactors weights;  // of codes only
     if (warpgroup_thread() == 0)
       control.first_masked = min(range.visible(p, range.row_begin), range.seq_len) / kTileTokens;
     if (!range.empty()) {
@@ -386,13 +394,8 @@ __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, uint8_t*
       const int row0 = accumulator_row(warpgroup_thread());
       float2 shrink = state.update(s, {score_scale<Map>(p, smem, row0), score_scale<Map>(p, smem, row0 + 8)});
       if constexpr (Map::kCodes) {
-        const auto& of_token = units_of<Map>(smem).of_tile[place.rope()].token;
-        const float move = weight_unit.take(of_token), unit = weight_unit.of_weights();
-        shrink.x *= move, shrink.y *= move;
-        scale_by_token(s, [&](int i) {
-          const float2 two = pair_of(of_token, i);
-          return make_float2(two.x * unit, two.y * unit);
-        });
+        scale_by_token(s, [&](int i) { return pair_of(units_of<Map>(smem).of_tile[place.rope()].token, i); });
+        weights.apply(s, shrink);
       }
       announce_rescale(shrink, control, place.rope());
       named_barrier<kScoresBarrier, 128>();  // every warp has read K: P may overwrite its rope part
@@ -406,7 +409,7 @@ __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, uint8_t*
     }
     held.release(control, place);
     mbarrier_wait(shared_address(&control.result_empty), result_parity);
-    finish_rows<Map>(p, load_row_block<Map>(p, item), state, Map::kCodes ? weight_unit.of_result() : 1.f, control);
+    finish_rows<Map>(p, load_row_block<Map>(p, item), state, weights, control);
     mbarrier_arrive(shared_address(&control.result_full));
     result_parity ^= 1;
   });

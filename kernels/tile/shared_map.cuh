@@ -120,7 +120,7 @@ struct FewControl : DecodeControl {
   float2 row_state[32];           // reference and sum of each row
   float2 part_state[kPartRows];   // those of the rows being merged
   float warp_row[4][32];          // what each warp found for a row
-  float unit;                     // scores -> values: what the finished item's accumulators count in
+  float unit[16];                 // scores -> values: what the finished rows count in, of codes only
   int last_part;                  // values: this CTA was the last to finish a part of its unit
 };
 

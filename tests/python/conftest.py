@@ -10,7 +10,7 @@ import torch
 
 PROCESSES = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 # Of the GPU's memory, what torch may take in all processes; contexts and kernels need some as well.
-TORCHS_SHARE = 0.85
+TORCHS_SHARE = 0.93
 
 
 def pytest_configure() -> None:

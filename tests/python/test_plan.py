@@ -184,6 +184,7 @@ def test_host_and_device_make_the_same_plan(cuda, max_len):
             host = ferromla.Plan(lens, **shapes, workspace=spaces[0])
             device = ferromla.Plan(lens.to(cuda), **shapes, workspace=spaces[1])
             assert _entries(host) == _entries(device), (options, batch, lens)
+            del host, device, spaces  # before there are others
 
 
 RAGGED_GRID = [
