@@ -21,7 +21,7 @@ LEAST = {torch.float16: 2.0**-12, torch.bfloat16: 2.0**-126}
 @dataclass(frozen=True)
 class Spread:
     """Powers of two: the sizes of tokens range over ``tokens``, scales of one token over ``groups`` below; rotary parts
-    are of size ``rope``; ``whole`` multiplies everything."""
+    are of size ``rope``, times the token's where they are columns of V as well; ``whole`` multiplies everything."""
 
     tokens: tuple[int, int]
     groups: int
@@ -41,6 +41,8 @@ def tokens(form: formats.Format, sizes: torch.Tensor, spread: Spread, drawn: dic
     else:
         scales = torch.nn.functional.pad((powers + 127).to(torch.uint8), (0, form.scale_bytes - groups))
     rope = torch.randn(t, form.d_qk - form.coded, **drawn) * 2.0 ** (spread.rope + spread.whole)
+    if form.coded < 512:
+        rope *= torch.exp2(sizes.float())[:, None]
     return formats.Tokens(codes, scales, rope.bfloat16().view(torch.uint8))
 
 
