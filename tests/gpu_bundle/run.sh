@@ -4,7 +4,8 @@
 #   ./run.sh [support|rust|python|soak|sanitize|demo|bench|rust-bench|all]...
 #                                            (all but soak and sanitize when none is named)
 #
-# WORKERS sets the processes of pytest (one per core, 12 at most); PYTEST_ARGS, SOAK_ARGS and BENCH_ARGS add options to theirs.
+# WORKERS sets the processes of pytest (one per core, 12 at most) and of sanitize; PYTEST_ARGS, SOAK_ARGS and BENCH_ARGS add
+# options to theirs; TOOLS names the sanitizer's.
 set -euo pipefail
 cd "$(dirname "$0")"
 python=${PYTHON:-python3}
@@ -32,11 +33,17 @@ python() {
     --timeout-method=thread ${PYTEST_ARGS:-}
 }
 
+# Each tool by several processes, which share the cases: most of its time is the host's. Ends with the first fault.
 sanitize() {
-  local tool
-  for tool in memcheck racecheck synccheck; do
+  local tool shard shards=${WORKERS:-$(nproc)} processes
+  for tool in ${TOOLS:-memcheck racecheck synccheck}; do
     echo "== compute-sanitizer --tool $tool"
-    compute-sanitizer --tool "$tool" --error-exitcode 1 "$python" tests/python/sanitizer_grid.py
+    processes=()
+    for ((shard = 0; shard < shards; shard++)); do
+      compute-sanitizer --tool "$tool" --error-exitcode 1 "$python" tests/python/sanitizer_grid.py "$shard" "$shards" &
+      processes+=($!)
+    done
+    for shard in "${processes[@]}"; do wait "$shard"; done
   done
 }
 

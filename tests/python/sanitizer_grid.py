@@ -1,11 +1,16 @@
-"""Every operation on a grid of small shapes, for compute-sanitizer: it is slow, so few and small."""
+"""Every operation on a grid of small shapes, for compute-sanitizer: it is slow, so few and small. Results are checked as
+well.
+
+``python sanitizer_grid.py [SHARD SHARDS]`` runs every SHARDS-th case from number SHARD on."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 # torch's caching allocator would hide accesses past the end of a tensor.
 os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
@@ -32,102 +37,116 @@ SPARSE = (
 
 
 def main() -> int:
-    """Run the grid; results are checked as well."""
+    shard, shards = (int(word) for word in sys.argv[1:3]) if len(sys.argv) > 1 else (0, 1)
+    cases = [case for number, case in enumerate(all_cases()) if number % shards == shard]
+    for case in cases:
+        case()
+    torch.cuda.synchronize()
+    print(f"{len(cases)} cases of shard {shard} of {shards}")
+    return 0
+
+
+def all_cases() -> Iterator[Callable[[], None]]:
+    return itertools.chain(decodes(), prefills(), quantised(), sparse(), (several_kv_heads, cache_operations))
+
+
+def decodes() -> Iterator[Callable[[], None]]:
+    """Dense decode."""
+    count = itertools.count()
     shapes = itertools.product((1, 3), (1, 2), (1, 16, 65, 128), (64, 61, 256))
-    count = 0
-    for b, s_q, h, page_size in shapes:
-        for options in ({}, {"num_splits": 2}, {"batch_invariant": True, "causal": False}):
-            dtype = (torch.bfloat16, torch.float16)[count % 2]
-            d_qk = (576, 576, 512)[count % 3]
-            problem = problems.make(
-                b, s_q, h, seq=300, page_size=page_size, dtype=dtype, d_qk=d_qk, device="cuda", seed=count
-            )
-            problem.check(**options)
-            count += 1
-    count += prefills() + quantised() + sparse()
+    modes = ({}, {"num_splits": 2}, {"batch_invariant": True, "causal": False})
+    for ((b, s_q, h, page_size), options), number in zip(itertools.product(shapes, modes), count):
+        yield partial(decode, b, s_q, h, page_size, options, number)
+
+
+def decode(b, s_q, h, page_size, options, number):
+    dtype, d_qk = (torch.bfloat16, torch.float16)[number % 2], (576, 576, 512)[number % 3]
+    problems.make(b, s_q, h, seq=300, page_size=page_size, dtype=dtype, d_qk=d_qk, device="cuda", seed=number).check(
+        **options
+    )
+
+
+def several_kv_heads():
     problem = problems.make(h=126, h_kv=3, s_q=2, lens=[0, 130, 64], device="cuda")
     first, second = problem.check(), problem.check(num_splits=3)
     ferromla.merge_states(*first, *second)
     plan = ferromla.Plan(problem.lens, num_heads=126, num_kv_heads=3, q_len=2, page_size=64)
     plan.update(problem.lens.cpu())
     problem.check(plan=plan)
-    cache_operations()
-    torch.cuda.synchronize()
-    print(f"{count + 3} calls of attention, and the cache operations")
-    return 0
 
 
-def prefills() -> int:
-    """Ragged queries; gives the number of calls."""
-    count = 0
-    for h, page_size in itertools.product((1, 16, 65, 128), (64, 61)):
-        for options in ({}, {"num_splits": 2}, {"batch_invariant": True, "causal": False}):
-            problem = problems.make(
-                h=h,
-                lens=[300, 5, 0, 64, 130],
-                q_lens=[4, 9, 1, 0, 40],
-                page_size=page_size,
-                dtype=(torch.bfloat16, torch.float16)[count % 2],
-                d_qk=(576, 512)[count % 2],
-                device="cuda",
-                seed=count,
-            )
-            problem.check(**options)
-            count += 1
-    return count
+def prefills() -> Iterator[Callable[[], None]]:
+    """Ragged queries."""
+    modes = ({}, {"num_splits": 2}, {"batch_invariant": True, "causal": False})
+    for number, (h, page_size, options) in enumerate(itertools.product((1, 16, 65, 128), (64, 61), modes)):
+        yield partial(prefill, h, page_size, options, number)
 
 
-def quantised() -> int:
-    """Decode and prefill over quantised caches; gives the number of calls."""
-    count = 0
-    for (kv_format, d_qk), h in itertools.product((("fp8", 576), ("fp8", 512), ("fp8_v32", 576)), HEADS):
-        scale = {"kv_scale": 0.003} if kv_format == "fp8" else {}
-        for q_lens, page_size in ((None, 64), ([3, 40, 0], 61)):
-            problem = problems.make(
-                h=h,
-                s_q=2,
-                lens=[300, 130, 0],
-                q_lens=q_lens,
-                page_size=page_size,
-                dtype=(torch.bfloat16, torch.float16)[count % 2],
-                d_qk=d_qk,
-                device="cuda",
-                seed=count,
-            ).quantised(kv_format, **scale)
-            problem.check()
-            problem.check(num_splits=2)
-            count += 2
-            if scale:
-                problem.q = problem.q.to(torch.float8_e4m3fn)
-                got = problem.call(**problem.options, q_scale=torch.ones(problem.q.shape[:-1], device="cuda"))
-                problem.q = problem.q.bfloat16()
-                tolerance.check(*got, *problem.expected(**problem.options))
-                count += 1
-    return count
+def prefill(h, page_size, options, number):
+    problems.make(
+        h=h,
+        lens=[300, 5, 0, 64, 130],
+        q_lens=[4, 9, 1, 0, 40],
+        page_size=page_size,
+        dtype=(torch.bfloat16, torch.float16)[number % 2],
+        d_qk=(576, 512)[number % 2],
+        device="cuda",
+        seed=number,
+    ).check(**options)
 
 
-def sparse() -> int:
-    """Sparse decode and prefill over caches of every format, with and without an extra one; gives the number of
-    calls."""
-    count = 0
-    for (kv_format, d_qk, extra), h in itertools.product(SPARSE, HEADS):
-        dtype = torch.float16 if kv_format == "fp16" else torch.bfloat16
-        common = {"h": h, "d_qk": d_qk, "dtype": dtype, "device": "cuda", "seed": count}
-        for with_extra in (False, True):
-            decode = problems_sparse.decode(
-                topk=150, page=(64, 61)[count % 2], extra=(90, 70, 5) if with_extra else None, lens="row", **common
-            )
-            prefill = problems_sparse.prefill(9, s_kv=200, page=(1, 64, 61)[count % 3], lens="row", **common)
-            if kv_format not in ("bf16", "fp16"):
-                decode.main, prefill.keys = decode.main.quantised(kv_format), prefill.keys.quantised(kv_format)
-            if with_extra:
-                plain = extra in ("bf16", "fp16")
-                decode.extra = replace(decode.extra, kv_format=extra) if plain else decode.extra.quantised(extra)
-            decode.check()
-            decode.check(num_splits=2)
-            prefill.check()
-            count += 3
-    return count
+def quantised() -> Iterator[Callable[[], None]]:
+    """Decode and prefill over quantised caches."""
+    formats = (("fp8", 576), ("fp8", 512), ("fp8_v32", 576))
+    ways = ((None, 64), ([3, 40, 0], 61))
+    for number, ((kv_format, d_qk), h, way) in enumerate(itertools.product(formats, HEADS, ways)):
+        yield partial(attention_over_codes, kv_format, d_qk, h, *way, number)
+
+
+def attention_over_codes(kv_format, d_qk, h, q_lens, page_size, number):
+    scale = {"kv_scale": 0.003} if kv_format == "fp8" else {}
+    problem = problems.make(
+        h=h,
+        s_q=2,
+        lens=[300, 130, 0],
+        q_lens=q_lens,
+        page_size=page_size,
+        dtype=(torch.bfloat16, torch.float16)[number % 2],
+        d_qk=d_qk,
+        device="cuda",
+        seed=number,
+    ).quantised(kv_format, **scale)
+    problem.check()
+    problem.check(num_splits=2)
+    if scale:
+        problem.q = problem.q.to(torch.float8_e4m3fn)
+        got = problem.call(**problem.options, q_scale=torch.ones(problem.q.shape[:-1], device="cuda"))
+        problem.q = problem.q.bfloat16()
+        tolerance.check(*got, *problem.expected(**problem.options))
+
+
+def sparse() -> Iterator[Callable[[], None]]:
+    """Sparse decode and prefill over caches of every format, with and without an extra one."""
+    for number, (formats, h, with_extra) in enumerate(itertools.product(SPARSE, HEADS, (False, True))):
+        yield partial(sparse_attention, *formats, h, with_extra, number)
+
+
+def sparse_attention(kv_format, d_qk, extra, h, with_extra, number):
+    dtype = torch.float16 if kv_format == "fp16" else torch.bfloat16
+    common = {"h": h, "d_qk": d_qk, "dtype": dtype, "device": "cuda", "seed": number}
+    # Half of the numbers have an extra cache: pages go by the others.
+    decode = problems_sparse.decode(
+        topk=150, page=(64, 61)[number // 2 % 2], extra=(90, 70, 5) if with_extra else None, lens="row", **common
+    )
+    prefill = problems_sparse.prefill(9, s_kv=200, page=(1, 64, 61)[number % 3], lens="row", **common)
+    if kv_format not in ("bf16", "fp16"):
+        decode.main, prefill.keys = decode.main.quantised(kv_format), prefill.keys.quantised(kv_format)
+    if with_extra:
+        plain = extra in ("bf16", "fp16")
+        decode.extra = replace(decode.extra, kv_format=extra) if plain else decode.extra.quantised(extra)
+    decode.check()
+    decode.check(num_splits=2)
+    prefill.check()
 
 
 def cache_operations() -> None:
