@@ -113,9 +113,10 @@ struct RowBatch {
   __device__ __forceinline__ void load(const FmDecodeParams& p, const CodedRows& rows, int first) {
     const int format = p.kv[rows.cache].format, lane = TokenWarps<Map>::lane(), eighth = lane % 8;
     const uint8_t* cache = reinterpret_cast<const uint8_t*>(p.kv[rows.cache].rows);
-    const uint8_t* column = cache + lane * 8;
+    // What lies after the codes of fp8_v4 is read, too. Rows of fp4_v41, which are not converted here, are shorter.
+    const uint8_t* column = cache + (!kHasRope && format == FM_KV_FP4_V41 ? lane % 4 : lane) * 8;
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {  // what lies after the codes of fp8_v4 is read, too
+    for (int i = 0; i < kRows; ++i) {
       const uint8_t* at = rows.address(column, first + i);
       load_8(codes[i][0], at), load_8<256>(codes[i][1], at);
     }
