@@ -16,8 +16,8 @@ __device__ __forceinline__ int scales_after(const FmKvCache& kv, int offset) {
   }
 }
 
-// Loads `At` bytes on from an address. Into the same registers whatever the format: where branches meet, the compiler
-// would wait for what was loaded to copy it.
+// Loads `At` bytes on from an address. What is on its way must not be copied from register to register, where branches
+// meet, say: that waits for it.
 template <int At = 0>
 __device__ __forceinline__ uint4 load_16(const uint8_t* from) {
   uint4 v;
@@ -103,7 +103,7 @@ struct RowBatch {
   static constexpr int kRows = 4;
   static constexpr bool kHasRope = QkDim > kLatent;
 
-  // Eight codes. Which of the two the compiler does not copy about, when it should not touch what is on its way, differs.
+  // Eight codes. With which of the two types the compiler copies none that are on their way differs.
   using Eight = typename std::conditional<kHasRope, uint2, uint64_t>::type;
 
   Eight codes[kRows][2];
@@ -153,7 +153,9 @@ struct RowBatch {
 
  private:
   // Piece `at` of rows 0 .. 3 of eight, moved on to row i of the eight: the swizzle is in bits of its own.
-  static __device__ __forceinline__ uint32_t row_place(uint32_t at, int i) { return (at ^ (i << 4)) + i * kChunkRowBytes; }
+  static __device__ __forceinline__ uint32_t row_place(uint32_t at, int i) {
+    return (at ^ (i << 4)) + i * kChunkRowBytes;
+  }
 
   __device__ __forceinline__ void clear_absent(uint32_t present) {
 #pragma unroll

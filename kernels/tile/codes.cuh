@@ -129,7 +129,9 @@ struct RowUnit {
       : bits(min(max(largest & 0x7F800000u, 67 * kOne), 227 * kOne) - 14 * kOne) {}
   __device__ __forceinline__ float unit() const { return __uint_as_float(bits); }
   __device__ __forceinline__ float inverse() const { return __uint_as_float(254 * kOne - bits); }
-  __device__ __forceinline__ uint32_t inverse_pair() const { return __byte_perm(254 * kOne - bits, 0, 0x3232); }  // bf16
+  __device__ __forceinline__ uint32_t inverse_pair() const {  // of bfloat16
+    return __byte_perm(254 * kOne - bits, 0, 0x3232);
+  }
 };
 
 }  // namespace fm

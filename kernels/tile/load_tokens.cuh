@@ -1,10 +1,10 @@
 // The token loader: warps fetch single rows and place the swizzle by hand. For any page size, for caches of single
 // tokens by index (sparse attention), for any 16-byte aligned strides, and for quantised caches.
 //
-// Half of the warps take the even tiles, half the odd ones (TokenWarps::kTurns). Where a page or an index points is looked up one of a warp's
-// tiles ahead, over the ends of items. Rows of 16-bit numbers are copied in 16-byte pieces by cp.async, whose arrivals
-// nobody waits for here. Of quantised rows a lane fetches 16 codes into registers, a batch of rows at a time, and stores
-// them as halves (coded_rows.cuh).
+// Where a page or an index points is looked up one of a warp's tiles ahead, over the ends of items. Rows of 16-bit numbers
+// are copied in 16-byte pieces by cp.async, whose arrivals nobody waits for here; half of the warps take the even tiles,
+// half the odd ones. Of quantised rows a lane fetches 16 codes into registers, a batch of rows at a time, and stores them
+// as halves (coded_rows.cuh); all warps are at the same tile.
 #pragma once
 #include "coded_rows.cuh"
 #include "copied_rows.cuh"
@@ -99,7 +99,7 @@ __device__ __forceinline__ void copy_tile_as_halves(const FmDecodeParams& p, con
 template <class T, int QkDim, class Map>
 __device__ __forceinline__ void convert_tiles(const FmDecodeParams& p, uint32_t smem, DecodeControl& control) {
   using Batch = RowBatch<T, QkDim, Map>;
-  constexpr int kRows = TokenWarps<Map>::kRows, kBatches = Map::kRows == 32 ? 1 : 2, kAhead = kBatches * Batch::kRows;
+  constexpr int kRows = TokenWarps<Map>::kRows, kBatches = 2, kAhead = kBatches * Batch::kRows;
   TilePlace<Map> place;
   TileCursor<Map> cursor;  // a tile ahead
   cursor.begin(p);
@@ -137,8 +137,8 @@ __device__ __forceinline__ void convert_tiles(const FmDecodeParams& p, uint32_t 
         };
         batch[0].template store<0>(format, present >> eight, to, mantissas);
         load_after(batch[0], 0);
-        batch[kBatches - 1].template store<1>(format, present >> (eight + 4), to, mantissas);
-        load_after(batch[kBatches - 1], 4);
+        batch[1].template store<1>(format, present >> (eight + 4), to, mantissas);
+        load_after(batch[1], 4);
         to.advance();
       }
     }
