@@ -1,5 +1,5 @@
-"""Every operation on a grid of small shapes, for compute-sanitizer: it is slow, so few and small. Results are checked as
-well.
+"""Every operation on a grid of small shapes, for compute-sanitizer: it is slow, so few and small. Results are checked
+as well.
 
 ``python sanitizer_grid.py [SHARD SHARDS]`` runs every SHARDS-th case from number SHARD on."""
 
