@@ -20,6 +20,11 @@ __device__ __forceinline__ void add_scaled(float4& to, float weight, float4 v) {
   to.x += weight * v.x, to.y += weight * v.y, to.z += weight * v.z, to.w += weight * v.w;
 }
 
+// Of a power of two whose inverse is a normal number.
+__device__ __forceinline__ float inverse_power_of_two(float x) {
+  return __uint_as_float((254u << 23) - __float_as_uint(x));
+}
+
 // Two floats to a pair of 16-bit numbers, round to nearest even, `low` in the low half.
 __device__ __forceinline__ uint32_t pack(__nv_bfloat16, float low, float high) {
   uint32_t r;

@@ -83,7 +83,7 @@ struct LanePlaces {
     codes = smem + block_offset(place.block(lane / 16)) + latent_swizzled(first_row, lane % 16);
     rope = smem + Map::rope_offset(place.rope()) + swizzled(row, lane % 8);
     block = smem + block_offset(place.block(3)) + latent_swizzled(row, 8 + lane % 8);
-    unit = smem + Map::kUnitsOffset + place.rope() * sizeof(Units::OfTile) + row * 4;
+    unit = tile_units_at<Map>(smem, place.rope()) + row * 4;
   }
   // To the next eight rows.
   __device__ __forceinline__ void advance() {
@@ -261,7 +261,7 @@ __device__ __forceinline__ void convert_e2m1_rows(const FmDecodeParams& p, const
                                                   TilePlace<Map> place) {
   const int lane = TokenWarps<Map>::lane();
   const uint8_t* cache = reinterpret_cast<const uint8_t*>(p.kv[rows.cache].rows);
-  const uint32_t of_tile = smem + Map::kUnitsOffset + place.rope() * sizeof(Units::OfTile);
+  const uint32_t of_tile = tile_units_at<Map>(smem, place.rope());
 #pragma unroll 1
   for (int first = 0; first < TokenWarps<Map>::kRows; first += 4) {
     uint32_t codes[4][2], scales[4][2];
@@ -292,7 +292,7 @@ __device__ __forceinline__ void convert_e2m1_rows(const FmDecodeParams& p, const
 template <int QkDim, class Map>
 __device__ __forceinline__ void convert_copied_rows(uint32_t smem, TilePlace<Map> place, uint32_t present, bool bf16) {
   const int lane = TokenWarps<Map>::lane(), first_row = TokenWarps<Map>::first_row();
-  const uint32_t of_tile = smem + Map::kUnitsOffset + place.rope() * sizeof(Units::OfTile);
+  const uint32_t of_tile = tile_units_at<Map>(smem, place.rope());
 #pragma unroll 1
   for (int i = 0; i < TokenWarps<Map>::kRows; ++i) {
     const int row = first_row + i;

@@ -107,8 +107,11 @@ __device__ __forceinline__ void convert_tiles(const FmDecodeParams& p, uint32_t 
   CodedRows rows = coded_rows<QkDim, Map>(p, cursor);
   cursor.advance(p);
   Batch batch[kBatches];
+  const auto load_first = [&] {  // of the tile that `rows` has
 #pragma unroll
-  for (int i = 0; i < kBatches; ++i) batch[i].load(p, rows, i * Batch::kRows);
+    for (int i = 0; i < kBatches; ++i) batch[i].load(p, rows, i * Batch::kRows);
+  };
+  load_first();
 #pragma unroll 1
   while (going) {
     const int format = p.kv[rows.cache].format;
@@ -123,8 +126,7 @@ __device__ __forceinline__ void convert_tiles(const FmDecodeParams& p, uint32_t 
       else
         copy_tile_as_halves<QkDim, Map>(p, rows, smem, place);
       rows = coded_rows<QkDim, Map>(p, cursor);
-#pragma unroll
-      for (int i = 0; i < kBatches; ++i) batch[i].load(p, rows, i * Batch::kRows);
+      load_first();
     } else {
       LanePlaces<Map> to(smem, place);
 #pragma unroll 1

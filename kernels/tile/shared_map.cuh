@@ -128,6 +128,12 @@ template <class Map>
 __device__ __forceinline__ Units& units_of(uint8_t* smem) {
   return *reinterpret_cast<Units*>(smem + Map::kUnitsOffset);
 }
+// By address: those of a tile's tokens.
+template <class Map>
+__device__ __forceinline__ uint32_t tile_units_at(uint32_t smem, int tile) {
+  return smem + Map::kUnitsOffset + tile * sizeof(Units::OfTile);
+}
+
 __device__ __forceinline__ uint32_t block_offset(int block) { return block * kBlockBytes; }
 
 // Byte offset of 16-byte piece `piece` (of 8) in row `row` of a [rows][128 bytes] swizzled block.

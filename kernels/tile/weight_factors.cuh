@@ -21,12 +21,9 @@ struct WeightFactors {
     shrink.y = apply_to_row<1>(s, shrink.y);
   }
   // What the accumulators count in.
-  __device__ __forceinline__ float unit(int h) const { return inverse(factor[h]); }
+  __device__ __forceinline__ float unit(int h) const { return inverse_power_of_two(factor[h]); }
 
  private:
-  static __device__ __forceinline__ float inverse(float x) {  // of a power of two
-    return __uint_as_float((254u << 23) - __float_as_uint(x));
-  }
   template <int H>
   __device__ __forceinline__ float apply_to_row(float (&s)[32], float shrink) {
     float top = 0.f;
@@ -37,7 +34,7 @@ struct WeightFactors {
     if (top > 0.f && (shrink != 1.f || top * factor[H] > kMostWeight)) {
       const uint32_t exponent = __float_as_uint(top) & 0x7F800000u;
       const float next = __uint_as_float((254u + kWeightExponent << 23) - exponent);
-      shrink *= next * inverse(factor[H]);
+      shrink *= next * inverse_power_of_two(factor[H]);
       factor[H] = next;
     }
 #pragma unroll

@@ -52,10 +52,9 @@ def all_cases() -> Iterator[Callable[[], None]]:
 
 def decodes() -> Iterator[Callable[[], None]]:
     """Dense decode."""
-    count = itertools.count()
     shapes = itertools.product((1, 3), (1, 2), (1, 16, 65, 128), (64, 61, 256))
     modes = ({}, {"num_splits": 2}, {"batch_invariant": True, "causal": False})
-    for ((b, s_q, h, page_size), options), number in zip(itertools.product(shapes, modes), count, strict=False):
+    for number, ((b, s_q, h, page_size), options) in enumerate(itertools.product(shapes, modes)):
         yield partial(decode, b, s_q, h, page_size, options, number)
 
 
