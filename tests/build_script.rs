@@ -50,6 +50,8 @@ fn local_memory_in_an_attention_kernel_is_named() {
 fn serialised_wgmma_and_ignored_setmaxnreg_are_named() {
     for note in [
         "(C7510) Potential Performance Loss",
+        "(C7512) Potential Performance Loss",
+        "(C7515) Potential Performance Loss",
         "(C7508) setmaxnreg is ignored",
     ] {
         let report = format!("ptxas info    : {note} in the function\n{CLEAN}");

@@ -229,7 +229,7 @@ template <class T, class M, int QkDim, class Map>
 __device__ __forceinline__ void multiply_query_codes(float (&s)[32], const QueryFragments<Map::kRegisterChunks>& q,
                                                      uint8_t* shared, DecodeControl& control, TilePlace<Map> place,
                                                      HeldTile& held) {
-  constexpr bool kHasRope = QkDim > kLatent;
+  constexpr bool kHasRope = QkDim > kLatent, kOneChain = kHasRope && kRopeCounts<T>;
   const uint32_t smem = shared_address(shared), q_shared = smem + Map::kQueryOffset;
   const Units& units = units_of<Map>(shared);
   wait_for_keys<0, 0>(control, place, held);
@@ -246,22 +246,22 @@ __device__ __forceinline__ void multiply_query_codes(float (&s)[32], const Query
     multiply_block<M, Map, 2>(s, q, q_shared, smem, place, true);
     held.release(control, place);
     multiply_block<M, Map, 3>(s, q, q_shared, smem, place, true);
+    if (!kOneChain) {
+      wgmma_commit();
+      wgmma_wait<0>();
+    }
   }
   const auto multiply_rope = [&] {
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k)
       multiply_step<T, Map, 8>(s, q, q_shared, k, smem + Map::rope_offset(place.rope()), kAtomBytes, true);
-  };
-  if (kHasRope && kRopeCounts<T>) multiply_rope();
-  wgmma_commit();
-  wgmma_wait<0>();
-  scale_by_token(s, [&](int i) { return pair_of(units.of_tile[place.rope()].token, i); });
-  if (kHasRope && !kRopeCounts<T>) {
-    multiply_rope();
     wgmma_commit();
     wgmma_wait<0>();
-  }
+  };
+  if (kOneChain) multiply_rope();
+  scale_by_token(s, [&](int i) { return pair_of(units.of_tile[place.rope()].token, i); });
+  if (kHasRope && !kOneChain) multiply_rope();
 }
 
 // Softmax state of the two rows a thread shares with three neighbours.
