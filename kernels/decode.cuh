@@ -24,6 +24,9 @@
 #include "tile/few_values.cuh"
 #include "tile/load_tokens.cuh"
 #include "tile/load_tma.cuh"
+#include "tile/raw_rows.cuh"
+#include "tile/raw_scores.cuh"
+#include "tile/raw_values.cuh"
 #include "tile/scores.cuh"
 #include "tile/values.cuh"
 
@@ -31,7 +34,7 @@ namespace fm {
 
 // How K gets to shared memory: whole pages of 16-bit numbers (load_tma.cuh); or single tokens (load_tokens.cuh) of
 // 16-bit numbers, or also of codes, when all that is multiplied is in half precision.
-enum class Loader { Tma, Gather, Codes };
+enum class Loader { Tma, Gather, Codes, Raw };
 
 template <class T, Loader L, int Rows>
 struct Kernel {
@@ -159,8 +162,41 @@ __device__ __forceinline__ void decode_few(const CUtensorMap& latent_map, const 
   }
 }
 
+// A CTA that keeps rows of codes as they are.
+template <class T, int QkDim, int Rows>
+__device__ __forceinline__ void decode_raw(const FmDecodeParams& p, uint8_t* shared) {
+  using Map = RawMap<Rows, QkDim>;
+  using Control = RawControl<Rows>;
+  static_assert(Map::kControlOffset + sizeof(Control) <= FM_DECODE_SMEM_BYTES);
+  constexpr int kScores = 128, kValues = Rows == kTileRows ? 176 : 128;
+  constexpr int kLoader = Rows == kTileRows ? 32 : 128;
+  const uint32_t smem = shared_address(shared);
+  Control& control = *reinterpret_cast<Control*>(shared + Map::kControlOffset);
+  if (threadIdx.x == 0) {
+    init_barriers(control, kPreparingWarps, 1);
+    init_raw_barriers(control);
+    if constexpr (Map::kSplits) {
+      mbarrier_init(shared_address(&control.parts_full), 8 * p.splits);
+      mbarrier_init(shared_address(&control.parts_empty), 8 * p.splits);
+    }
+    mbarrier_init_fence();
+  }
+  publish_barriers();
+  const int warpgroup = threadIdx.x / 128;
+  if (warpgroup == 0) {
+    if (Rows == kTileRows) registers_grow<kScores>();
+    compute_raw_scores<T, __half, QkDim, Map>(p, smem, control);
+  } else if (warpgroup == 3) {
+    if (kLoader < 128) registers_shrink<kLoader>();
+    load_raw_tiles<T, QkDim, Map>(p, smem, control);
+  } else {
+    if (kValues > 128) registers_grow<kValues>();
+    accumulate_raw_values<T, __half, Map>(p, warpgroup - 1, smem, control);
+  }
+}
+
 constexpr int decode_threads(Loader loader, int rows) {
-  if (loader == Loader::Tma || rows == kTileRows) return FM_DECODE_THREADS;
+  if (loader == Loader::Tma || loader == Loader::Raw || rows == kTileRows) return FM_DECODE_THREADS;
   return rows == 16 && loader == Loader::Gather ? FM_DECODE_THREADS_4_LOADERS : FM_DECODE_THREADS_2_LOADERS;
 }
 
@@ -168,7 +204,9 @@ template <class T, int QkDim, Loader L, int Rows>
 __device__ __forceinline__ void decode(const CUtensorMap& latent_map, const CUtensorMap& rope_map,
                                        const FmDecodeParams& p) {
   extern __shared__ __align__(1024) uint8_t smem[];
-  if constexpr (Rows == kTileRows)
+  if constexpr (L == Loader::Raw)
+    decode_raw<T, QkDim, Rows>(p, smem);
+  else if constexpr (Rows == kTileRows)
     decode_wide<T, QkDim, L>(latent_map, rope_map, p, smem);
   else
     decode_few<T, QkDim, L, Rows>(latent_map, rope_map, p, smem);

@@ -26,6 +26,13 @@ __device__ __forceinline__ void tma_multicast_5d(uint32_t destination, const CUt
       : "memory");
 }
 
+// Bytes, a multiple of 16 between addresses that are, counted on an mbarrier (PTX ISA, cp.async.bulk).
+__device__ __forceinline__ void bulk_load(uint32_t destination, const void* source, uint32_t bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(destination),
+               "l"(source), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
 // Asks the L2 for the line that holds an address.
 __device__ __forceinline__ void prefetch_l2(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 

@@ -10,6 +10,11 @@ __device__ __forceinline__ float2 load_shared_2(uint32_t from) {
   return v;
 }
 
+__device__ __forceinline__ uint32_t load_shared_word(uint32_t from) {
+  uint32_t v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(from) : "memory");
+  return v;
+}
 __device__ __forceinline__ uint4 load_shared_4(uint32_t from) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"

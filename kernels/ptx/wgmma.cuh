@@ -90,11 +90,26 @@ __device__ __forceinline__ void wgmma_wait() {
                  : "l"(a), "l"(b), "r"((int)accumulate), "n"(TransA));                                          \
   }
 
+/* D[64, N] (+)= A[64, 16] B[16, N], A in registers, B in shared memory, K-major. */
+#define FM_DEFINE_WGMMA_RS(TYPE, PTX, N, D, ACC, OUT, A0, A1, A2, A3, B, P)                                      \
+  __device__ __forceinline__ void wgmma_rs(TYPE, float (&d)[D], const uint32_t (&a)[4], uint64_t b,             \
+                                           bool accumulate) {                                                   \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " P ", 0;\n"                                                 \
+                 "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." PTX "." PTX " {" ACC                          \
+                 "}, {" A0 ", " A1 ", " A2 ", " A3 "}, " B ", p, 1, 1, 0;\n}"                                   \
+                 : OUT                                                                                          \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate));                   \
+  }
+
 FM_DEFINE_WGMMA(__nv_bfloat16, "bf16")
 FM_DEFINE_WGMMA(__half, "f16")
 FM_DEFINE_WGMMA_FEW(__nv_bfloat16, "bf16", "16", 8, FM_ACC_8, FM_OUT_8, "%8", "%9", "%10", "%11")
 FM_DEFINE_WGMMA_FEW(__nv_bfloat16, "bf16", "32", 16, FM_ACC_16, FM_OUT_16, "%16", "%17", "%18", "%19")
 FM_DEFINE_WGMMA_FEW(__half, "f16", "16", 8, FM_ACC_8, FM_OUT_8, "%8", "%9", "%10", "%11")
 FM_DEFINE_WGMMA_FEW(__half, "f16", "32", 16, FM_ACC_16, FM_OUT_16, "%16", "%17", "%18", "%19")
+FM_DEFINE_WGMMA_RS(__nv_bfloat16, "bf16", "16", 8, FM_ACC_8, FM_OUT_8, "%8", "%9", "%10", "%11", "%12", "%13")
+FM_DEFINE_WGMMA_RS(__nv_bfloat16, "bf16", "64", 32, FM_ACC_32, FM_OUT_32, "%32", "%33", "%34", "%35", "%36", "%37")
+FM_DEFINE_WGMMA_RS(__half, "f16", "16", 8, FM_ACC_8, FM_OUT_8, "%8", "%9", "%10", "%11", "%12", "%13")
+FM_DEFINE_WGMMA_RS(__half, "f16", "64", 32, FM_ACC_32, FM_OUT_32, "%32", "%33", "%34", "%35", "%36", "%37")
 
 }  // namespace fm

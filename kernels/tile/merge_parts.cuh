@@ -15,9 +15,16 @@ namespace fm {
 
 constexpr int kMergeBarrier = 2;  // named barrier of both values warpgroups
 
-// o[m][FewLayout::value(c, h)]: row FewLayout::row(c), column 64 m + 16 warp + lane / 4 + 8 h of the warpgroup's half.
+// o[m][FewLayout::value(c, h)]: row FewLayout::row(c), column 64 m + 16 warp + lane / 4 + 8 h of the warpgroup's half; of
+// raw rows 64 m + 16 warp + 2 (lane / 4) + h.
 template <int Rows>
 using FewAccumulators = float[4][Rows / 2];
+template <class Map>
+constexpr int kFewColumnStep = Map::kRaw ? 1 : 8;
+template <class Map>
+__device__ __forceinline__ int few_column(int h) {
+  return warpgroup_thread() % 32 / 4 * (Map::kRaw ? 2 : 1) + kFewColumnStep<Map> * h;
+}
 
 // The rows of 16 that this CTA finishes: 1 << log2 of them. A warp takes a quarter of a row at a time.
 struct RowShare {
@@ -46,15 +53,16 @@ __device__ __forceinline__ void leave_part(const FewAccumulators<Map::kRows>& o,
                                            FewControl& control) {
   using Layout = FewLayout<Map::kRows>;
   const int thread = warpgroup_thread(), lane = thread % 32;
-  part += half * 256 + thread / 32 * 16 + lane / 4;
+  part += half * 256 + thread / 32 * 16 + few_column<Map>(0);
 #pragma unroll
   for (int c = 0; c < Layout::kColumns; ++c) {
     if (c / 4 != first / kPartRows) continue;  // four columns of a thread lie in 16 rows
     float* row = part + (Layout::row(c, lane) - first) * kPartStride;
-    const float unit = Map::kCodes ? control.unit[Layout::row(c, lane)] : 1.f;
+    const float unit = Map::kCodes && !Map::kRaw ? control.unit[Layout::row(c, lane)] : 1.f;
 #pragma unroll
     for (int m = 0; m < 4; ++m)
-      row[64 * m] = o[m][Layout::value(c, 0)] * unit, row[64 * m + 8] = o[m][Layout::value(c, 1)] * unit;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) row[64 * m + kFewColumnStep<Map> * h] = o[m][Layout::value(c, h)] * unit;
   }
   if (half == 0 && thread < kPartRows) control.part_state[thread] = control.row_state[first + thread];
 }

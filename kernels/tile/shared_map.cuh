@@ -44,23 +44,23 @@ constexpr uint32_t kPartBytes = kPartRows * kPartStride * 4;
 // 64 rows. What a loader of whole pages leaves of the registers holds most of Q.
 struct WidePages {
   static constexpr int kRows = 64, kTriple = 3, kRegisterChunks = 6;
-  static constexpr bool kTokens = false, kCodes = false;
+  static constexpr bool kTokens = false, kCodes = false, kRaw = false;
 };
 // 64 rows, single tokens: their loader needs registers itself.
 template <bool Codes>
 struct WideTokens {
   static constexpr int kRows = 64, kTriple = 0, kRegisterChunks = 0;
-  static constexpr bool kTokens = true, kCodes = Codes;
+  static constexpr bool kTokens = true, kCodes = Codes, kRaw = false;
 };
 template <int Rows>
 struct FewPages {
   static constexpr int kRows = Rows, kTriple = Rows == 16, kRegisterChunks = 0;
-  static constexpr bool kTokens = false, kCodes = false;
+  static constexpr bool kTokens = false, kCodes = false, kRaw = false;
 };
 template <int Rows, bool Codes>
 struct FewTokens {
   static constexpr int kRows = Rows, kTriple = Rows == 16 && !Codes, kRegisterChunks = 0;
-  static constexpr bool kTokens = true, kCodes = Codes;
+  static constexpr bool kTokens = true, kCodes = Codes, kRaw = false;
 };
 
 // Where codes are converted to half: the powers of two that keep numbers in its range, and what float32 scales have

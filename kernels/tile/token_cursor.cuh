@@ -8,7 +8,7 @@ namespace fm {
 template <class Map>
 struct TokenWarps {
   // Warps in all: as many as registers allow, up to where more were no faster.
-  static constexpr int kWarps = Map::kRows == kTileRows ? 4 : Map::kRows == 16 && !Map::kCodes ? 16 : 8;
+  static constexpr int kWarps = Map::kRaw ? 2 : Map::kRows == kTileRows ? 4 : Map::kRows == 16 && !Map::kCodes ? 16 : 8;
   // Tiles that are fetched at a time. Copies wait for nothing but their places; conversions hold one tile's for less time.
   static constexpr int kTurns = Map::kCodes ? 1 : 2;
   static constexpr int kOfTile = kWarps / kTurns;

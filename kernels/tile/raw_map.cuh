@@ -1,0 +1,70 @@
+// Shared memory of a CTA that keeps quantised rows as they lie in the cache, and turns codes to halves on their way to the
+// tensor cores (raw_scores.cuh, raw_values.cuh):
+//
+//   Q as halves, and its rope part, in chunks of 64 columns; each 16 columns in the order of raw_scores.cuh
+//   three places of a tile's weights P, [rows][64 tokens]
+//   few rows only: this CTA's part of rows that the cluster merges
+//   three places of a tile's rows of bytes, kRowBytes apart
+//   three places of a tile's scales, RawScales
+//   control block, RawControl
+#pragma once
+#include "shared_map.cuh"
+
+namespace fm {
+
+constexpr int kPlaces = 3;
+constexpr float kNoReference = 3e38f;  // minus a reference that every score exceeds
+
+// What numbers of a tile count in. A row's is a power of two, so that halves hold its numbers; scales are relative to it.
+template <int Groups>
+struct alignas(16) RawScales {
+  uint16_t of_token[kTileTokens][Groups];   // -> scores: powers of two, halves
+  uint16_t of_column[Groups][kTileTokens];  // -> values: whole scales, halves
+  float unit[kTileTokens];                  // what the row counts in; 0: absent
+};
+
+template <int Rows, int QkDim>
+struct RawMap {
+  static constexpr int kRows = Rows, kRopes = kPlaces;
+  static constexpr bool kTokens = true, kCodes = true, kRaw = true, kPeaks = true, kSplits = Rows < kTileRows;
+  static constexpr bool kHasRope = QkDim > kLatent;
+  static constexpr int kGroups = kHasRope ? 4 : 16;  // of columns
+  // Of a row: an odd multiple of 16, for ldmatrix.
+  static constexpr uint32_t kRowBytes = kHasRope ? 656 : 592;
+  // Rows of 576: where float32 scales lie, and the rope part as Q has it. Rows of 512: where the part that is not codes
+  // begins, and where scales of the two kinds lie.
+  static constexpr uint32_t kFloatScales = 512, kRope = 528;
+  static constexpr uint32_t kPlain = 448, kScales = 512, kScalesAfterPlain = 576;
+
+  static constexpr uint32_t kQueryChunkBytes = Rows * kChunkRowBytes;
+  static constexpr uint32_t kQueryOffset = 0;
+  static constexpr uint32_t kWeightsOffset = QkDim / 64 * kQueryChunkBytes;
+  static constexpr uint32_t kPartOffset = kWeightsOffset + kPlaces * kQueryChunkBytes;
+  static constexpr uint32_t kCodesOffset = kPartOffset + (kSplits ? kPartBytes : 0);
+  using Scales = RawScales<kGroups>;
+  static constexpr uint32_t kScalesOffset = kCodesOffset + kPlaces * kTileTokens * kRowBytes;
+  static constexpr uint32_t kControlOffset = kScalesOffset + kPlaces * sizeof(Scales);
+
+  static __device__ __forceinline__ uint32_t weights(uint32_t smem, int place) {
+    return smem + kWeightsOffset + place * kQueryChunkBytes;
+  }
+  static __device__ __forceinline__ uint32_t row(uint32_t smem, int place, int token) {
+    return smem + kCodesOffset + (place * kTileTokens + token) * kRowBytes;
+  }
+  static __device__ __forceinline__ uint32_t scales(uint32_t smem, int place) {
+    return smem + kScalesOffset + place * sizeof(Scales);
+  }
+};
+
+// What warpgroups tell each other besides.
+template <int Rows>
+struct alignas(16) RawControl : std::conditional<Rows == kTileRows, DecodeControl, FewControl>::type {
+  alignas(16) float2 row[Rows];                 // scores only: what scores are multiplied with, base 2; minus the row's reference
+  float warp_top[4][Rows];          // scores only: what each warp found for a row
+  float warp_peak[4][Rows];         // and its highest score so far
+  uint64_t landed[kPlaces][2];      // copies -> preparing warps, scores, values: 32 rows each
+  uint32_t scaled[kPlaces][2];      // preparing warps -> scores: some scale of the 32 rows is not a power of two
+  int32_t format[kPlaces];          // asking warps -> others
+};
+
+}  // namespace fm

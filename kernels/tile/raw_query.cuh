@@ -1,0 +1,44 @@
+// Q of an item as halves in shared memory, for the products with raw rows. Of each 16 columns c is where the K operand has
+// it: k = 2 (c / 4) + c % 2 + 8 (c % 4 / 2). Where those columns may also lie as halves, even ones first (the last 64 of
+// rows of 512), c is at k = c / 2 + 8 (c % 2). The rope part is in order.
+#pragma once
+#include "query_halves.cuh"
+#include "raw_map.cuh"
+
+namespace fm {
+
+// Eight columns, half of 16.
+__device__ __forceinline__ void store_raw_query(uint32_t chunk, int block_row, int first, uint4 v, bool interleaved) {
+  const uint2 low = interleaved ? make_uint2(__byte_perm(v.x, v.y, 0x5410), __byte_perm(v.z, v.w, 0x5410)) : make_uint2(v.x, v.z);
+  const uint2 high = interleaved ? make_uint2(__byte_perm(v.x, v.y, 0x7632), __byte_perm(v.z, v.w, 0x7632)) : make_uint2(v.y, v.w);
+  const int piece = first / 2 * 2, half = first % 2 * 8;
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(chunk + swizzled(block_row, piece) + half), "r"(low.x), "r"(low.y)
+               : "memory");
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(chunk + swizzled(block_row, piece + 1) + half), "r"(high.x),
+               "r"(high.y)
+               : "memory");
+}
+
+// By a warpgroup, eight threads to a row. Rows that do not exist are copies of one that does: what is computed for them is
+// never stored. Leaves what each row's scores are to be multiplied with, and no reference yet.
+template <class T, int QkDim, class Map, class Control>
+__device__ __forceinline__ void load_raw_query(const FmDecodeParams& p, const RowBlock& r, uint32_t smem,
+                                               Control& control) {
+  const int first = warpgroup_thread() % 8;
+  named_barrier<kScoresBarrier, 128>();  // every warp is done with the previous item's Q
+#pragma unroll 1
+  for (int block_row = warpgroup_thread() / 8; block_row < Map::kRows; block_row += 16) {
+    QueryPieces<T, QkDim> q;
+    const float unit = p.q_codes ? q.load_codes(p, r, block_row, first) : q.load(p, r, block_row, first);
+    const uint32_t to = smem + Map::kQueryOffset;
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      store_raw_query(to + i * Map::kQueryChunkBytes, block_row, first, q.piece[i], !Map::kHasRope && i == 7);
+    if constexpr (Map::kHasRope) store_shared(to + 8 * Map::kQueryChunkBytes + swizzled(block_row, first), q.piece[8]);
+    if (first == 0) control.row[block_row] = make_float2(p.scale_log2 * unit, kNoReference);
+  }
+  fence_async_shared();
+  named_barrier<kScoresBarrier, 128>();
+}
+
+}  // namespace fm

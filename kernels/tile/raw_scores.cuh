@@ -1,0 +1,365 @@
+// The scores role of raw rows: S^T = K Q^T with K from registers (raw_fragments.cuh), the 64 tokens on the M side and the
+// rows on the N side; a thread holds two tokens of a quarter of the rows, as with few rows of other caches (few_scores.cuh).
+//
+// The softmax keeps a reference per row, the same in all threads: it moves when a weight, counted in its token's unit, would
+// leave the range of halves. Weights are 2^(s - reference); sums add these, P has them times the token's unit. A unit is
+// 2^-74 or more (RowUnit), so that weights stay below 2^90 and sums are in range.
+#pragma once
+#include "few_scores.cuh"
+#include "raw_fragments.cuh"
+#include "raw_query.cuh"
+
+namespace fm {
+
+constexpr float kTopWeight = 10.f;   // base 2: the largest of a tile when the reference moves
+constexpr float kMostTopWeight = 15.f;  // it moves at
+
+// One k16 step of S^T += K Q^T.
+template <class M, class Map>
+__device__ __forceinline__ void multiply_keys(float (&s)[Map::kRows / 2], const uint32_t (&keys)[4], uint32_t query,
+                                              bool accumulate) {
+  wgmma_rs(M(), s, keys, smem_descriptor(query, 0, kAtomBytes), accumulate);
+}
+
+// What float32 scales have besides powers of two.
+__device__ __forceinline__ float mantissa_of(uint32_t scale) {
+  return __uint_as_float((scale & 0x7FFFFFFFu) > 0x7F800000u ? scale : (scale & 0x7FFFFFu) | 0x3F800000u);
+}
+
+// This warp's place in a tile.
+template <class Map>
+struct KeyPlace {
+  uint32_t matrices;   // this lane's row and half of 32 bytes, for ldmatrix
+  uint32_t own;        // the row of token lane / 4
+  uint32_t scales;     // of it; token 8 on: 8 of them on
+
+  __device__ __forceinline__ KeyPlace(uint32_t smem, int place) {
+    const int lane = warpgroup_thread() % 32, first = warpgroup_thread() / 32 * 16;
+    matrices = Map::row(smem, place, first + lane % 16) + lane / 16 * 16;
+    own = Map::row(smem, place, first + lane / 4);
+    scales = Map::scales(smem, place) + (first + lane / 4) * Map::kGroups * 2;
+  }
+  // The scales of 32 columns, as pairs.
+  template <int Group>
+  __device__ __forceinline__ void load_scales(uint32_t (&scale)[2]) const {
+    constexpr int kGroup = Group * Map::kGroups / 16;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const uint32_t v = load_shared_word(scales + h * 8 * Map::kGroups * 2 + kGroup / 2 * 4);
+      scale[h] = __byte_perm(v, 0, kGroup % 2 ? 0x3232 : 0x1010);
+    }
+  }
+  // What sums are multiplied with after block `Block` of 128 columns: its mantissa over the next one's, so that in the end
+  // each product has its own block's.
+  template <int Block>
+  __device__ __forceinline__ float factor(int h) const {
+    const uint32_t from = own + h * 8 * Map::kRowBytes + Map::kFloatScales + Block * 4;
+    const float mantissa = mantissa_of(load_shared_word(from));
+    return Block == 3 ? mantissa : __fdividef(mantissa, mantissa_of(load_shared_word(from + 4)));
+  }
+};
+
+// Calls body with the constants 0 .. Count.
+template <int Count, class Body>
+__device__ __forceinline__ void for_each_constant(Body body) {
+  if constexpr (Count > 0) {
+    for_each_constant<Count - 1>(body);
+    body(std::integral_constant<int, Count - 1>());
+  }
+}
+
+// The products of the rope part.
+template <class T, class Map>
+__device__ __forceinline__ void multiply_rope(float (&s)[Map::kRows / 2], uint32_t q, const KeyPlace<Map>& at) {
+  KeyFragments keys[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    keys[i].load_plain(at.matrices + Map::kRope + i * 64);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 2; ++k)
+      multiply_keys<T, Map>(s, keys[i].a[k], q + 8 * Map::kQueryChunkBytes + i * 64 + k * 32, true);
+    wgmma_commit();
+  }
+}
+
+constexpr int kReleaseAt = 11;   // 32 columns of Q K^T with which the last tile's P V is let go
+constexpr int kKeysAhead = 2;    // as many are converted while products go on
+
+// S^T of the 32 columns `Group`, added up to what the others made.
+template <class M, class Map, int Group>
+__device__ __forceinline__ void multiply_group(float (&s)[Map::kRows / 2], KeyFragments (&keys)[kKeysAhead], uint32_t q,
+                                               const KeyPlace<Map>& at, bool plain) {
+  constexpr bool kMixed = !Map::kHasRope && Group >= 14;
+  KeyFragments& own = keys[Group % kKeysAhead];
+  uint32_t codes[4], scale[2];
+  load_matrices<false>(codes, at.matrices + Group * 32);
+  at.template load_scales<Group>(scale);
+  if (Group >= kKeysAhead) wgmma_wait<kKeysAhead - 1>();
+  own.template convert<kMixed>(codes, scale);
+  if (kMixed && plain) own.load_plain(at.matrices + Map::kPlain + (Group - 14) * 64);
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < 2; ++k)
+    multiply_keys<M, Map>(s, own.a[k], q + Group / 2 * Map::kQueryChunkBytes + Group % 2 * 64 + k * 32, Group > 0 || k > 0);
+  wgmma_commit();
+}
+
+template <class T, class M, class Map, bool Scaled, class Release>
+__device__ __forceinline__ void multiply_raw(float (&s)[Map::kRows / 2], uint32_t smem, const KeyPlace<Map>& at, bool plain,
+                                             Release release) {
+  const uint32_t q = smem + Map::kQueryOffset;
+  KeyFragments keys[kKeysAhead];
+  const auto group = [&](auto number) {
+    constexpr int kGroup = decltype(number)::value;
+    multiply_group<M, Map, kGroup>(s, keys, q, at, plain);
+    if (kGroup == kReleaseAt) release();
+    if constexpr (Scaled && kGroup % 4 == 3) {
+      wgmma_wait<0>();
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float f = at.template factor<kGroup / 4>(h);
+#pragma unroll
+        for (int c = 0; c < FewLayout<Map::kRows>::kColumns; ++c) s[FewLayout<Map::kRows>::value(c, h)] *= f;
+      }
+    }
+  };
+  for_each_constant<16>(group);
+  if constexpr (Map::kHasRope && kRopeCounts<T>) multiply_rope<T, Map>(s, q, at);
+  wgmma_wait<0>();
+}
+
+// S^T of a tile, without what Q counts in.
+template <class T, class M, class Map, class Control, class Release>
+__device__ __forceinline__ void multiply_raw_query(float (&s)[Map::kRows / 2], uint32_t smem, Control& control,
+                                                   TilePlace<Map> place, float2 unit, Release release) {
+  const int place_at = place.rope();
+  const KeyPlace<Map> at(smem, place_at);
+  const bool plain = !Map::kHasRope && control.format[place_at] == FM_KV_FP8_V4;
+  if (Map::kHasRope && (control.scaled[place_at][0] | control.scaled[place_at][1]) != 0)
+    multiply_raw<T, M, Map, Map::kHasRope>(s, smem, at, plain, release);
+  else
+    multiply_raw<T, M, Map, false>(s, smem, at, plain, release);
+#pragma unroll
+  for (int c = 0; c < FewLayout<Map::kRows>::kColumns; ++c)
+    s[FewLayout<Map::kRows>::value(c, 0)] *= unit.x, s[FewLayout<Map::kRows>::value(c, 1)] *= unit.y;
+  if constexpr (Map::kHasRope && !kRopeCounts<T>) {
+    multiply_rope<T, Map>(s, smem + Map::kQueryOffset, at);
+    wgmma_wait<0>();
+  }
+}
+
+// Codes and scales of V that some rows of the block do not see lose their NaNs. By the whole warpgroup when K has been read.
+template <class Map>
+__device__ __forceinline__ void clean_raw_values(const FmDecodeParams& p, const RowBlock& r, uint32_t smem, int place,
+                                                 bool plain, int tile, uint64_t present) {
+  const int start = tile * kTileTokens;
+  present = existing(present, r.seq_len - start);
+  const uint64_t seen_by_all = existing(present, r.visible(p, r.row_begin) - start);
+  const int codes = plain ? Map::kPlain : kLatent;
+#pragma unroll 1
+  for (int token = warpgroup_thread() / 32; token < kTileTokens; token += 4) {
+    if (seen_by_all >> token & 1) continue;
+    const int lane = warpgroup_thread() % 32;
+    const uint32_t at = Map::row(smem, place, token) + lane * 16;
+    const auto without_nan = [](uint32_t v) {
+      const uint32_t nan = ((v & 0x7F7F7F7Fu) + 0x01010101u & 0x80808080u) >> 7;
+      return v & ~(nan * 0xFF);
+    };
+    if (lane * 16 < codes) {
+      const uint4 v = load_shared_4(at);
+      store_shared(at, make_uint4(without_nan(v.x), without_nan(v.y), without_nan(v.z), without_nan(v.w)));
+    } else if (plain && lane * 16 < Map::kPlain + 128) {
+      const uint4 v = load_shared_4(at);
+      store_shared(at, make_uint4(finite_or_zero(__half(), v.x), finite_or_zero(__half(), v.y),
+                                  finite_or_zero(__half(), v.z), finite_or_zero(__half(), v.w)));
+    }
+    if (lane < Map::kGroups) {
+      const uint32_t to = Map::scales(smem, place) + offsetof(typename Map::Scales, of_column) + (lane * kTileTokens + token) * 2;
+      uint16_t v;
+      asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(to) : "memory");
+      store_shared_bytes<2>(to, finite_or_zero(__half(), v));
+    }
+  }
+}
+
+// The softmax of a thread's rows; what rows have in common is in the control block.
+template <class Map>
+struct RawState {
+  static constexpr int kColumns = FewLayout<Map::kRows>::kColumns;
+  using Layout = FewLayout<Map::kRows>;
+  float sum[kColumns] = {};  // of this thread's tokens
+
+  // Calls body(c, what scores of row c are multiplied with, minus its reference).
+  template <class Control, class Body>
+  static __device__ __forceinline__ void for_each_row(const Control& control, Body body) {
+    const uint32_t at = shared_address(&control.row[2 * (warpgroup_thread() % 4)]);
+#pragma unroll
+    for (int c = 0; c < kColumns; c += 2) {
+      const uint4 v = load_shared_4(at + c / 2 * 64);
+      body(c, __uint_as_float(v.x), __uint_as_float(v.y)), body(c + 1, __uint_as_float(v.z), __uint_as_float(v.w));
+    }
+  }
+
+  // Moves references where needed and turns scores into weights, which have their tokens' units. By the whole warpgroup;
+  // after it every warp has read K. `units`: their logarithms, base 2.
+  template <class Control>
+  __device__ __forceinline__ void weigh(float (&s)[Map::kRows / 2], float2 unit, float2 units, Control& control, int place) {
+    float top = kNegInf;
+    for_each_row(control, [&](int c, float scale, float no_reference) {
+      top = fmaxf(top, fmaxf(fmaf(s[Layout::value(c, 0)], scale, no_reference) + units.x,
+                             fmaf(s[Layout::value(c, 1)], scale, no_reference) + units.y));
+    });
+    const bool move = named_barrier_any<kScoresBarrier, 128>(top > kMostTopWeight);
+    if (warpgroup_thread() == 0) control.rescale[place][0] = move;
+    if (move) move_references(s, units, control, place);
+    for_each_row(control, [&](int c, float scale, float no_reference) {
+      float &a = s[Layout::value(c, 0)], &b = s[Layout::value(c, 1)];
+      a = exp2_approx(fmaf(a, scale, no_reference)), b = exp2_approx(fmaf(b, scale, no_reference));
+      sum[c] += a + b;
+      a *= unit.x, b *= unit.y;
+    });
+  }
+
+  // What each warp finds for a row, by `of` (columns of this thread): to warp_top.
+  template <class Control, class Of, class Combine>
+  static __device__ __forceinline__ void leave_rows(Control& control, Of of, Combine combine) {
+    const int thread = warpgroup_thread(), lane = thread % 32;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      float v = of(c);
+#pragma unroll
+      for (int d = 4; d < 32; d *= 2) v = combine(v, __shfl_xor_sync(~0u, v, d));
+      if (lane < 4) control.warp_top[thread / 32][Layout::row(c, lane)] = v;
+    }
+    named_barrier<kScoresBarrier, 128>();
+  }
+  template <class Control, class Combine>
+  static __device__ __forceinline__ float found(const Control& control, int row, Combine combine) {
+    return combine(combine(control.warp_top[0][row], control.warp_top[1][row]),
+                   combine(control.warp_top[2][row], control.warp_top[3][row]));
+  }
+
+ private:
+  template <class Control>
+  __device__ __forceinline__ void move_references(const float (&s)[Map::kRows / 2], float2 units, Control& control, int place) {
+    const auto larger = [](float a, float b) { return fmaxf(a, b); };
+    const int thread = warpgroup_thread(), lane = thread % 32;
+    leave_rows(control, [&](int c) {
+      const float scale = control.row[Layout::row(c, lane)].x;
+      return fmaxf(fmaf(s[Layout::value(c, 0)], scale, units.x), fmaf(s[Layout::value(c, 1)], scale, units.y));
+    }, larger);
+    if (thread < Map::kRows) {
+      const float top = found(control, thread, larger), old = control.row[thread].y;
+      float shrink = 1.f;
+      if (top + old > kMostTopWeight) {
+        const float next = kTopWeight - top;
+        shrink = exp2_approx(next - old);
+        control.row[thread].y = next;
+      }
+      control.factor[place][thread] = shrink;
+    }
+    named_barrier<kScoresBarrier, 128>();
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) sum[c] *= control.factor[place][Layout::row(c, lane)];
+  }
+};
+
+// The highest scaled scores so far, by warp, where they are wanted; base 2.
+template <class Map, class Control>
+__device__ __forceinline__ void keep_peaks(const float (&s)[Map::kRows / 2], Control& control, bool first) {
+  using Layout = FewLayout<Map::kRows>;
+  const int thread = warpgroup_thread(), lane = thread % 32;
+#pragma unroll
+  for (int c = 0; c < Layout::kColumns; ++c) {
+    const float scale = control.row[Layout::row(c, lane)].x;
+    float v = fmaxf(s[Layout::value(c, 0)] * scale, s[Layout::value(c, 1)] * scale);
+#pragma unroll
+    for (int d = 4; d < 32; d *= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, d));
+    float& peak = control.warp_peak[thread / 32][Layout::row(c, lane)];
+    if (lane < 4) peak = first ? v : fmaxf(peak, v);
+  }
+}
+
+// Leaves reference and sum of each row; where no other CTA has a part, also the rows' lse and their last factor.
+template <class Map, class Control>
+__device__ __forceinline__ void finish_raw_rows(const FmDecodeParams& p, const RowBlock& r, const RawState<Map>& state,
+                                                Control& control, uint32_t result_parity) {
+  const int thread = warpgroup_thread();
+  const auto add = [](float a, float b) { return a + b; };
+  named_barrier<kScoresBarrier, 128>();  // every warp is done with what warp_top had
+  state.leave_rows(control, [&](int c) { return state.sum[c]; }, add);
+  mbarrier_wait(shared_address(&control.result_empty), result_parity);
+  if (thread >= Map::kRows) return;
+  const float sum = state.found(control, thread, add), reference = -control.row[thread].y;
+  if (p.max_logits != nullptr)
+    write_peak(p, r, thread, r.empty() ? kNegInf
+                                       : fmaxf(fmaxf(control.warp_peak[0][thread], control.warp_peak[1][thread]),
+                                               fmaxf(control.warp_peak[2][thread], control.warp_peak[3][thread])));
+  if constexpr (Map::kSplits) {
+    if (p.splits > 1) {
+      control.row_state[thread] = make_float2(r.empty() ? kNegInf : reference, sum);
+      return;
+    }
+  }
+  control.result[thread] = row_factor<Map>(p, r, thread, reference, sum);
+}
+
+// T: of Q and the output; M: what is multiplied.
+template <class T, class M, int QkDim, class Map, class Control>
+__device__ __forceinline__ void compute_raw_scores(const FmDecodeParams& p, uint32_t smem, Control& control) {
+  TilePlace<Map> place;
+  uint32_t result_parity = 1;
+  for_each_row_block<Map>(p, [&](int item, const RowBlock& range) {
+    RawState<Map> state;
+    if (!range.empty()) load_raw_query<T, QkDim, Map>(p, range, smem, control);
+    if (warpgroup_thread() == 0)
+      control.first_masked = min(range.visible(p, range.row_begin), range.seq_len) / kTileTokens;
+    named_barrier<kScoresBarrier, 128>();
+    bool held = false;
+    int last = 0;
+    const auto release = [&] {
+      if (held) mbarrier_arrive(shared_address(&control.weights_full[last]));
+      held = false;
+    };
+    for (int tile = range.tile_begin; tile < range.tile_end; ++tile) {
+      float s[Map::kRows / 2];
+      const int at = place.rope();
+      const uint32_t full = shared_address(&control.tile_full[at]);
+      if (!mbarrier_test(full, place.rope_parity())) {
+        release();
+        mbarrier_wait(full, place.rope_parity());
+      }
+#pragma unroll
+      for (int h = 0; h < 2; ++h) mbarrier_wait(shared_address(&control.landed[at][h]), place.rope_parity());
+      const uint32_t own_unit = Map::scales(smem, at) + offsetof(typename Map::Scales, unit) +
+                                (warpgroup_thread() / 32 * 16 + warpgroup_thread() % 32 / 4) * 4;
+      const auto load_unit = [&] {
+        float2 unit;
+        asm volatile("ld.shared.f32 %0, [%1];" : "=f"(unit.x) : "r"(own_unit) : "memory");
+        asm volatile("ld.shared.f32 %0, [%1+32];" : "=f"(unit.y) : "r"(own_unit) : "memory");
+        return unit;
+      };
+      const float2 unit = load_unit();
+      multiply_raw_query<T, M, Map>(s, smem, control, place, unit, release);
+      release();
+      const bool masked = tile >= control.first_masked || control.present[at] != ~0ull;
+      if (masked) mask_few<Map>(p, load_row_block<Map>(p, item), s, tile, control.present[at]);
+      if (p.max_logits != nullptr) keep_peaks<Map>(s, control, tile == range.tile_begin);
+      state.weigh(s, unit, make_float2(log2_of_unit(unit.x), log2_of_unit(unit.y)), control, at);
+      store_few_weights<M, Map::kRows>(s, Map::weights(smem, at));
+      if (masked)
+        clean_raw_values<Map>(p, load_row_block<Map>(p, item), smem, at,
+                              !Map::kHasRope && control.format[at] == FM_KV_FP8_V4, tile, control.present[at]);
+      fence_async_shared();
+      held = true, last = at;
+      place.advance();
+    }
+    release();
+    finish_raw_rows<Map>(p, load_row_block<Map>(p, item), state, control, result_parity);
+    mbarrier_arrive(shared_address(&control.result_full));
+    result_parity ^= 1;
+  });
+}
+
+}  // namespace fm

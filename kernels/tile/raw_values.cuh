@@ -1,0 +1,169 @@
+// The values role of raw rows: two warpgroups accumulate O^T = V^T P^T, 256 columns of V x all rows each, with V from
+// registers (raw_fragments.cuh). o[m][FewLayout::value(c, h)] is row FewLayout::row(c), column
+// 64 m + 16 warp + 2 (lane / 4) + h of the warpgroup's half.
+#pragma once
+#include "merge_parts.cuh"
+#include "raw_fragments.cuh"
+#include "raw_scores.cuh"
+#include "split_rows.cuh"
+
+namespace fm {
+
+constexpr int kRawValuesBarrier = 3;  // named barriers of each values warpgroup, two of them
+
+// What a warp reads of V in a tile.
+template <class Map>
+struct ValuePlace {
+  uint32_t matrices;  // this lane's row of the first 16, and the warp's 16 columns; half of the lanes a block on
+  uint32_t scales;    // of tokens 2 (lane % 4) and one on, of the warp's first group of columns
+
+  __device__ __forceinline__ ValuePlace(uint32_t smem, int place, int half) {
+    const int lane = warpgroup_thread() % 32, warp = warpgroup_thread() / 32, column = half * 256 + warp * 16;
+    matrices = Map::row(smem, place, lane % 16) + column + lane / 16 * 64;
+    scales = Map::scales(smem, place) + offsetof(typename Map::Scales, of_column) +
+             column / (kLatent / Map::kGroups) * (kTileTokens * 2) + lane % 4 * 4;
+  }
+  // Tokens 16 step + 2 (lane % 4) + {0, 1} and those 8 on, for block `block` of 64 columns.
+  __device__ __forceinline__ void load_scales(uint32_t (&scale)[2], int step, int block) const {
+    const uint32_t at = scales + block * 64 / (kLatent / Map::kGroups) * (kTileTokens * 2) + step * 32;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(scale[0]) : "r"(at) : "memory");
+    asm volatile("ld.shared.u32 %0, [%1+16];" : "=r"(scale[1]) : "r"(at) : "memory");
+  }
+  // Codes of blocks 2 pair and 2 pair + 1: tokens 16 step .. 16 step + 8 of the first, then those 8 on, then of the second.
+  __device__ __forceinline__ void load(uint32_t (&codes)[4], int step, int pair) const {
+    load_matrices<true>(codes, matrices + step * 16 * Map::kRowBytes + pair * 128);
+  }
+  // The last 64 columns of all, where they are halves: 8 tokens x 8 columns each, tokens 0 .. 7 and 8 .. 15 of even columns,
+  // then of odd ones.
+  __device__ __forceinline__ void load_plain(ValueFragment& v, int step) const {
+    const int lane = warpgroup_thread() % 32, warp = warpgroup_thread() / 32;
+    uint32_t halves[4];
+    load_matrices<true>(halves, matrices - warp * 16 - 256 - lane / 16 * 64 + Map::kPlain + warp * 32 + lane / 16 * 16 +
+                                    step * 16 * Map::kRowBytes);
+    v.a[0] = halves[0], v.a[2] = halves[1], v.a[1] = halves[2], v.a[3] = halves[3];
+  }
+};
+
+// O += V^T P^T of a tile, a block of 64 columns at a time; the next ones are converted during it.
+template <class M, class Map>
+__device__ __forceinline__ void multiply_raw_values(FewAccumulators<Map::kRows>& o, const ValuePlace<Map>& values,
+                                                    uint32_t weights, bool plain) {
+  constexpr int kAhead = 2;
+  ValueFragment v[kAhead];
+  uint32_t codes[4], scale[2];
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const int step = i / 4, block = i % 4;
+    if (i % 2 == 0) values.load(codes, step, block / 2);
+    if (i % 2 == 0 || !Map::kHasRope) values.load_scales(scale, step, block);
+    if (i >= kAhead) wgmma_wait<kAhead - 1>();
+    ValueFragment& own = v[i % kAhead];
+    own.convert(codes[i % 2 * 2], codes[i % 2 * 2 + 1], scale);
+    if (!Map::kHasRope && block == 3 && plain) values.load_plain(own, step);
+    wgmma_fence();
+    wgmma_rs(M(), o[block], own.a, smem_descriptor(weights + step * 32, 0, kAtomBytes), true);
+    wgmma_commit();
+  }
+  wgmma_wait<0>();
+}
+
+template <class T, class Map>
+__device__ __forceinline__ void store_raw_rows(const FmDecodeParams& p, const RowBlock& r,
+                                               const FewAccumulators<Map::kRows>& o, int half) {
+  using Layout = FewLayout<Map::kRows>;
+  const int thread = warpgroup_thread(), lane = thread % 32;
+#pragma unroll
+  for (int c = 0; c < Layout::kColumns; ++c) {
+    const int row = r.row_begin + Layout::row(c, lane);
+    if (row >= r.rows) continue;
+    T* out = reinterpret_cast<T*>(p.out) + row_offset(p, r, row, p.out_stride) + half * 256 + thread / 32 * 16 + lane / 4 * 2;
+#pragma unroll
+    for (int m = 0; m < 4; ++m)
+      *reinterpret_cast<uint32_t*>(out + 64 * m) =
+          pack_result(T(), o[m][Layout::value(c, 0)], o[m][Layout::value(c, 1)]);
+  }
+}
+
+// 64 rows: to the row block's place in its slot, of which split_rows.cuh says how it lies.
+template <class Map>
+__device__ __forceinline__ void store_raw_partial(const FmDecodeParams& p, const RowBlock& r,
+                                                  const FewAccumulators<Map::kRows>& o, int half) {
+  using Layout = FewLayout<Map::kRows>;
+  const int thread = warpgroup_thread(), lane = thread % 32;
+  if constexpr (Map::kRows == kTileRows) {
+    float* partial = p.partial_out + slot_row<Map>(p, r, 0) * kLatent + half * 512 + thread / 32 * 32 + lane / 4 * 4;
+#pragma unroll
+    for (int c = 0; c < Layout::kColumns; ++c) {
+      if (c / 2 % 2 != 0) continue;  // rows and those 8 on together
+      float* pair = partial + (c / 4 * 8 + lane % 4 * 2 + c % 2) * kPairNumbers;
+#pragma unroll
+      for (int m = 0; m < 4; ++m)
+        *reinterpret_cast<float4*>(pair + 128 * m) =
+            make_float4(o[m][Layout::value(c, 0)], o[m][Layout::value(c, 1)], o[m][Layout::value(c + 2, 0)],
+                        o[m][Layout::value(c + 2, 1)]);
+    }
+  } else {
+#pragma unroll
+    for (int c = 0; c < Layout::kColumns; ++c) {
+      const int block_row = Layout::row(c, lane);
+      if (r.row_begin + block_row >= r.rows) continue;
+      float* out = p.partial_out + slot_row<Map>(p, r, block_row) * kLatent + half * 256 + thread / 32 * 16 + lane / 4 * 2;
+#pragma unroll
+      for (int m = 0; m < 4; ++m)
+        *reinterpret_cast<float2*>(out + 64 * m) = make_float2(o[m][Layout::value(c, 0)], o[m][Layout::value(c, 1)]);
+    }
+  }
+}
+
+// T: of the output; M: what is multiplied.
+template <class T, class M, class Map, class Control>
+__device__ __forceinline__ void accumulate_raw_values(const FmDecodeParams& p, int half, uint32_t smem, Control& control) {
+  const int lane = threadIdx.x % 32;
+  TilePlace<Map> place;
+  uint32_t result_parity = 0, parts_parity = 0;
+  for_each_row_block<Map>(p, [&](int item, const RowBlock& range) {
+    FewAccumulators<Map::kRows> o;
+#pragma unroll
+    for (int m = 0; m < 4; ++m)
+#pragma unroll
+      for (int i = 0; i < Map::kRows / 2; ++i) o[m][i] = 0.f;
+    for (int tiles = range.tile_end - range.tile_begin; tiles > 0; --tiles) {
+      const int at = place.rope();
+      wait_together<Map>(shared_address(&control.weights_full[at]), place.rope_parity(), kRawValuesBarrier + half);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) mbarrier_wait(shared_address(&control.landed[at][h]), place.rope_parity());
+      const bool plain = !Map::kHasRope && half == 1 && control.format[at] == FM_KV_FP8_V4;
+      if (control.rescale[at][0]) scale_few_rows<Map::kRows>(o, control.factor[at], lane);
+      multiply_raw_values<M, Map>(o, ValuePlace<Map>(smem, at, half), Map::weights(smem, at), plain);
+      if (lane == 0) mbarrier_arrive(shared_address(&control.tile_empty[at]));
+      place.advance();
+    }
+    mbarrier_wait(shared_address(&control.result_full), result_parity);
+    result_parity ^= 1;
+    const RowBlock r = load_row_block<Map>(p, item);
+    if constexpr (Map::kSplits) {
+      if (p.splits > 1) {
+        merge_parts<T, Map>(p, r, o, half, smem, control, parts_parity);
+        return;
+      }
+    }
+    scale_few_rows<Map::kRows>(o, control.result, lane);
+    arrive_once_per_warp(shared_address(&control.result_empty));
+    if (r.slot < 0) {
+      store_raw_rows<T, Map>(p, r, o, half);
+    } else if constexpr (Map::kSplits) {
+      store_raw_partial<Map>(p, r, o, half);
+      const int thread = half * 128 + warpgroup_thread();
+      if (is_last_part(p, r, thread, control)) add_partials<T, Map>(p, r, thread);
+    } else {
+      const SplitUnit unit = load_split_unit<Map>(p, r);  // before the stores, which fill the queue
+      store_raw_partial<Map>(p, r, o, half);
+      finish_part<T, Map>(p, unit, item, control);
+    }
+  });
+  if constexpr (Map::kSplits)
+    if (p.splits > 1)  // no CTA leaves while another may still read its part
+      mbarrier_wait_acquire_cluster(shared_address(&control.parts_empty), parts_parity ^ 1);
+}
+
+}  // namespace fm
