@@ -51,7 +51,7 @@ struct Kernel {
 };
 
 // By one thread: barriers are set up one at a time whoever does it.
-__device__ __forceinline__ void init_barriers(DecodeControl& control, int loader_arrivals, int multicast) {
+__device__ __forceinline__ void init_barriers(DecodeControl& control, int loader_arrivals, int multicast, int scores_arrivals = 128) {
 #pragma unroll
   for (int i = 0; i < kMostBlocks; ++i) {
     mbarrier_init(shared_address(&control.block_full[i]), loader_arrivals);
@@ -61,7 +61,7 @@ __device__ __forceinline__ void init_barriers(DecodeControl& control, int loader
   for (int i = 0; i < kTiles; ++i) {
     mbarrier_init(shared_address(&control.tile_full[i]), loader_arrivals);
     mbarrier_init(shared_address(&control.tile_empty[i]), 8 * multicast);
-    mbarrier_init(shared_address(&control.weights_full[i]), 128);
+    mbarrier_init(shared_address(&control.weights_full[i]), scores_arrivals);
   }
   mbarrier_init(shared_address(&control.result_full), 128);
   mbarrier_init(shared_address(&control.result_empty), 8);
@@ -173,7 +173,7 @@ __device__ __forceinline__ void decode_raw(const FmDecodeParams& p, uint8_t* sha
   const uint32_t smem = shared_address(shared);
   Control& control = *reinterpret_cast<Control*>(shared + Map::kControlOffset);
   if (threadIdx.x == 0) {
-    init_barriers(control, kPreparingWarps, 1);
+    init_barriers(control, kPreparingWarps, 1, 4);
     init_raw_barriers(control);
     if constexpr (Map::kSplits) {
       mbarrier_init(shared_address(&control.parts_full), 8 * p.splits);

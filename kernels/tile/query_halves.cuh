@@ -20,6 +20,10 @@ struct QueryPieces {
 #pragma unroll
     for (int i = 0; i < kCount; ++i)
       piece[i] = __ldg(i < 8 ? nope + 8 * i : reinterpret_cast<const uint4*>(row.rope) + first);
+    return to_half();
+  }
+  // From what the pieces have as T.
+  __device__ __forceinline__ float to_half() {
     if (std::is_same<T, __half>::value) return 1.f;
     uint32_t largest = 0;
 #pragma unroll

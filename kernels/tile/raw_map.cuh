@@ -12,6 +12,9 @@
 
 namespace fm {
 
+#ifndef VAR_PLACES
+#define VAR_PLACES 3
+#endif
 constexpr int kPlaces = 3;
 constexpr float kNoReference = 3e38f;  // minus a reference that every score exceeds
 
@@ -25,7 +28,7 @@ struct alignas(16) RawScales {
 
 template <int Rows, int QkDim>
 struct RawMap {
-  static constexpr int kRows = Rows, kRopes = kPlaces;
+  static constexpr int kRows = Rows, kRopes = Rows == 64 ? 3 : VAR_PLACES;
   static constexpr bool kTokens = true, kCodes = true, kRaw = true, kPeaks = true, kSplits = Rows < kTileRows;
   static constexpr bool kHasRope = QkDim > kLatent;
   static constexpr int kGroups = kHasRope ? 4 : 16;  // of columns
@@ -39,11 +42,11 @@ struct RawMap {
   static constexpr uint32_t kQueryChunkBytes = Rows * kChunkRowBytes;
   static constexpr uint32_t kQueryOffset = 0;
   static constexpr uint32_t kWeightsOffset = QkDim / 64 * kQueryChunkBytes;
-  static constexpr uint32_t kPartOffset = kWeightsOffset + kPlaces * kQueryChunkBytes;
-  static constexpr uint32_t kCodesOffset = kPartOffset + (kSplits ? kPartBytes : 0);
+  static constexpr uint32_t kPartOffset = kWeightsOffset + kRopes * kQueryChunkBytes;
+  static constexpr uint32_t kCodesOffset = kPartOffset + (kSplits && VAR_PLACES == 3 ? kPartBytes : 0);
   using Scales = RawScales<kGroups>;
-  static constexpr uint32_t kScalesOffset = kCodesOffset + kPlaces * kTileTokens * kRowBytes;
-  static constexpr uint32_t kControlOffset = kScalesOffset + kPlaces * sizeof(Scales);
+  static constexpr uint32_t kScalesOffset = kCodesOffset + kRopes * kTileTokens * kRowBytes;
+  static constexpr uint32_t kControlOffset = kScalesOffset + kRopes * sizeof(Scales);
 
   static __device__ __forceinline__ uint32_t weights(uint32_t smem, int place) {
     return smem + kWeightsOffset + place * kQueryChunkBytes;
@@ -62,9 +65,9 @@ struct alignas(16) RawControl : std::conditional<Rows == kTileRows, DecodeContro
   alignas(16) float2 row[Rows];                 // scores only: what scores are multiplied with, base 2; minus the row's reference
   float warp_top[4][Rows];          // scores only: what each warp found for a row
   float warp_peak[4][Rows];         // and its highest score so far
-  uint64_t landed[kPlaces][2];      // copies -> preparing warps, scores, values: 32 rows each
-  uint32_t scaled[kPlaces][2];      // preparing warps -> scores: some scale of the 32 rows is not a power of two
-  int32_t format[kPlaces];          // asking warps -> others
+  uint64_t landed[4][2];      // copies -> preparing warps, scores, values: 32 rows each
+  uint32_t scaled[4][2];      // preparing warps -> scores: some scale of the 32 rows is not a power of two
+  int32_t format[4];          // asking warps -> others
 };
 
 }  // namespace fm

@@ -19,18 +19,40 @@ __device__ __forceinline__ void store_raw_query(uint32_t chunk, int block_row, i
                : "memory");
 }
 
-// By a warpgroup, eight threads to a row. Rows that do not exist are copies of one that does: what is computed for them is
-// never stored. Leaves what each row's scores are to be multiplied with, and no reference yet.
+// By a warpgroup, eight threads to a row: first all of it to shared memory as it is, then row by row to where it belongs.
+// Rows that do not exist are copies of one that does: what is computed for them is never stored. Leaves what each row's
+// scores are to be multiplied with, and no reference yet.
 template <class T, int QkDim, class Map, class Control>
 __device__ __forceinline__ void load_raw_query(const FmDecodeParams& p, const RowBlock& r, uint32_t smem,
                                                Control& control) {
   const int first = warpgroup_thread() % 8;
+  const uint32_t to = smem + Map::kQueryOffset;
   named_barrier<kScoresBarrier, 128>();  // every warp is done with the previous item's Q
+  if (!p.q_codes) {
+#pragma unroll 1
+    for (int block_row = warpgroup_thread() / 8; block_row < Map::kRows; block_row += 16) {
+      const QueryRow<T> row(p, r, block_row);
+      const uint32_t at = to + swizzled(block_row, first);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) cp_async_16(at + i * Map::kQueryChunkBytes, row.nope + i * 64 + first * 8, true);
+      if (Map::kHasRope) cp_async_16(at + 8 * Map::kQueryChunkBytes, row.rope + first * 8, true);
+    }
+    cp_async_commit();
+    cp_async_wait<0>();
+  }
 #pragma unroll 1
   for (int block_row = warpgroup_thread() / 8; block_row < Map::kRows; block_row += 16) {
     QueryPieces<T, QkDim> q;
-    const float unit = p.q_codes ? q.load_codes(p, r, block_row, first) : q.load(p, r, block_row, first);
-    const uint32_t to = smem + Map::kQueryOffset;
+    float unit;
+    if (p.q_codes) {
+      unit = q.load_codes(p, r, block_row, first);
+    } else {
+#pragma unroll
+      for (int i = 0; i < QueryPieces<T, QkDim>::kCount; ++i)
+        q.piece[i] = load_shared_4(to + i * Map::kQueryChunkBytes + swizzled(block_row, first));
+      unit = q.to_half();
+      __syncwarp();  // pieces of two threads change places
+    }
 #pragma unroll
     for (int i = 0; i < 8; ++i)
       store_raw_query(to + i * Map::kQueryChunkBytes, block_row, first, q.piece[i], !Map::kHasRope && i == 7);

@@ -83,20 +83,36 @@ __device__ __forceinline__ void multiply_rope(float (&s)[Map::kRows / 2], uint32
   }
 }
 
-constexpr int kReleaseAt = 11;   // 32 columns of Q K^T with which the last tile's P V is let go
-constexpr int kKeysAhead = 2;    // as many are converted while products go on
+#ifndef VAR_RELEASE
+#define VAR_RELEASE 11
+#endif
+constexpr int kReleaseAt = VAR_RELEASE;   // 32 columns of Q K^T with which the last tile's P V is let go
+#ifndef VAR_AHEAD
+#define VAR_AHEAD 2
+#endif
+constexpr int kKeysAhead = VAR_AHEAD;    // groups of 32 columns that are converted while products go on
+
+// Codes of 32 columns on their way from shared memory, and their scales.
+template <class Map>
+struct KeyCodes {
+  uint32_t codes[4], scale[2];
+
+  template <int Group>
+  __device__ __forceinline__ void load(const KeyPlace<Map>& at) {
+    load_matrices<false>(codes, at.matrices + Group * 32);
+    at.template load_scales<Group>(scale);
+  }
+};
 
 // S^T of the 32 columns `Group`, added up to what the others made.
 template <class M, class Map, int Group>
-__device__ __forceinline__ void multiply_group(float (&s)[Map::kRows / 2], KeyFragments (&keys)[kKeysAhead], uint32_t q,
-                                               const KeyPlace<Map>& at, bool plain) {
+__device__ __forceinline__ void multiply_group(float (&s)[Map::kRows / 2], KeyFragments (&keys)[kKeysAhead],
+                                               KeyCodes<Map> (&codes)[2], uint32_t q, const KeyPlace<Map>& at, bool plain) {
   constexpr bool kMixed = !Map::kHasRope && Group >= 14;
   KeyFragments& own = keys[Group % kKeysAhead];
-  uint32_t codes[4], scale[2];
-  load_matrices<false>(codes, at.matrices + Group * 32);
-  at.template load_scales<Group>(scale);
+  if constexpr (Group < 15) codes[(Group + 1) % 2].template load<Group + 1>(at);
   if (Group >= kKeysAhead) wgmma_wait<kKeysAhead - 1>();
-  own.template convert<kMixed>(codes, scale);
+  own.template convert<kMixed>(codes[Group % 2].codes, codes[Group % 2].scale);
   if (kMixed && plain) own.load_plain(at.matrices + Map::kPlain + (Group - 14) * 64);
   wgmma_fence();
 #pragma unroll
@@ -110,9 +126,11 @@ __device__ __forceinline__ void multiply_raw(float (&s)[Map::kRows / 2], uint32_
                                              Release release) {
   const uint32_t q = smem + Map::kQueryOffset;
   KeyFragments keys[kKeysAhead];
+  KeyCodes<Map> codes[2];
+  codes[0].template load<0>(at);
   const auto group = [&](auto number) {
     constexpr int kGroup = decltype(number)::value;
-    multiply_group<M, Map, kGroup>(s, keys, q, at, plain);
+    multiply_group<M, Map, kGroup>(s, keys, codes, q, at, plain);
     if (kGroup == kReleaseAt) release();
     if constexpr (Scaled && kGroup % 4 == 3) {
       wgmma_wait<0>();
@@ -124,6 +142,10 @@ __device__ __forceinline__ void multiply_raw(float (&s)[Map::kRows / 2], uint32_
       }
     }
   };
+#ifdef VAR_NOSCORES
+  for (int i = 0; i < Map::kRows / 2; ++i) s[i] = 0.f;
+  release(); return;
+#endif
   for_each_constant<16>(group);
   if constexpr (Map::kHasRope && kRopeCounts<T>) multiply_rope<T, Map>(s, q, at);
   wgmma_wait<0>();
@@ -146,6 +168,20 @@ __device__ __forceinline__ void multiply_raw_query(float (&s)[Map::kRows / 2], u
   if constexpr (Map::kHasRope && !kRopeCounts<T>) {
     multiply_rope<T, Map>(s, smem + Map::kQueryOffset, at);
     wgmma_wait<0>();
+  }
+}
+
+// P^T as [row][token], rows of 128 bytes with the swizzle.
+template <int Rows>
+__device__ __forceinline__ void store_raw_weights(const uint32_t (&weights)[Rows / 4], uint32_t to) {
+  const int thread = warpgroup_thread(), lane = thread % 32, piece = thread / 32 * 2 + lane / 8 % 2;
+#pragma unroll
+  for (int g = 0; g < Rows / 16; ++g) {  // 16 rows at a time: four 8 x 8 blocks
+    const uint32_t at = to + swizzled(g * 16 + lane / 16 * 8 + lane % 8, piece);
+    const uint32_t* v = &weights[4 * g];
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v[0]), "r"(v[1]),
+                 "r"(v[2]), "r"(v[3])
+                 : "memory");
   }
 }
 
@@ -190,35 +226,21 @@ struct RawState {
   using Layout = FewLayout<Map::kRows>;
   float sum[kColumns] = {};  // of this thread's tokens
 
-  // Calls body(c, what scores of row c are multiplied with, minus its reference).
-  template <class Control, class Body>
-  static __device__ __forceinline__ void for_each_row(const Control& control, Body body) {
-    const uint32_t at = shared_address(&control.row[2 * (warpgroup_thread() % 4)]);
-#pragma unroll
-    for (int c = 0; c < kColumns; c += 2) {
-      const uint4 v = load_shared_4(at + c / 2 * 64);
-      body(c, __uint_as_float(v.x), __uint_as_float(v.y)), body(c + 1, __uint_as_float(v.z), __uint_as_float(v.w));
-    }
-  }
-
-  // Moves references where needed and turns scores into weights, which have their tokens' units. By the whole warpgroup;
-  // after it every warp has read K. `units`: their logarithms, base 2.
+  // Turns scores into P, which has its tokens' units: `weights` are pairs of halves. Moves references where some would not
+  // fit, and tries again. By the whole warpgroup; after it every warp has read K.
   template <class Control>
-  __device__ __forceinline__ void weigh(float (&s)[Map::kRows / 2], float2 unit, float2 units, Control& control, int place) {
-    float top = kNegInf;
-    for_each_row(control, [&](int c, float scale, float no_reference) {
-      top = fmaxf(top, fmaxf(fmaf(s[Layout::value(c, 0)], scale, no_reference) + units.x,
-                             fmaf(s[Layout::value(c, 1)], scale, no_reference) + units.y));
-    });
-    const bool move = named_barrier_any<kScoresBarrier, 128>(top > kMostTopWeight);
+  __device__ __forceinline__ void weigh(uint32_t (&weights)[Map::kRows / 4], const float (&s)[Map::kRows / 2], float2 unit,
+                                        Control& control, int place) {
+    float before[kColumns];
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) before[c] = sum[c];
+    const bool move = named_barrier_any<kScoresBarrier, 128>(try_weigh(weights, s, unit, control));
     if (warpgroup_thread() == 0) control.rescale[place][0] = move;
-    if (move) move_references(s, units, control, place);
-    for_each_row(control, [&](int c, float scale, float no_reference) {
-      float &a = s[Layout::value(c, 0)], &b = s[Layout::value(c, 1)];
-      a = exp2_approx(fmaf(a, scale, no_reference)), b = exp2_approx(fmaf(b, scale, no_reference));
-      sum[c] += a + b;
-      a *= unit.x, b *= unit.y;
-    });
+    if (!move) return;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) sum[c] = before[c];
+    move_references(s, make_float2(log2_of_unit(unit.x), log2_of_unit(unit.y)), control, place);
+    try_weigh(weights, s, unit, control);
   }
 
   // What each warp finds for a row, by `of` (columns of this thread): to warp_top.
@@ -241,6 +263,28 @@ struct RawState {
   }
 
  private:
+  // Returns whether some weight is larger than P may have it.
+  template <class Control>
+  __device__ __forceinline__ bool try_weigh(uint32_t (&weights)[Map::kRows / 4], const float (&s)[Map::kRows / 2],
+                                            float2 unit, const Control& control) {
+    __half2 top = __float2half2_rn(0.f);
+    const uint32_t at = shared_address(&control.row[2 * (warpgroup_thread() % 4)]);
+#pragma unroll
+    for (int c = 0; c < kColumns; c += 2) {
+      const uint4 v = load_shared_4(at + c / 2 * 64);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float a = exp2_approx(fmaf(s[Layout::value(c, h)], __uint_as_float(v.x), __uint_as_float(v.y)));
+        const float b = exp2_approx(fmaf(s[Layout::value(c + 1, h)], __uint_as_float(v.z), __uint_as_float(v.w)));
+        sum[c] += a, sum[c + 1] += b;
+        const float own = h == 0 ? unit.x : unit.y;
+        uint32_t& pair = weights[Layout::value(c, h) / 2];
+        pair = pack(__half(), a * own, b * own);
+        top = __hmax2(top, *reinterpret_cast<__half2*>(&pair));
+      }
+    }
+    return __half2float(__hmax(__low2half(top), __high2half(top))) > kMostWeight;
+  }
   template <class Control>
   __device__ __forceinline__ void move_references(const float (&s)[Map::kRows / 2], float2 units, Control& control, int place) {
     const auto larger = [](float a, float b) { return fmaxf(a, b); };
@@ -252,7 +296,7 @@ struct RawState {
     if (thread < Map::kRows) {
       const float top = found(control, thread, larger), old = control.row[thread].y;
       float shrink = 1.f;
-      if (top + old > kMostTopWeight) {
+      if (top + old > kMostTopWeight - 0.01f) {
         const float next = kTopWeight - top;
         shrink = exp2_approx(next - old);
         control.row[thread].y = next;
@@ -319,7 +363,7 @@ __device__ __forceinline__ void compute_raw_scores(const FmDecodeParams& p, uint
     bool held = false;
     int last = 0;
     const auto release = [&] {
-      if (held) mbarrier_arrive(shared_address(&control.weights_full[last]));
+      if (held) arrive_once_per_warp(shared_address(&control.weights_full[last]));
       held = false;
     };
     for (int tile = range.tile_begin; tile < range.tile_end; ++tile) {
@@ -330,8 +374,6 @@ __device__ __forceinline__ void compute_raw_scores(const FmDecodeParams& p, uint
         release();
         mbarrier_wait(full, place.rope_parity());
       }
-#pragma unroll
-      for (int h = 0; h < 2; ++h) mbarrier_wait(shared_address(&control.landed[at][h]), place.rope_parity());
       const uint32_t own_unit = Map::scales(smem, at) + offsetof(typename Map::Scales, unit) +
                                 (warpgroup_thread() / 32 * 16 + warpgroup_thread() % 32 / 4) * 4;
       const auto load_unit = [&] {
@@ -346,13 +388,15 @@ __device__ __forceinline__ void compute_raw_scores(const FmDecodeParams& p, uint
       const bool masked = tile >= control.first_masked || control.present[at] != ~0ull;
       if (masked) mask_few<Map>(p, load_row_block<Map>(p, item), s, tile, control.present[at]);
       if (p.max_logits != nullptr) keep_peaks<Map>(s, control, tile == range.tile_begin);
-      state.weigh(s, unit, make_float2(log2_of_unit(unit.x), log2_of_unit(unit.y)), control, at);
-      store_few_weights<M, Map::kRows>(s, Map::weights(smem, at));
+      uint32_t weights[Map::kRows / 4];
+      state.weigh(weights, s, unit, control, at);
+      store_raw_weights<Map::kRows>(weights, Map::weights(smem, at));
       if (masked)
         clean_raw_values<Map>(p, load_row_block<Map>(p, item), smem, at,
                               !Map::kHasRope && control.format[at] == FM_KV_FP8_V4, tile, control.present[at]);
       fence_async_shared();
       held = true, last = at;
+      if (VAR_RELEASE < 0) release();
       place.advance();
     }
     release();

@@ -48,17 +48,21 @@ struct ValuePlace {
 template <class M, class Map>
 __device__ __forceinline__ void multiply_raw_values(FewAccumulators<Map::kRows>& o, const ValuePlace<Map>& values,
                                                     uint32_t weights, bool plain) {
+#ifdef VAR_NOVALUES
+  return;
+#endif
   constexpr int kAhead = 2;
   ValueFragment v[kAhead];
-  uint32_t codes[4], scale[2];
+  uint32_t codes[2][4], scale[2];
+  values.load(codes[0], 0, 0);
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     const int step = i / 4, block = i % 4;
-    if (i % 2 == 0) values.load(codes, step, block / 2);
+    if (i % 2 == 0 && i < 14) values.load(codes[(i / 2 + 1) % 2], (i + 2) / 4, (i + 2) % 4 / 2);
     if (i % 2 == 0 || !Map::kHasRope) values.load_scales(scale, step, block);
     if (i >= kAhead) wgmma_wait<kAhead - 1>();
     ValueFragment& own = v[i % kAhead];
-    own.convert(codes[i % 2 * 2], codes[i % 2 * 2 + 1], scale);
+    own.convert(codes[i / 2 % 2][i % 2 * 2], codes[i / 2 % 2][i % 2 * 2 + 1], scale);
     if (!Map::kHasRope && block == 3 && plain) values.load_plain(own, step);
     wgmma_fence();
     wgmma_rs(M(), o[block], own.a, smem_descriptor(weights + step * 32, 0, kAtomBytes), true);
@@ -130,8 +134,6 @@ __device__ __forceinline__ void accumulate_raw_values(const FmDecodeParams& p, i
     for (int tiles = range.tile_end - range.tile_begin; tiles > 0; --tiles) {
       const int at = place.rope();
       wait_together<Map>(shared_address(&control.weights_full[at]), place.rope_parity(), kRawValuesBarrier + half);
-#pragma unroll
-      for (int h = 0; h < 2; ++h) mbarrier_wait(shared_address(&control.landed[at][h]), place.rope_parity());
       const bool plain = !Map::kHasRope && half == 1 && control.format[at] == FM_KV_FP8_V4;
       if (control.rescale[at][0]) scale_few_rows<Map::kRows>(o, control.factor[at], lane);
       multiply_raw_values<M, Map>(o, ValuePlace<Map>(smem, at, half), Map::weights(smem, at), plain);
