@@ -164,12 +164,11 @@ __device__ __forceinline__ void decode_few(const CUtensorMap& latent_map, const 
 
 // A CTA that keeps rows of codes as they are.
 template <class T, int QkDim, int Rows>
-__device__ __forceinline__ void decode_raw(const FmDecodeParams& p, uint8_t* shared) {
+__device__ __forceinline__ void decode_raw(const CUtensorMap& rows_map, const FmDecodeParams& p, uint8_t* shared) {
   using Map = RawMap<Rows, QkDim>;
   using Control = RawControl<Rows>;
   static_assert(Map::kControlOffset + sizeof(Control) <= FM_DECODE_SMEM_BYTES);
-  constexpr int kScores = 128, kValues = Rows == kTileRows ? 176 : 128;
-  constexpr int kLoader = Rows == kTileRows ? 32 : 128;
+  constexpr int kCompute = 232, kLoader = 40;  // registers, of 168 that the launch gives
   const uint32_t smem = shared_address(shared);
   Control& control = *reinterpret_cast<Control*>(shared + Map::kControlOffset);
   if (threadIdx.x == 0) {
@@ -184,19 +183,17 @@ __device__ __forceinline__ void decode_raw(const FmDecodeParams& p, uint8_t* sha
   publish_barriers();
   const int warpgroup = threadIdx.x / 128;
   if (warpgroup == 0) {
-    if (Rows == kTileRows) registers_grow<kScores>();
-    compute_raw_scores<T, __half, QkDim, Map>(p, smem, control);
-  } else if (warpgroup == 3) {
-    if (kLoader < 128) registers_shrink<kLoader>();
-    load_raw_tiles<T, QkDim, Map>(p, smem, control);
+    registers_shrink<kLoader>();
+    load_raw_tiles<T, QkDim, Map>(p, &rows_map, smem, control);
   } else {
-    if (kValues > 128) registers_grow<kValues>();
-    accumulate_raw_values<T, __half, Map>(p, warpgroup - 1, smem, control);
+    registers_grow<kCompute>();
+    compute_raw<T, __half, QkDim, Map>(p, warpgroup - 1, smem, control);
   }
 }
 
 constexpr int decode_threads(Loader loader, int rows) {
-  if (loader == Loader::Tma || loader == Loader::Raw || rows == kTileRows) return FM_DECODE_THREADS;
+  if (loader == Loader::Raw) return FM_DECODE_THREADS_RAW;
+  if (loader == Loader::Tma || rows == kTileRows) return FM_DECODE_THREADS;
   return rows == 16 && loader == Loader::Gather ? FM_DECODE_THREADS_4_LOADERS : FM_DECODE_THREADS_2_LOADERS;
 }
 
@@ -205,7 +202,7 @@ __device__ __forceinline__ void decode(const CUtensorMap& latent_map, const CUte
                                        const FmDecodeParams& p) {
   extern __shared__ __align__(1024) uint8_t smem[];
   if constexpr (L == Loader::Raw)
-    decode_raw<T, QkDim, Rows>(p, smem);
+    decode_raw<T, QkDim, Rows>(latent_map, p, smem);
   else if constexpr (Rows == kTileRows)
     decode_wide<T, QkDim, L>(latent_map, rope_map, p, smem);
   else

@@ -7,6 +7,7 @@
 #define FM_DECODE_THREADS 512
 #define FM_DECODE_THREADS_2_LOADERS 640 /* with another warpgroup that loads: 32 rows of Gather, 16 of Codes */
 #define FM_DECODE_THREADS_4_LOADERS 896 /* with three more: 16 rows of Gather */
+#define FM_DECODE_THREADS_RAW 384 /* rows of codes as they are: a loading and two computing warpgroups */
 #define FM_DECODE_SMEM_BYTES 232448
 
 /* plan.cu: one block plans the whole batch. */

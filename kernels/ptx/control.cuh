@@ -31,6 +31,20 @@ __device__ __forceinline__ void named_barrier_of_warpgroup(int id) {
 }
 
 // The same, and whether the predicate holds for any of them.
+__device__ __forceinline__ bool named_barrier_any_of_warpgroup(int id, bool predicate) {
+  int any;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.s32 p, %1, 0;\n"
+      "barrier.cta.red.or.pred p, %2, 128, p;\n"
+      "selp.s32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(any)
+      : "r"((int)predicate), "r"(id)
+      : "memory");
+  return any;
+}
 template <int Id, int Threads>
 __device__ __forceinline__ bool named_barrier_any(bool predicate) {
   int any;

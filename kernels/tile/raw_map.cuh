@@ -9,6 +9,7 @@
 //   control block, RawControl
 #pragma once
 #include "shared_map.cuh"
+#include "trace.cuh"
 
 namespace fm {
 
@@ -16,6 +17,8 @@ namespace fm {
 #define VAR_PLACES 3
 #endif
 constexpr int kPlaces = 3;
+constexpr int kRawBarrier = 1;   // named barrier of both computing warpgroups
+constexpr int kOwnBarrier = 3;   // of each of them, two
 constexpr float kNoReference = 3e38f;  // minus a reference that every score exceeds
 
 // What numbers of a tile count in. A row's is a power of two, so that halves hold its numbers; scales are relative to it.

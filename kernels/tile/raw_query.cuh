@@ -19,18 +19,19 @@ __device__ __forceinline__ void store_raw_query(uint32_t chunk, int block_row, i
                : "memory");
 }
 
-// By a warpgroup, eight threads to a row: first all of it to shared memory as it is, then row by row to where it belongs.
+// By two warpgroups, eight threads to a row: first all of it to shared memory as it is, then row by row to where it belongs.
 // Rows that do not exist are copies of one that does: what is computed for them is never stored. Leaves what each row's
 // scores are to be multiplied with, and no reference yet.
 template <class T, int QkDim, class Map, class Control>
 __device__ __forceinline__ void load_raw_query(const FmDecodeParams& p, const RowBlock& r, uint32_t smem,
                                                Control& control) {
-  const int first = warpgroup_thread() % 8;
+  const int thread = block_thread() - 128;
+  const int first = thread % 8;
   const uint32_t to = smem + Map::kQueryOffset;
-  named_barrier<kScoresBarrier, 128>();  // every warp is done with the previous item's Q
+  named_barrier<kRawBarrier, 256>();  // every warp is done with the previous item's Q
   if (!p.q_codes) {
 #pragma unroll 1
-    for (int block_row = warpgroup_thread() / 8; block_row < Map::kRows; block_row += 16) {
+    for (int block_row = thread / 8; block_row < Map::kRows; block_row += 32) {
       const QueryRow<T> row(p, r, block_row);
       const uint32_t at = to + swizzled(block_row, first);
 #pragma unroll
@@ -41,7 +42,7 @@ __device__ __forceinline__ void load_raw_query(const FmDecodeParams& p, const Ro
     cp_async_wait<0>();
   }
 #pragma unroll 1
-  for (int block_row = warpgroup_thread() / 8; block_row < Map::kRows; block_row += 16) {
+  for (int block_row = thread / 8; block_row < Map::kRows; block_row += 32) {
     QueryPieces<T, QkDim> q;
     float unit;
     if (p.q_codes) {
@@ -60,7 +61,7 @@ __device__ __forceinline__ void load_raw_query(const FmDecodeParams& p, const Ro
     if (first == 0) control.row[block_row] = make_float2(p.scale_log2 * unit, kNoReference);
   }
   fence_async_shared();
-  named_barrier<kScoresBarrier, 128>();
+  named_barrier<kRawBarrier, 256>();
 }
 
 }  // namespace fm

@@ -36,42 +36,52 @@ __device__ __forceinline__ void ask_for_scales(int format, uint32_t to, const ui
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + Map::kScales), "l"(scales) : "memory");
 }
 
-// By an asking warp: tile after tile.
+// By an asking warp: tile after tile. Where whole boxes of a page can be had, by tensor map, they are; else single rows.
 template <int QkDim, class Map, class Control>
-__device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, uint32_t smem, Control& control) {
+__device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const CUtensorMap* rows_map, uint32_t smem,
+                                             Control& control) {
   const int warp = TokenWarps<Map>::warp(), lane = TokenWarps<Map>::lane();
   TilePlace<Map> place;
   TileCursor<Map> cursor;
+  TRACE_BEGIN(threadIdx.x == 0)
   cursor.begin(p);
+  LAP(16)
 #pragma unroll 1
   while (!cursor.done()) {
-    const CodedRows rows = coded_rows<QkDim, Map>(p, cursor);
+    const FmKvCache& kv = p.kv[cursor.cache];
+    const TokenPlace token = cursor.place(p);
     cursor.advance(p);
-    const FmKvCache& kv = p.kv[rows.cache];
     const int at = place.rope(), format = kv.format;
-    const uint32_t barrier = shared_address(&control.landed[at][warp]), bytes = raw_bytes<Map>(format);
+    const uint32_t barrier = shared_address(&control.landed[at][warp]);
     const uint32_t to = Map::row(smem, at, 32 * warp + lane);
-    const bool present = rows.present >> lane & 1;
+    const uint32_t present = __ballot_sync(~0u, token.page >= 0);
     mbarrier_wait(shared_address(&control.tile_empty[at]), place.rope_parity() ^ 1);
+    LAP(17)
     if (lane == 0) {
-      reinterpret_cast<uint32_t*>(&control.present[at])[warp] = rows.present;
+      reinterpret_cast<uint32_t*>(&control.present[at])[warp] = present;
       control.format[at] = format;
     }
-    if (!present) {
-#pragma unroll 1
-      for (uint32_t i = 0; i < Map::kRowBytes; i += 16) store_shared(to + i, make_uint4(0, 0, 0, 0));
-      fence_async_shared();
-    }
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive_expect(barrier, __popc(rows.present) * bytes);
-    __syncwarp();
-    if (present) {
-      const uint8_t* from = reinterpret_cast<const uint8_t*>(kv.rows) + (uint64_t)rows.row * 16;
-      bulk_load(to, from, bytes, barrier);
-      if (!Map::kHasRope) ask_for_scales<Map>(format, to, from + (int)rows.other);
+    if (p.box_shift >= 0) {
+      const int rows = 1 << p.box_shift;  // 32 at most
+      const bool first = lane % rows == 0 && token.page >= 0;
+      const int boxes = __popc(__ballot_sync(~0u, first));
+      if (lane == 0) mbarrier_arrive_expect(barrier, boxes * rows * Map::kRowBytes);
+      __syncwarp();
+      if (first) tma_load_3d(to, rows_map, barrier, 0, token.offset, token.page);
+    } else {
+      const uint32_t bytes = raw_bytes<Map>(format);
+      if (lane == 0) mbarrier_arrive_expect(barrier, __popc(present) * bytes);
+      __syncwarp();
+      if (token.page >= 0) {
+        const uint8_t* from = reinterpret_cast<const uint8_t*>(kv.rows) + token.page * kv.row_stride[0] +
+                              token.offset * kv.row_stride[1];
+        bulk_load(to, from, bytes, barrier);
+        if (!Map::kHasRope) ask_for_scales<Map>(format, to, from + scales_after(kv, token.offset));
+      }
     }
     arrive_when_copied(barrier);
     place.advance();
+    LAP(18)
   }
 }
 
@@ -207,12 +217,19 @@ template <class T, class Map, class Control>
 __device__ __forceinline__ void prepare_rows(const FmDecodeParams& p, uint32_t smem, Control& control) {
   const int warp = TokenWarps<Map>::warp(), lane = TokenWarps<Map>::lane();
   TilePlace<Map> place;
+  TRACE_BEGIN(threadIdx.x == 64)
 #pragma unroll 1
   for (int tiles = count_tiles<Map>(p); tiles > 0; --tiles) {
     const int at = place.rope();
     mbarrier_wait(shared_address(&control.landed[at][warp]), place.rope_parity());
+    LAP(20)
     const int format = control.format[at], token = 32 * warp + lane;
     const bool present = reinterpret_cast<const uint32_t*>(&control.present[at])[warp] >> lane & 1;
+    if (!present) {
+#pragma unroll 1
+      for (uint32_t i = 0; i < Map::kRowBytes; i += 16)
+        store_shared(Map::row(smem, at, token) + i, make_uint4(0, 0, 0, 0));
+    }
     const RowPreparation<Map> row = {Map::row(smem, at, token), Map::scales(smem, at), token, present};
     if constexpr (Map::kHasRope) {
       const bool scaled = __any_sync(~0u, row.template prepare_with_rope<T>(format));
@@ -223,13 +240,15 @@ __device__ __forceinline__ void prepare_rows(const FmDecodeParams& p, uint32_t s
     fence_async_shared();  // before the next copies to the place
     arrive_once_per_warp(shared_address(&control.tile_full[at]));
     place.advance();
+    LAP(21)
   }
 }
 
 template <class T, int QkDim, class Map, class Control>
-__device__ __forceinline__ void load_raw_tiles(const FmDecodeParams& p, uint32_t smem, Control& control) {
+__device__ __forceinline__ void load_raw_tiles(const FmDecodeParams& p, const CUtensorMap* rows_map, uint32_t smem,
+                                               Control& control) {
   if (TokenWarps<Map>::thread() < 64)
-    ask_for_rows<QkDim, Map>(p, smem, control);
+    ask_for_rows<QkDim, Map>(p, rows_map, smem, control);
   else
     prepare_rows<T, Map>(p, smem, control);
 }

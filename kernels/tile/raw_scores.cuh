@@ -91,6 +91,11 @@ constexpr int kReleaseAt = VAR_RELEASE;   // 32 columns of Q K^T with which the 
 #define VAR_AHEAD 2
 #endif
 constexpr int kKeysAhead = VAR_AHEAD;    // groups of 32 columns that are converted while products go on
+// Sums that products are added to in turn: with few rows one has to wait for the last.
+template <class Map>
+constexpr int kSums = Map::kRows == kTileRows ? 1 : 4;
+template <class Map>
+using KeySums = float[kSums<Map>][Map::kRows / 2];
 
 // Codes of 32 columns on their way from shared memory, and their scales.
 template <class Map>
@@ -105,40 +110,42 @@ struct KeyCodes {
 };
 
 // S^T of the 32 columns `Group`, added up to what the others made.
-template <class M, class Map, int Group>
-__device__ __forceinline__ void multiply_group(float (&s)[Map::kRows / 2], KeyFragments (&keys)[kKeysAhead],
+template <class M, class Map, int Group, int Ahead>
+__device__ __forceinline__ void multiply_group(KeySums<Map>& s, KeyFragments (&keys)[Ahead],
                                                KeyCodes<Map> (&codes)[2], uint32_t q, const KeyPlace<Map>& at, bool plain) {
   constexpr bool kMixed = !Map::kHasRope && Group >= 14;
-  KeyFragments& own = keys[Group % kKeysAhead];
+  KeyFragments& own = keys[Group % Ahead];
   if constexpr (Group < 15) codes[(Group + 1) % 2].template load<Group + 1>(at);
-  if (Group >= kKeysAhead) wgmma_wait<kKeysAhead - 1>();
+  if (Group >= Ahead) wgmma_wait<Ahead - 1>();
   own.template convert<kMixed>(codes[Group % 2].codes, codes[Group % 2].scale);
   if (kMixed && plain) own.load_plain(at.matrices + Map::kPlain + (Group - 14) * 64);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < 2; ++k)
-    multiply_keys<M, Map>(s, own.a[k], q + Group / 2 * Map::kQueryChunkBytes + Group % 2 * 64 + k * 32, Group > 0 || k > 0);
+    multiply_keys<M, Map>(s[(2 * Group + k) % kSums<Map>], own.a[k], q + Group / 2 * Map::kQueryChunkBytes + Group % 2 * 64 + k * 32,
+                          2 * Group + k >= kSums<Map>);
   wgmma_commit();
 }
 
-template <class T, class M, class Map, bool Scaled, class Release>
-__device__ __forceinline__ void multiply_raw(float (&s)[Map::kRows / 2], uint32_t smem, const KeyPlace<Map>& at, bool plain,
-                                             Release release) {
+template <class T, class M, class Map, bool Scaled>
+__device__ __forceinline__ void multiply_raw(KeySums<Map>& s, uint32_t smem, const KeyPlace<Map>& at, bool plain) {
   const uint32_t q = smem + Map::kQueryOffset;
-  KeyFragments keys[kKeysAhead];
+  constexpr int kAhead = Scaled ? 1 : kKeysAhead;
+  KeyFragments keys[kAhead];
   KeyCodes<Map> codes[2];
   codes[0].template load<0>(at);
   const auto group = [&](auto number) {
     constexpr int kGroup = decltype(number)::value;
-    multiply_group<M, Map, kGroup>(s, keys, codes, q, at, plain);
-    if (kGroup == kReleaseAt) release();
+    multiply_group<M, Map, kGroup, kAhead>(s, keys, codes, q, at, plain);
     if constexpr (Scaled && kGroup % 4 == 3) {
       wgmma_wait<0>();
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float f = at.template factor<kGroup / 4>(h);
 #pragma unroll
-        for (int c = 0; c < FewLayout<Map::kRows>::kColumns; ++c) s[FewLayout<Map::kRows>::value(c, h)] *= f;
+        for (int c = 0; c < FewLayout<Map::kRows>::kColumns; ++c)
+#pragma unroll
+          for (int i = 0; i < kSums<Map>; ++i) s[i][FewLayout<Map::kRows>::value(c, h)] *= f;
       }
     }
   };
@@ -147,24 +154,32 @@ __device__ __forceinline__ void multiply_raw(float (&s)[Map::kRows / 2], uint32_
   release(); return;
 #endif
   for_each_constant<16>(group);
-  if constexpr (Map::kHasRope && kRopeCounts<T>) multiply_rope<T, Map>(s, q, at);
+  if constexpr (Map::kHasRope && kRopeCounts<T>) multiply_rope<T, Map>(s[0], q, at);
   wgmma_wait<0>();
 }
 
 // S^T of a tile, without what Q counts in.
-template <class T, class M, class Map, class Control, class Release>
+template <class T, class M, class Map, class Control>
 __device__ __forceinline__ void multiply_raw_query(float (&s)[Map::kRows / 2], uint32_t smem, Control& control,
-                                                   TilePlace<Map> place, float2 unit, Release release) {
+                                                   TilePlace<Map> place, float2 unit) {
+  using Layout = FewLayout<Map::kRows>;
   const int place_at = place.rope();
   const KeyPlace<Map> at(smem, place_at);
   const bool plain = !Map::kHasRope && control.format[place_at] == FM_KV_FP8_V4;
+  KeySums<Map> sums;
   if (Map::kHasRope && (control.scaled[place_at][0] | control.scaled[place_at][1]) != 0)
-    multiply_raw<T, M, Map, Map::kHasRope>(s, smem, at, plain, release);
+    multiply_raw<T, M, Map, Map::kHasRope>(sums, smem, at, plain);
   else
-    multiply_raw<T, M, Map, false>(s, smem, at, plain, release);
+    multiply_raw<T, M, Map, false>(sums, smem, at, plain);
 #pragma unroll
-  for (int c = 0; c < FewLayout<Map::kRows>::kColumns; ++c)
-    s[FewLayout<Map::kRows>::value(c, 0)] *= unit.x, s[FewLayout<Map::kRows>::value(c, 1)] *= unit.y;
+  for (int c = 0; c < Layout::kColumns; ++c)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int i = Layout::value(c, h);
+      float sum = sums[0][i];
+      if (kSums<Map> == 4) sum = (sum + sums[1 % kSums<Map>][i]) + (sums[2 % kSums<Map>][i] + sums[3 % kSums<Map>][i]);
+      s[i] = sum * (h == 0 ? unit.x : unit.y);
+    }
   if constexpr (Map::kHasRope && !kRopeCounts<T>) {
     multiply_rope<T, Map>(s, smem + Map::kQueryOffset, at);
     wgmma_wait<0>();
@@ -224,37 +239,56 @@ template <class Map>
 struct RawState {
   static constexpr int kColumns = FewLayout<Map::kRows>::kColumns;
   using Layout = FewLayout<Map::kRows>;
-  float sum[kColumns] = {};  // of this thread's tokens
+  // Sums of this warp's tokens, of rows 2 lane and 2 lane + 1; with few rows of this thread's tokens and rows.
+  static constexpr bool kSpread = kColumns == 16;
+  static constexpr int kKept = kSpread ? 2 : kColumns;
+  float sum[kKept] = {};
+
+  static __device__ __forceinline__ int row(int i) {
+    const int lane = warpgroup_thread() % 32;
+    return kSpread ? 2 * lane + i : Layout::row(i, lane);
+  }
 
   // Turns scores into P, which has its tokens' units: `weights` are pairs of halves. Moves references where some would not
   // fit, and tries again. By the whole warpgroup; after it every warp has read K.
   template <class Control>
   __device__ __forceinline__ void weigh(uint32_t (&weights)[Map::kRows / 4], const float (&s)[Map::kRows / 2], float2 unit,
-                                        Control& control, int place) {
-    float before[kColumns];
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) before[c] = sum[c];
-    const bool move = named_barrier_any<kScoresBarrier, 128>(try_weigh(weights, s, unit, control));
+                                        Control& control, int place, int barrier) {
+    float added[kColumns];
+    const bool move = named_barrier_any_of_warpgroup(barrier, try_weigh(weights, added, s, unit, control));
     if (warpgroup_thread() == 0) control.rescale[place][0] = move;
-    if (!move) return;
+    if (move) {
+      move_references(s, make_float2(log2_of_unit(unit.x), log2_of_unit(unit.y)), control, place, barrier);
+      try_weigh(weights, added, s, unit, control);
+    }
+    if constexpr (kSpread) {
+      spread<16, 8>(added), spread<8, 4>(added), spread<4, 2>(added);
+    }
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) sum[c] = before[c];
-    move_references(s, make_float2(log2_of_unit(unit.x), log2_of_unit(unit.y)), control, place);
-    try_weigh(weights, s, unit, control);
+    for (int i = 0; i < kKept; ++i) sum[i] += added[i];
   }
 
-  // What each warp finds for a row, by `of` (columns of this thread): to warp_top.
-  template <class Control, class Of, class Combine>
-  static __device__ __forceinline__ void leave_rows(Control& control, Of of, Combine combine) {
-    const int thread = warpgroup_thread(), lane = thread % 32;
+  // When references have moved for the other warpgroup's tile.
+  template <class Control>
+  __device__ __forceinline__ void rescale(const Control& control, int place) {
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      float v = of(c);
+    for (int i = 0; i < kKept; ++i) sum[i] *= control.factor[place][row(i)];
+  }
+
+  // What each warp finds for its rows: to warp_top.
+  template <class Control>
+  __device__ __forceinline__ void leave_sums(Control& control, int barrier) const {
+    const int warp = warpgroup_thread() / 32;
 #pragma unroll
-      for (int d = 4; d < 32; d *= 2) v = combine(v, __shfl_xor_sync(~0u, v, d));
-      if (lane < 4) control.warp_top[thread / 32][Layout::row(c, lane)] = v;
+    for (int i = 0; i < kKept; ++i) {
+      float v = sum[i];
+      if constexpr (!kSpread) {
+#pragma unroll
+        for (int d = 4; d < 32; d *= 2) v += __shfl_xor_sync(~0u, v, d);
+      }
+      if (kSpread || warpgroup_thread() % 32 < 4) control.warp_top[warp][row(i)] = v;
     }
-    named_barrier<kScoresBarrier, 128>();
+    named_barrier_of_warpgroup(barrier);
   }
   template <class Control, class Combine>
   static __device__ __forceinline__ float found(const Control& control, int row, Combine combine) {
@@ -263,10 +297,10 @@ struct RawState {
   }
 
  private:
-  // Returns whether some weight is larger than P may have it.
+  // Returns whether some weight is larger than P may have it. `added`: the weights of this thread's tokens.
   template <class Control>
-  __device__ __forceinline__ bool try_weigh(uint32_t (&weights)[Map::kRows / 4], const float (&s)[Map::kRows / 2],
-                                            float2 unit, const Control& control) {
+  __device__ __forceinline__ bool try_weigh(uint32_t (&weights)[Map::kRows / 4], float (&added)[kColumns],
+                                            const float (&s)[Map::kRows / 2], float2 unit, const Control& control) const {
     __half2 top = __float2half2_rn(0.f);
     const uint32_t at = shared_address(&control.row[2 * (warpgroup_thread() % 4)]);
 #pragma unroll
@@ -276,7 +310,7 @@ struct RawState {
       for (int h = 0; h < 2; ++h) {
         const float a = exp2_approx(fmaf(s[Layout::value(c, h)], __uint_as_float(v.x), __uint_as_float(v.y)));
         const float b = exp2_approx(fmaf(s[Layout::value(c + 1, h)], __uint_as_float(v.z), __uint_as_float(v.w)));
-        sum[c] += a, sum[c + 1] += b;
+        added[c] = h == 0 ? a : added[c] + a, added[c + 1] = h == 0 ? b : added[c + 1] + b;
         const float own = h == 0 ? unit.x : unit.y;
         uint32_t& pair = weights[Layout::value(c, h) / 2];
         pair = pack(__half(), a * own, b * own);
@@ -285,14 +319,32 @@ struct RawState {
     }
     return __half2float(__hmax(__low2half(top), __high2half(top))) > kMostWeight;
   }
+
+  // Of 2 Half columns each lane keeps those that its bit says, added to what the lane beyond that bit has of them.
+  template <int Bit, int Half>
+  static __device__ __forceinline__ void spread(float (&v)[kColumns]) {
+    const bool upper = warpgroup_thread() & Bit;
+#pragma unroll
+    for (int i = 0; i < Half; ++i) {
+      const float sent = upper ? v[i] : v[i + Half], kept = upper ? v[i + Half] : v[i];
+      v[i] = kept + __shfl_xor_sync(~0u, sent, Bit);
+    }
+  }
+
   template <class Control>
-  __device__ __forceinline__ void move_references(const float (&s)[Map::kRows / 2], float2 units, Control& control, int place) {
+  __device__ __forceinline__ void move_references(const float (&s)[Map::kRows / 2], float2 units, Control& control, int place,
+                                                  int barrier) {
     const auto larger = [](float a, float b) { return fmaxf(a, b); };
     const int thread = warpgroup_thread(), lane = thread % 32;
-    leave_rows(control, [&](int c) {
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
       const float scale = control.row[Layout::row(c, lane)].x;
-      return fmaxf(fmaf(s[Layout::value(c, 0)], scale, units.x), fmaf(s[Layout::value(c, 1)], scale, units.y));
-    }, larger);
+      float v = fmaxf(fmaf(s[Layout::value(c, 0)], scale, units.x), fmaf(s[Layout::value(c, 1)], scale, units.y));
+#pragma unroll
+      for (int d = 4; d < 32; d *= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, d));
+      if (lane < 4) control.warp_top[thread / 32][Layout::row(c, lane)] = v;
+    }
+    named_barrier_of_warpgroup(barrier);
     if (thread < Map::kRows) {
       const float top = found(control, thread, larger), old = control.row[thread].y;
       float shrink = 1.f;
@@ -303,9 +355,8 @@ struct RawState {
       }
       control.factor[place][thread] = shrink;
     }
-    named_barrier<kScoresBarrier, 128>();
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) sum[c] *= control.factor[place][Layout::row(c, lane)];
+    named_barrier_of_warpgroup(barrier);
+    rescale(control, place);
   }
 };
 
@@ -325,85 +376,35 @@ __device__ __forceinline__ void keep_peaks(const float (&s)[Map::kRows / 2], Con
   }
 }
 
-// Leaves reference and sum of each row; where no other CTA has a part, also the rows' lse and their last factor.
+// Leaves reference and sum of each row; where no other CTA has a part, also the rows' lse and their last factor. By both
+// warpgroups, which have had different tiles; after it all may read.
 template <class Map, class Control>
 __device__ __forceinline__ void finish_raw_rows(const FmDecodeParams& p, const RowBlock& r, const RawState<Map>& state,
-                                                Control& control, uint32_t result_parity) {
+                                                Control& control, int own) {
   const int thread = warpgroup_thread();
   const auto add = [](float a, float b) { return a + b; };
-  named_barrier<kScoresBarrier, 128>();  // every warp is done with what warp_top had
-  state.leave_rows(control, [&](int c) { return state.sum[c]; }, add);
-  mbarrier_wait(shared_address(&control.result_empty), result_parity);
-  if (thread >= Map::kRows) return;
-  const float sum = state.found(control, thread, add), reference = -control.row[thread].y;
-  if (p.max_logits != nullptr)
-    write_peak(p, r, thread, r.empty() ? kNegInf
-                                       : fmaxf(fmaxf(control.warp_peak[0][thread], control.warp_peak[1][thread]),
-                                               fmaxf(control.warp_peak[2][thread], control.warp_peak[3][thread])));
-  if constexpr (Map::kSplits) {
-    if (p.splits > 1) {
-      control.row_state[thread] = make_float2(r.empty() ? kNegInf : reference, sum);
-      return;
+  float other = 0.f;
+  if (own == 1) state.leave_sums(control, kOwnBarrier + own);
+  named_barrier<kRawBarrier, 256>();
+  if (own == 0) {
+    if (thread < Map::kRows) other = state.found(control, thread, add);
+    named_barrier_of_warpgroup(kOwnBarrier + own);
+    state.leave_sums(control, kOwnBarrier + own);
+    if (thread < Map::kRows) {
+      const float sum = state.found(control, thread, add) + other, reference = -control.row[thread].y;
+      if (p.max_logits != nullptr)
+        write_peak(p, r, thread, r.empty() ? kNegInf
+                                           : fmaxf(fmaxf(control.warp_peak[0][thread], control.warp_peak[1][thread]),
+                                                   fmaxf(control.warp_peak[2][thread], control.warp_peak[3][thread])));
+      bool split = false;
+      if constexpr (Map::kSplits) {
+        split = p.splits > 1;
+        if (split) control.row_state[thread] = make_float2(r.empty() ? kNegInf : reference, sum);
+      }
+      if (!split) control.result[thread] = row_factor<Map>(p, r, thread, reference, sum);
     }
   }
-  control.result[thread] = row_factor<Map>(p, r, thread, reference, sum);
-}
-
-// T: of Q and the output; M: what is multiplied.
-template <class T, class M, int QkDim, class Map, class Control>
-__device__ __forceinline__ void compute_raw_scores(const FmDecodeParams& p, uint32_t smem, Control& control) {
-  TilePlace<Map> place;
-  uint32_t result_parity = 1;
-  for_each_row_block<Map>(p, [&](int item, const RowBlock& range) {
-    RawState<Map> state;
-    if (!range.empty()) load_raw_query<T, QkDim, Map>(p, range, smem, control);
-    if (warpgroup_thread() == 0)
-      control.first_masked = min(range.visible(p, range.row_begin), range.seq_len) / kTileTokens;
-    named_barrier<kScoresBarrier, 128>();
-    bool held = false;
-    int last = 0;
-    const auto release = [&] {
-      if (held) arrive_once_per_warp(shared_address(&control.weights_full[last]));
-      held = false;
-    };
-    for (int tile = range.tile_begin; tile < range.tile_end; ++tile) {
-      float s[Map::kRows / 2];
-      const int at = place.rope();
-      const uint32_t full = shared_address(&control.tile_full[at]);
-      if (!mbarrier_test(full, place.rope_parity())) {
-        release();
-        mbarrier_wait(full, place.rope_parity());
-      }
-      const uint32_t own_unit = Map::scales(smem, at) + offsetof(typename Map::Scales, unit) +
-                                (warpgroup_thread() / 32 * 16 + warpgroup_thread() % 32 / 4) * 4;
-      const auto load_unit = [&] {
-        float2 unit;
-        asm volatile("ld.shared.f32 %0, [%1];" : "=f"(unit.x) : "r"(own_unit) : "memory");
-        asm volatile("ld.shared.f32 %0, [%1+32];" : "=f"(unit.y) : "r"(own_unit) : "memory");
-        return unit;
-      };
-      const float2 unit = load_unit();
-      multiply_raw_query<T, M, Map>(s, smem, control, place, unit, release);
-      release();
-      const bool masked = tile >= control.first_masked || control.present[at] != ~0ull;
-      if (masked) mask_few<Map>(p, load_row_block<Map>(p, item), s, tile, control.present[at]);
-      if (p.max_logits != nullptr) keep_peaks<Map>(s, control, tile == range.tile_begin);
-      uint32_t weights[Map::kRows / 4];
-      state.weigh(weights, s, unit, control, at);
-      store_raw_weights<Map::kRows>(weights, Map::weights(smem, at));
-      if (masked)
-        clean_raw_values<Map>(p, load_row_block<Map>(p, item), smem, at,
-                              !Map::kHasRope && control.format[at] == FM_KV_FP8_V4, tile, control.present[at]);
-      fence_async_shared();
-      held = true, last = at;
-      if (VAR_RELEASE < 0) release();
-      place.advance();
-    }
-    release();
-    finish_raw_rows<Map>(p, load_row_block<Map>(p, item), state, control, result_parity);
-    mbarrier_arrive(shared_address(&control.result_full));
-    result_parity ^= 1;
-  });
+  named_barrier<kRawBarrier, 256>();
 }
 
 }  // namespace fm

@@ -7,9 +7,10 @@
 #include "raw_scores.cuh"
 #include "split_rows.cuh"
 
+#ifndef VAR_VAHEAD
+#define VAR_VAHEAD 3
+#endif
 namespace fm {
-
-constexpr int kRawValuesBarrier = 3;  // named barriers of each values warpgroup, two of them
 
 // What a warp reads of V in a tile.
 template <class Map>
@@ -51,7 +52,7 @@ __device__ __forceinline__ void multiply_raw_values(FewAccumulators<Map::kRows>&
 #ifdef VAR_NOVALUES
   return;
 #endif
-  constexpr int kAhead = 2;
+  constexpr int kAhead = VAR_VAHEAD;
   ValueFragment v[kAhead];
   uint32_t codes[2][4], scale[2];
   values.load(codes[0], 0, 0);
@@ -119,48 +120,98 @@ __device__ __forceinline__ void store_raw_partial(const FmDecodeParams& p, const
   }
 }
 
-// T: of the output; M: what is multiplied.
-template <class T, class M, class Map, class Control>
-__device__ __forceinline__ void accumulate_raw_values(const FmDecodeParams& p, int half, uint32_t smem, Control& control) {
-  const int lane = threadIdx.x % 32;
-  TilePlace<Map> place;
-  uint32_t result_parity = 0, parts_parity = 0;
+// Both warpgroups: each the scores of every other tile, and of all tiles the products with its half of V's columns.
+//
+//   warpgroup 0   Q K^T of 0 | softmax of 0 | P V of 0 | Q K^T of 2 | P V of 1 | softmax of 2 | P V of 2 | Q K^T of 4 ...
+//   warpgroup 1   Q K^T of 1 | P V of 0 | softmax of 1 | P V of 1 | Q K^T of 3 | P V of 2 | softmax of 3 ...
+//
+// T: of Q and the output; M: what is multiplied.
+template <class T, class M, int QkDim, class Map, class Control>
+__device__ __forceinline__ void compute_raw(const FmDecodeParams& p, int own, uint32_t smem, Control& control) {
+  const int lane = threadIdx.x % 32, barrier = kOwnBarrier + own;
+  TilePlace<Map> place, last;
+  uint32_t parts_parity = 0;
+  TRACE_BEGIN(threadIdx.x == 128)
   for_each_row_block<Map>(p, [&](int item, const RowBlock& range) {
+    LAP(7)
+    RawState<Map> state;
     FewAccumulators<Map::kRows> o;
 #pragma unroll
     for (int m = 0; m < 4; ++m)
 #pragma unroll
       for (int i = 0; i < Map::kRows / 2; ++i) o[m][i] = 0.f;
-    for (int tiles = range.tile_end - range.tile_begin; tiles > 0; --tiles) {
+    const int begin = range.tile_begin, tiles = max(range.tile_end - begin, 0);
+    const int first_masked = min(range.visible(p, range.row_begin), range.seq_len) / kTileTokens;
+    if (tiles > 0) load_raw_query<T, QkDim, Map>(p, range, smem, control);
+    LAP(0)
+    for (int i = 0; tiles > 0 && i <= tiles; ++i) {
+      const bool scores = i % 2 == own && i < tiles;
+      float s[Map::kRows / 2];
+      float2 unit;
       const int at = place.rope();
-      wait_together<Map>(shared_address(&control.weights_full[at]), place.rope_parity(), kRawValuesBarrier + half);
-      const bool plain = !Map::kHasRope && half == 1 && control.format[at] == FM_KV_FP8_V4;
-      if (control.rescale[at][0]) scale_few_rows<Map::kRows>(o, control.factor[at], lane);
-      multiply_raw_values<M, Map>(o, ValuePlace<Map>(smem, at, half), Map::weights(smem, at), plain);
-      if (lane == 0) mbarrier_arrive(shared_address(&control.tile_empty[at]));
-      place.advance();
+      if (scores) {
+        mbarrier_wait(shared_address(&control.tile_full[at]), place.rope_parity());
+        LAP(1)
+        const uint32_t own_unit = Map::scales(smem, at) + offsetof(typename Map::Scales, unit) +
+                                  (warpgroup_thread() / 32 * 16 + warpgroup_thread() % 32 / 4) * 4;
+        unit = make_float2(__uint_as_float(load_shared_word(own_unit)), __uint_as_float(load_shared_word(own_unit + 32)));
+        multiply_raw_query<T, M, Map>(s, smem, control, place, unit);
+        LAP(2)
+      }
+      if (i > 0) {
+        const int before = last.rope();
+        mbarrier_wait(shared_address(&control.weights_full[before]), last.rope_parity());
+        LAP(8)
+        if (control.rescale[before][0]) {
+          scale_few_rows<Map::kRows>(o, control.factor[before], lane);
+          if (i % 2 == own) state.rescale(control, before);  // that was the other warpgroup's tile
+        }
+        const bool plain = !Map::kHasRope && own == 1 && control.format[before] == FM_KV_FP8_V4;
+        multiply_raw_values<M, Map>(o, ValuePlace<Map>(smem, before, own), Map::weights(smem, before), plain);
+        if (lane == 0) mbarrier_arrive(shared_address(&control.tile_empty[before]));
+        LAP(10)
+      }
+      if (scores) {
+        const int tile = begin + i;
+        const bool masked = tile >= first_masked || control.present[at] != ~0ull;
+        if (masked) mask_few<Map>(p, load_row_block<Map>(p, item), s, tile, control.present[at]);
+        if (p.max_logits != nullptr) keep_peaks<Map>(s, control, i == 0);
+        uint32_t weights[Map::kRows / 4];
+        state.weigh(weights, s, unit, control, at, barrier);
+        LAP(3)
+        store_raw_weights<Map::kRows>(weights, Map::weights(smem, at));
+        if (masked)
+          clean_raw_values<Map>(p, load_row_block<Map>(p, item), smem, at,
+                                !Map::kHasRope && control.format[at] == FM_KV_FP8_V4, tile, control.present[at]);
+        fence_async_shared();
+        arrive_once_per_warp(shared_address(&control.weights_full[at]));
+        LAP(4)
+      }
+      last = place;
+      if (i < tiles) place.advance();
     }
-    mbarrier_wait(shared_address(&control.result_full), result_parity);
-    result_parity ^= 1;
     const RowBlock r = load_row_block<Map>(p, item);
+    finish_raw_rows<Map>(p, r, state, control, own);
+    LAP(5)
     if constexpr (Map::kSplits) {
       if (p.splits > 1) {
-        merge_parts<T, Map>(p, r, o, half, smem, control, parts_parity);
+        merge_parts<T, Map>(p, r, o, own, smem, control, parts_parity);
         return;
       }
     }
     scale_few_rows<Map::kRows>(o, control.result, lane);
-    arrive_once_per_warp(shared_address(&control.result_empty));
     if (r.slot < 0) {
-      store_raw_rows<T, Map>(p, r, o, half);
+      store_raw_rows<T, Map>(p, r, o, own);
     } else if constexpr (Map::kSplits) {
-      store_raw_partial<Map>(p, r, o, half);
-      const int thread = half * 128 + warpgroup_thread();
+      store_raw_partial<Map>(p, r, o, own);
+      const int thread = own * 128 + warpgroup_thread();
       if (is_last_part(p, r, thread, control)) add_partials<T, Map>(p, r, thread);
     } else {
       const SplitUnit unit = load_split_unit<Map>(p, r);  // before the stores, which fill the queue
-      store_raw_partial<Map>(p, r, o, half);
+      store_raw_partial<Map>(p, r, o, own);
+      LAP(12)
       finish_part<T, Map>(p, unit, item, control);
+      LAP(13)
     }
   });
   if constexpr (Map::kSplits)

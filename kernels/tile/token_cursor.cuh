@@ -18,7 +18,7 @@ struct TokenWarps {
 
 
   // Unsigned: divisions by powers of two are one instruction.
-  static __device__ __forceinline__ unsigned thread() { return block_thread() - (FM_DECODE_THREADS - 128); }
+  static __device__ __forceinline__ unsigned thread() { return block_thread() - (Map::kRaw ? 0 : FM_DECODE_THREADS - 128); }
   static __device__ __forceinline__ int lane() { return (unsigned)block_thread() % 32; }
   static __device__ __forceinline__ int warp() { return thread() / 32 % kOfTile; }  // of those at this tile
   static __device__ __forceinline__ int turn() { return thread() / (kOfTile * 32); }
