@@ -16,9 +16,9 @@ constexpr float kMostTopWeight = 15.f;  // it moves at
 
 // One k16 step of S^T += K Q^T.
 template <class M, class Map>
-__device__ __forceinline__ void multiply_keys(float (&s)[Map::kRows / 2], const uint32_t (&keys)[4], uint32_t query,
+__device__ __forceinline__ void multiply_keys(float (&s)[Map::kRows / 2], const uint32_t (&keys)[4], uint64_t query,
                                               bool accumulate) {
-  wgmma_rs(M(), s, keys, smem_descriptor(query, 0, kAtomBytes), accumulate);
+  wgmma_rs(M(), s, keys, query, accumulate);
 }
 
 // What float32 scales have besides powers of two.
@@ -32,12 +32,20 @@ struct KeyPlace {
   uint32_t matrices;   // this lane's row and half of 32 bytes, for ldmatrix
   uint32_t own;        // the row of token lane / 4
   uint32_t scales;     // of it; token 8 on: 8 of them on
+  uint32_t all[2][2];  // where there are four
 
   __device__ __forceinline__ KeyPlace(uint32_t smem, int place) {
     const int lane = warpgroup_thread() % 32, first = warpgroup_thread() / 32 * 16;
     matrices = Map::row(smem, place, first + lane % 16) + lane / 16 * 16;
     own = Map::row(smem, place, first + lane / 4);
     scales = Map::scales(smem, place) + (first + lane / 4) * Map::kGroups * 2;
+    if constexpr (Map::kHasRope) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float2 v = load_shared_2(scales + h * 64);
+        all[h][0] = __float_as_uint(v.x), all[h][1] = __float_as_uint(v.y);
+      }
+    }
   }
   // The scales of 32 columns, as pairs.
   template <int Group>
@@ -45,7 +53,7 @@ struct KeyPlace {
     constexpr int kGroup = Group * Map::kGroups / 16;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const uint32_t v = load_shared_word(scales + h * 8 * Map::kGroups * 2 + kGroup / 2 * 4);
+      const uint32_t v = Map::kHasRope ? all[h][kGroup / 2 % 2] : load_shared_word(scales + h * 8 * Map::kGroups * 2 + kGroup / 2 * 4);
       scale[h] = __byte_perm(v, 0, kGroup % 2 ? 0x3232 : 0x1010);
     }
   }
@@ -70,7 +78,7 @@ __device__ __forceinline__ void for_each_constant(Body body) {
 
 // The products of the rope part.
 template <class T, class Map>
-__device__ __forceinline__ void multiply_rope(float (&s)[Map::kRows / 2], uint32_t q, const KeyPlace<Map>& at) {
+__device__ __forceinline__ void multiply_rope(float (&s)[Map::kRows / 2], uint64_t q, const KeyPlace<Map>& at) {
   KeyFragments keys[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -78,7 +86,7 @@ __device__ __forceinline__ void multiply_rope(float (&s)[Map::kRows / 2], uint32
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 2; ++k)
-      multiply_keys<T, Map>(s, keys[i].a[k], q + 8 * Map::kQueryChunkBytes + i * 64 + k * 32, true);
+      multiply_keys<T, Map>(s, keys[i].a[k], q + (8 * Map::kQueryChunkBytes + i * 64 + k * 32) / 16, true);
     wgmma_commit();
   }
 }
@@ -91,6 +99,10 @@ constexpr int kReleaseAt = VAR_RELEASE;   // 32 columns of Q K^T with which the 
 #define VAR_AHEAD 2
 #endif
 constexpr int kKeysAhead = VAR_AHEAD;    // groups of 32 columns that are converted while products go on
+#ifndef VAR_CODES
+#define VAR_CODES 1
+#endif
+constexpr int kCodesAhead = VAR_CODES;   // groups whose codes are on their way
 // Sums that products are added to in turn: with few rows one has to wait for the last.
 template <class Map>
 constexpr int kSums = Map::kRows == kTileRows ? 1 : 4;
@@ -112,28 +124,30 @@ struct KeyCodes {
 // S^T of the 32 columns `Group`, added up to what the others made.
 template <class M, class Map, int Group, int Ahead>
 __device__ __forceinline__ void multiply_group(KeySums<Map>& s, KeyFragments (&keys)[Ahead],
-                                               KeyCodes<Map> (&codes)[2], uint32_t q, const KeyPlace<Map>& at, bool plain) {
+                                               KeyCodes<Map> (&codes)[kCodesAhead + 1], uint64_t q, const KeyPlace<Map>& at, bool plain) {
   constexpr bool kMixed = !Map::kHasRope && Group >= 14;
   KeyFragments& own = keys[Group % Ahead];
-  if constexpr (Group < 15) codes[(Group + 1) % 2].template load<Group + 1>(at);
+  if constexpr (Group + kCodesAhead < 16) codes[(Group + kCodesAhead) % (kCodesAhead + 1)].template load<Group + kCodesAhead>(at);
   if (Group >= Ahead) wgmma_wait<Ahead - 1>();
-  own.template convert<kMixed>(codes[Group % 2].codes, codes[Group % 2].scale);
+  own.template convert<kMixed>(codes[Group % (kCodesAhead + 1)].codes, codes[Group % (kCodesAhead + 1)].scale);
   if (kMixed && plain) own.load_plain(at.matrices + Map::kPlain + (Group - 14) * 64);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < 2; ++k)
-    multiply_keys<M, Map>(s[(2 * Group + k) % kSums<Map>], own.a[k], q + Group / 2 * Map::kQueryChunkBytes + Group % 2 * 64 + k * 32,
+    multiply_keys<M, Map>(s[(2 * Group + k) % kSums<Map>], own.a[k],
+                          q + (Group / 2 * Map::kQueryChunkBytes + Group % 2 * 64 + k * 32) / 16,
                           2 * Group + k >= kSums<Map>);
   wgmma_commit();
 }
 
 template <class T, class M, class Map, bool Scaled>
 __device__ __forceinline__ void multiply_raw(KeySums<Map>& s, uint32_t smem, const KeyPlace<Map>& at, bool plain) {
-  const uint32_t q = smem + Map::kQueryOffset;
+  const uint64_t q = smem_descriptor(smem + Map::kQueryOffset, 0, kAtomBytes);
   constexpr int kAhead = Scaled ? 1 : kKeysAhead;
   KeyFragments keys[kAhead];
-  KeyCodes<Map> codes[2];
+  KeyCodes<Map> codes[kCodesAhead + 1];
   codes[0].template load<0>(at);
+  if (kCodesAhead > 1) codes[1].template load<1>(at);
   const auto group = [&](auto number) {
     constexpr int kGroup = decltype(number)::value;
     multiply_group<M, Map, kGroup, kAhead>(s, keys, codes, q, at, plain);
@@ -181,7 +195,7 @@ __device__ __forceinline__ void multiply_raw_query(float (&s)[Map::kRows / 2], u
       s[i] = sum * (h == 0 ? unit.x : unit.y);
     }
   if constexpr (Map::kHasRope && !kRopeCounts<T>) {
-    multiply_rope<T, Map>(s, smem + Map::kQueryOffset, at);
+    multiply_rope<T, Map>(s, smem_descriptor(smem + Map::kQueryOffset, 0, kAtomBytes), at);
     wgmma_wait<0>();
   }
 }

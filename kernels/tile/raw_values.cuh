@@ -7,6 +7,9 @@
 #include "raw_scores.cuh"
 #include "split_rows.cuh"
 
+#ifndef VAR_VCODES
+#define VAR_VCODES 2
+#endif
 #ifndef VAR_VAHEAD
 #define VAR_VAHEAD 3
 #endif
@@ -52,70 +55,78 @@ __device__ __forceinline__ void multiply_raw_values(FewAccumulators<Map::kRows>&
 #ifdef VAR_NOVALUES
   return;
 #endif
-  constexpr int kAhead = VAR_VAHEAD;
+  constexpr int kAhead = VAR_VAHEAD, kCodes = VAR_VCODES + 1;
+  const uint64_t p = smem_descriptor(weights, 0, kAtomBytes);
   ValueFragment v[kAhead];
-  uint32_t codes[2][4], scale[2];
-  values.load(codes[0], 0, 0);
+  uint32_t codes[kCodes][4], scale[2];
+#pragma unroll
+  for (int i = 0; i < VAR_VCODES; ++i) values.load(codes[i], i / 2, i % 2);
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
-    const int step = i / 4, block = i % 4;
-    if (i % 2 == 0 && i < 14) values.load(codes[(i / 2 + 1) % 2], (i + 2) / 4, (i + 2) % 4 / 2);
+    const int step = i / 4, block = i % 4, pair = i / 2, next = pair + VAR_VCODES;
+    if (i % 2 == 0 && next < 8) values.load(codes[next % kCodes], next / 2, next % 2);
     if (i % 2 == 0 || !Map::kHasRope) values.load_scales(scale, step, block);
     if (i >= kAhead) wgmma_wait<kAhead - 1>();
     ValueFragment& own = v[i % kAhead];
-    own.convert(codes[i / 2 % 2][i % 2 * 2], codes[i / 2 % 2][i % 2 * 2 + 1], scale);
+    own.convert(codes[pair % kCodes][i % 2 * 2], codes[pair % kCodes][i % 2 * 2 + 1], scale);
     if (!Map::kHasRope && block == 3 && plain) values.load_plain(own, step);
     wgmma_fence();
-    wgmma_rs(M(), o[block], own.a, smem_descriptor(weights + step * 32, 0, kAtomBytes), true);
+    wgmma_rs(M(), o[block], own.a, p + step * 2, true);
     wgmma_commit();
   }
   wgmma_wait<0>();
 }
 
-template <class T, class Map>
+// The last factor of row c of this thread's; read when its numbers are stored, so that few registers are in use.
+template <class Map, class Control>
+__device__ __forceinline__ float last_factor(const Control& control, int c) {
+  return __uint_as_float(load_shared_word(shared_address(&control.result[FewLayout<Map::kRows>::row(c, block_thread() % 32)])));
+}
+
+template <class T, class Map, class Control>
 __device__ __forceinline__ void store_raw_rows(const FmDecodeParams& p, const RowBlock& r,
-                                               const FewAccumulators<Map::kRows>& o, int half) {
+                                               const FewAccumulators<Map::kRows>& o, int half, const Control& control) {
   using Layout = FewLayout<Map::kRows>;
-  const int thread = warpgroup_thread(), lane = thread % 32;
 #pragma unroll
   for (int c = 0; c < Layout::kColumns; ++c) {
-    const int row = r.row_begin + Layout::row(c, lane);
+    const float factor = last_factor<Map>(control, c);
+    const int thread = opaque(warpgroup_thread()), lane = thread % 32, row = r.row_begin + Layout::row(c, lane);
     if (row >= r.rows) continue;
     T* out = reinterpret_cast<T*>(p.out) + row_offset(p, r, row, p.out_stride) + half * 256 + thread / 32 * 16 + lane / 4 * 2;
 #pragma unroll
     for (int m = 0; m < 4; ++m)
       *reinterpret_cast<uint32_t*>(out + 64 * m) =
-          pack_result(T(), o[m][Layout::value(c, 0)], o[m][Layout::value(c, 1)]);
+          pack_result(T(), o[m][Layout::value(c, 0)] * factor, o[m][Layout::value(c, 1)] * factor);
   }
 }
 
 // 64 rows: to the row block's place in its slot, of which split_rows.cuh says how it lies.
-template <class Map>
+template <class Map, class Control>
 __device__ __forceinline__ void store_raw_partial(const FmDecodeParams& p, const RowBlock& r,
-                                                  const FewAccumulators<Map::kRows>& o, int half) {
+                                                  const FewAccumulators<Map::kRows>& o, int half, const Control& control) {
   using Layout = FewLayout<Map::kRows>;
-  const int thread = warpgroup_thread(), lane = thread % 32;
-  if constexpr (Map::kRows == kTileRows) {
-    float* partial = p.partial_out + slot_row<Map>(p, r, 0) * kLatent + half * 512 + thread / 32 * 32 + lane / 4 * 4;
 #pragma unroll
-    for (int c = 0; c < Layout::kColumns; ++c) {
-      if (c / 2 % 2 != 0) continue;  // rows and those 8 on together
-      float* pair = partial + (c / 4 * 8 + lane % 4 * 2 + c % 2) * kPairNumbers;
+  for (int c = 0; c < Layout::kColumns; ++c) {
+    if (Map::kRows == kTileRows && c / 2 % 2 != 0) continue;  // rows and those 8 on together
+    const float factor = last_factor<Map>(control, c);
+    const int thread = opaque(warpgroup_thread()), lane = thread % 32;
+    if constexpr (Map::kRows == kTileRows) {
+      const float other = last_factor<Map>(control, c + 2);
+      float* pair = p.partial_out + slot_row<Map>(p, r, 0) * kLatent + half * 512 + thread / 32 * 32 + lane / 4 * 4 +
+                    (c / 4 * 8 + lane % 4 * 2 + c % 2) * kPairNumbers;
 #pragma unroll
       for (int m = 0; m < 4; ++m)
         *reinterpret_cast<float4*>(pair + 128 * m) =
-            make_float4(o[m][Layout::value(c, 0)], o[m][Layout::value(c, 1)], o[m][Layout::value(c + 2, 0)],
-                        o[m][Layout::value(c + 2, 1)]);
-    }
-  } else {
-#pragma unroll
-    for (int c = 0; c < Layout::kColumns; ++c) {
+            make_float4(o[m][Layout::value(c, 0)] * factor, o[m][Layout::value(c, 1)] * factor,
+                        o[m][Layout::value(c + 2, 0)] * other, o[m][Layout::value(c + 2, 1)] * other);
+    } else {
       const int block_row = Layout::row(c, lane);
       if (r.row_begin + block_row >= r.rows) continue;
       float* out = p.partial_out + slot_row<Map>(p, r, block_row) * kLatent + half * 256 + thread / 32 * 16 + lane / 4 * 2;
 #pragma unroll
       for (int m = 0; m < 4; ++m)
-        *reinterpret_cast<float2*>(out + 64 * m) = make_float2(o[m][Layout::value(c, 0)], o[m][Layout::value(c, 1)]);
+        *reinterpret_cast<float2*>(out + 64 * m) =
+            make_float2(o[m][Layout::value(c, 0)] * factor, o[m][Layout::value(c, 1)] * factor);
     }
   }
 }
@@ -129,7 +140,7 @@ __device__ __forceinline__ void store_raw_partial(const FmDecodeParams& p, const
 template <class T, class M, int QkDim, class Map, class Control>
 __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, int own, uint32_t smem, Control& control) {
   const int lane = threadIdx.x % 32, barrier = kOwnBarrier + own;
-  TilePlace<Map> place, last;
+  TilePlace<Map> place;  // of the tile whose scores are next
   uint32_t parts_parity = 0;
   TRACE_BEGIN(threadIdx.x == 128)
   for_each_row_block<Map>(p, [&](int item, const RowBlock& range) {
@@ -140,8 +151,8 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, int own, ui
     for (int m = 0; m < 4; ++m)
 #pragma unroll
       for (int i = 0; i < Map::kRows / 2; ++i) o[m][i] = 0.f;
-    const int begin = range.tile_begin, tiles = max(range.tile_end - begin, 0);
-    const int first_masked = min(range.visible(p, range.row_begin), range.seq_len) / kTileTokens;
+    const int tiles = max(range.tile_end - range.tile_begin, 0);
+    const int first_masked = min(range.visible(p, range.row_begin), range.seq_len) / kTileTokens - range.tile_begin;
     if (tiles > 0) load_raw_query<T, QkDim, Map>(p, range, smem, control);
     LAP(0)
     for (int i = 0; tiles > 0 && i <= tiles; ++i) {
@@ -159,6 +170,7 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, int own, ui
         LAP(2)
       }
       if (i > 0) {
+        const TilePlace<Map> last = place.last();
         const int before = last.rope();
         mbarrier_wait(shared_address(&control.weights_full[before]), last.rope_parity());
         LAP(8)
@@ -172,22 +184,25 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, int own, ui
         LAP(10)
       }
       if (scores) {
-        const int tile = begin + i;
-        const bool masked = tile >= first_masked || control.present[at] != ~0ull;
-        if (masked) mask_few<Map>(p, load_row_block<Map>(p, item), s, tile, control.present[at]);
+        const bool masked = i >= first_masked || control.present[at] != ~0ull;
+        if (masked) {
+          const RowBlock r = load_row_block<Map>(p, item);
+          mask_few<Map>(p, r, s, r.tile_begin + i, control.present[at]);
+        }
         if (p.max_logits != nullptr) keep_peaks<Map>(s, control, i == 0);
         uint32_t weights[Map::kRows / 4];
         state.weigh(weights, s, unit, control, at, barrier);
         LAP(3)
         store_raw_weights<Map::kRows>(weights, Map::weights(smem, at));
-        if (masked)
-          clean_raw_values<Map>(p, load_row_block<Map>(p, item), smem, at,
-                                !Map::kHasRope && control.format[at] == FM_KV_FP8_V4, tile, control.present[at]);
+        if (masked) {
+          const RowBlock r = load_row_block<Map>(p, item);
+          clean_raw_values<Map>(p, r, smem, at, !Map::kHasRope && control.format[at] == FM_KV_FP8_V4, r.tile_begin + i,
+                                control.present[at]);
+        }
         fence_async_shared();
         arrive_once_per_warp(shared_address(&control.weights_full[at]));
         LAP(4)
       }
-      last = place;
       if (i < tiles) place.advance();
     }
     const RowBlock r = load_row_block<Map>(p, item);
@@ -199,16 +214,15 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, int own, ui
         return;
       }
     }
-    scale_few_rows<Map::kRows>(o, control.result, lane);
     if (r.slot < 0) {
-      store_raw_rows<T, Map>(p, r, o, own);
+      store_raw_rows<T, Map>(p, r, o, own, control);
     } else if constexpr (Map::kSplits) {
-      store_raw_partial<Map>(p, r, o, own);
+      store_raw_partial<Map>(p, r, o, own, control);
       const int thread = own * 128 + warpgroup_thread();
       if (is_last_part(p, r, thread, control)) add_partials<T, Map>(p, r, thread);
     } else {
       const SplitUnit unit = load_split_unit<Map>(p, r);  // before the stores, which fill the queue
-      store_raw_partial<Map>(p, r, o, own);
+      store_raw_partial<Map>(p, r, o, own, control);
       LAP(12)
       finish_part<T, Map>(p, unit, item, control);
       LAP(13)

@@ -160,6 +160,11 @@ struct TilePlace {
   __device__ __forceinline__ uint32_t block_parity(int quarter) const {
     return (quarter < Map::kTriple ? thirds() : count >> 1) & 1;
   }
+  __device__ __forceinline__ TilePlace last() const {
+    TilePlace r;
+    r.count = count == 0 ? 23 : count - 1;
+    return r;
+  }
   __device__ __forceinline__ void advance() { count = count == 23 ? 0 : count + 1; }
 };
 
