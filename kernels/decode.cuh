@@ -187,7 +187,7 @@ __device__ __forceinline__ void decode_raw(const CUtensorMap& rows_map, const Fm
     load_raw_tiles<T, QkDim, Map>(p, &rows_map, smem, control);
   } else {
     registers_grow<kCompute>();
-    compute_raw<T, __half, QkDim, Map>(p, warpgroup - 1, smem, control);
+    compute_raw<T, __half, QkDim, Map>(p, smem, control);
   }
 }
 

@@ -8,6 +8,11 @@
 #define FM_DECODE_THREADS_2_LOADERS 640 /* with another warpgroup that loads: 32 rows of Gather, 16 of Codes */
 #define FM_DECODE_THREADS_4_LOADERS 896 /* with three more: 16 rows of Gather */
 #define FM_DECODE_THREADS_RAW 384 /* rows of codes as they are: a loading and two computing warpgroups */
+/* Quantised rows in shared memory, as they lie in the cache: bytes from one to the next, odd multiples of 16 for ldmatrix;
+   and the most of them in a TMA box. */
+#define FM_RAW_ROW_BYTES_576 656
+#define FM_RAW_ROW_BYTES_512 592
+#define FM_RAW_BOX_ROWS 32
 #define FM_DECODE_SMEM_BYTES 232448
 
 /* plan.cu: one block plans the whole batch. */
@@ -66,7 +71,7 @@ typedef struct FmDecodeParams {
   int32_t splits;      /* CTAs of a cluster that share an item's tiles for the same rows */
   int32_t multicast;   /* CTAs of a cluster with the same tiles, which take turns in loading: 1 or 2 */
   int32_t causal;
-  int32_t box_shift;   /* log2 of the tokens of one TMA box, gcd(page_size, 64) */
+  int32_t box_shift;   /* log2 of the tokens of one TMA box; -1: none, rows come one by one */
   int32_t head_chunks_nope; /* 64-wide column blocks from one KV head to the next in the tensor maps */
   int32_t head_chunks_rope;
   int32_t q_codes;     /* 1: Q is e4m3; codes kernels only */

@@ -4,7 +4,11 @@ use ferromla_schedule::plan_layout::*;
 pub const FM_DECODE_THREADS: i32 = 512;
 pub const FM_DECODE_THREADS_2_LOADERS: i32 = 640;
 pub const FM_DECODE_THREADS_4_LOADERS: i32 = 896;
-pub const FM_DECODE_SMEM_BYTES: i32 = 231936;
+pub const FM_DECODE_THREADS_RAW: i32 = 384;
+pub const FM_RAW_ROW_BYTES_576: i32 = 656;
+pub const FM_RAW_ROW_BYTES_512: i32 = 592;
+pub const FM_RAW_BOX_ROWS: i32 = 32;
+pub const FM_DECODE_SMEM_BYTES: i32 = 232448;
 pub const FM_KV_BF16: i32 = 0;
 pub const FM_KV_FP16: i32 = 1;
 pub const FM_KV_FP8: i32 = 2;
@@ -147,7 +151,7 @@ pub struct FmDecodeParams {
     #[doc = " CTAs of a cluster with the same tiles, which take turns in loading: 1 or 2"]
     pub multicast: i32,
     pub causal: i32,
-    #[doc = " log2 of the tokens of one TMA box, gcd(page_size, 64)"]
+    #[doc = " log2 of the tokens of one TMA box; -1: none, rows come one by one"]
     pub box_shift: i32,
     #[doc = " 64-wide column blocks from one KV head to the next in the tensor maps"]
     pub head_chunks_nope: i32,

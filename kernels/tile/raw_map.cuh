@@ -36,7 +36,7 @@ struct RawMap {
   static constexpr bool kHasRope = QkDim > kLatent;
   static constexpr int kGroups = kHasRope ? 4 : 16;  // of columns
   // Of a row: an odd multiple of 16, for ldmatrix.
-  static constexpr uint32_t kRowBytes = kHasRope ? 656 : 592;
+  static constexpr uint32_t kRowBytes = kHasRope ? FM_RAW_ROW_BYTES_576 : FM_RAW_ROW_BYTES_512;
   // Rows of 576: where float32 scales lie, and the rope part as Q has it. Rows of 512: where the part that is not codes
   // begins, and where scales of the two kinds lie.
   static constexpr uint32_t kFloatScales = 512, kRope = 528;

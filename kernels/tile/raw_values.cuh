@@ -138,8 +138,9 @@ __device__ __forceinline__ void store_raw_partial(const FmDecodeParams& p, const
 //
 // T: of Q and the output; M: what is multiplied.
 template <class T, class M, int QkDim, class Map, class Control>
-__device__ __forceinline__ void compute_raw(const FmDecodeParams& p, int own, uint32_t smem, Control& control) {
-  const int lane = threadIdx.x % 32, barrier = kOwnBarrier + own;
+__device__ __forceinline__ void compute_raw(const FmDecodeParams& p, uint32_t smem, Control& control) {
+  const auto own = [] { return (unsigned)block_thread() / 128 - 1; };  // read anew each time: registers are short
+  const auto lane = [] { return (unsigned)block_thread() % 32; };
   TilePlace<Map> place;  // of the tile whose scores are next
   uint32_t parts_parity = 0;
   TRACE_BEGIN(threadIdx.x == 128)
@@ -156,7 +157,7 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, int own, ui
     if (tiles > 0) load_raw_query<T, QkDim, Map>(p, range, smem, control);
     LAP(0)
     for (int i = 0; tiles > 0 && i <= tiles; ++i) {
-      const bool scores = i % 2 == own && i < tiles;
+      const bool scores = i % 2 == own() && i < tiles;
       float s[Map::kRows / 2];
       float2 unit;
       const int at = place.rope();
@@ -175,12 +176,12 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, int own, ui
         mbarrier_wait(shared_address(&control.weights_full[before]), last.rope_parity());
         LAP(8)
         if (control.rescale[before][0]) {
-          scale_few_rows<Map::kRows>(o, control.factor[before], lane);
-          if (i % 2 == own) state.rescale(control, before);  // that was the other warpgroup's tile
+          scale_few_rows<Map::kRows>(o, control.factor[before], lane());
+          if (i % 2 == own()) state.rescale(control, before);  // that was the other warpgroup's tile
         }
-        const bool plain = !Map::kHasRope && own == 1 && control.format[before] == FM_KV_FP8_V4;
-        multiply_raw_values<M, Map>(o, ValuePlace<Map>(smem, before, own), Map::weights(smem, before), plain);
-        if (lane == 0) mbarrier_arrive(shared_address(&control.tile_empty[before]));
+        const bool plain = !Map::kHasRope && own() == 1 && control.format[before] == FM_KV_FP8_V4;
+        multiply_raw_values<M, Map>(o, ValuePlace<Map>(smem, before, own()), Map::weights(smem, before), plain);
+        if (lane() == 0) mbarrier_arrive(shared_address(&control.tile_empty[before]));
         LAP(10)
       }
       if (scores) {
@@ -191,7 +192,7 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, int own, ui
         }
         if (p.max_logits != nullptr) keep_peaks<Map>(s, control, i == 0);
         uint32_t weights[Map::kRows / 4];
-        state.weigh(weights, s, unit, control, at, barrier);
+        state.weigh(weights, s, unit, control, at, kOwnBarrier + own());
         LAP(3)
         store_raw_weights<Map::kRows>(weights, Map::weights(smem, at));
         if (masked) {
@@ -206,23 +207,23 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, int own, ui
       if (i < tiles) place.advance();
     }
     const RowBlock r = load_row_block<Map>(p, item);
-    finish_raw_rows<Map>(p, r, state, control, own);
+    finish_raw_rows<Map>(p, r, state, control, own());
     LAP(5)
     if constexpr (Map::kSplits) {
       if (p.splits > 1) {
-        merge_parts<T, Map>(p, r, o, own, smem, control, parts_parity);
+        merge_parts<T, Map>(p, r, o, own(), smem, control, parts_parity);
         return;
       }
     }
     if (r.slot < 0) {
-      store_raw_rows<T, Map>(p, r, o, own, control);
+      store_raw_rows<T, Map>(p, r, o, own(), control);
     } else if constexpr (Map::kSplits) {
-      store_raw_partial<Map>(p, r, o, own, control);
-      const int thread = own * 128 + warpgroup_thread();
+      store_raw_partial<Map>(p, r, o, own(), control);
+      const int thread = own() * 128 + warpgroup_thread();
       if (is_last_part(p, r, thread, control)) add_partials<T, Map>(p, r, thread);
     } else {
       const SplitUnit unit = load_split_unit<Map>(p, r);  // before the stores, which fill the queue
-      store_raw_partial<Map>(p, r, o, own, control);
+      store_raw_partial<Map>(p, r, o, own(), control);
       LAP(12)
       finish_part<T, Map>(p, unit, item, control);
       LAP(13)

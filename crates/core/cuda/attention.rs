@@ -49,8 +49,13 @@ fn of_pages<'a>(problem: &AttentionProblem, plan: &'a Plan) -> Result<Attention<
     let mut params = page_params(problem, plan);
     let mut maps = [tensor_map::empty(); 2];
     let mut loader = Loader::of_tokens(&[problem.cache.format]);
+    if let Some((rows, of_box)) = tensor_map::raw_geometry(&problem.cache) {
+        maps[0] = tensor_map::encode(&rows, problem.dtype)?;
+        params.box_shift = of_box.trailing_zeros() as i32;
+    }
     if let Some((nope, rope)) = &geometries {
         loader = Loader::Tma;
+        params.box_shift = tensor_map::box_rows(problem.cache.page_size).trailing_zeros() as i32;
         // The CTAs of a team read the same tiles: the TMA loader loads once for two of them.
         if plan.schedule.choice.team % 2 == 0 {
             params.multicast = 2;
@@ -93,6 +98,10 @@ fn kernel(dtype: DType, q: &TwoParts<3>, loader: Loader, plan: &Plan) -> Result<
         let rule = "one made for the format of the caches";
         return Err(Error::invalid("plan", value, rule));
     };
+    if is_fp16(dtype) && loader == Loader::Codes {
+        let rule = "bf16 beside a quantised cache";
+        return Err(Error::unsupported("q", dtype, rule));
+    }
     Ok(Kernel::Decode {
         fp16: is_fp16(dtype),
         rope: q.rope.is_some(),
@@ -115,7 +124,6 @@ fn page_params(problem: &AttentionProblem, plan: &Plan) -> FmDecodeParams {
         max_tokens: table.capacity(cache.page_size) as i32,
         group: problem.group(),
         causal: problem.causal.into(),
-        box_shift: tensor_map::box_rows(cache.page_size).trailing_zeros() as i32,
         q_codes: (problem.dtype == DType::F8E4M3).into(),
         q_scale: q_scale_rows.ptr as *const f32,
         q_scale_stride: q_scale_rows.strides,
@@ -161,6 +169,7 @@ fn common_params(
         team: choice.team,
         splits: choice.splits,
         multicast: 1,
+        box_shift: -1,
         scale_log2: (scale * std::f64::consts::LOG2_E) as f32,
         worker_begin: plan.section(layout.worker_begin),
         items: plan.section(layout.items),

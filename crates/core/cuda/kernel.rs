@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use crate::dtype::{DType, KvFormat};
 use crate::params::{
     FM_DECODE_SMEM_BYTES, FM_DECODE_THREADS, FM_DECODE_THREADS_2_LOADERS,
-    FM_DECODE_THREADS_4_LOADERS,
+    FM_DECODE_THREADS_4_LOADERS, FM_DECODE_THREADS_RAW,
 };
 
 use super::images::{IMAGES, image};
@@ -17,14 +17,19 @@ pub(super) enum Loader {
     Tma,
     /// Tokens of 16-bit numbers.
     Gather,
-    /// Tokens of codes too.
+    /// Rows of e4m3 codes, as they lie in the cache.
+    Raw,
+    /// Tokens of either, and of e2m1 codes, turned to half as they come.
     Codes,
 }
 
 impl Loader {
     /// For tokens of caches of these formats.
     pub fn of_tokens(formats: &[KvFormat]) -> Self {
-        if formats.iter().any(|format| format.is_quantised()) {
+        let raw = |format: &KvFormat| format.is_quantised() && *format != KvFormat::Fp4V41;
+        if formats.iter().all(raw) {
+            Self::Raw
+        } else if formats.iter().any(|format| format.is_quantised()) {
             Self::Codes
         } else {
             Self::Gather
@@ -37,36 +42,54 @@ impl Loader {
 pub(super) enum Variant {
     Tma64,
     Gather64,
-    Codes64,
+    Raw64,
     Tma32,
     Gather32,
     Tma16,
     Gather16,
+    Raw16,
+    Codes64,
     Codes16,
 }
 
 impl Variant {
-    pub const ALL: [Self; 8] = [
+    /// Those of fp16 queries first: sparse attention over quantised caches takes bf16 ones.
+    pub const ALL: [Self; 10] = [
         Self::Tma64,
         Self::Gather64,
-        Self::Codes64,
+        Self::Raw64,
         Self::Tma32,
         Self::Gather32,
         Self::Tma16,
         Self::Gather16,
+        Self::Raw16,
+        Self::Codes64,
         Self::Codes16,
     ];
+    /// How many have kernels of fp16 queries.
+    const OF_FP16: usize = 8;
+
+    /// The variants of a type of queries.
+    fn of_type(fp16: bool) -> &'static [Self] {
+        if fp16 {
+            &Self::ALL[..Self::OF_FP16]
+        } else {
+            &Self::ALL
+        }
+    }
 
     /// For the rows that the choice of a plan has. Of codes there is no kernel of 32 rows.
     pub const fn of(loader: Loader, rows: i32) -> Option<Self> {
         Some(match (loader, rows) {
             (Loader::Tma, 64) => Self::Tma64,
             (Loader::Gather, 64) => Self::Gather64,
+            (Loader::Raw, 64) => Self::Raw64,
             (Loader::Codes, 64) => Self::Codes64,
             (Loader::Tma, 32) => Self::Tma32,
             (Loader::Gather, 32) => Self::Gather32,
             (Loader::Tma, 16) => Self::Tma16,
             (Loader::Gather, 16) => Self::Gather16,
+            (Loader::Raw, 16) => Self::Raw16,
             (Loader::Codes, 16) => Self::Codes16,
             _ => return None,
         })
@@ -79,6 +102,7 @@ impl Variant {
             }
             Self::Gather32 | Self::Codes16 => FM_DECODE_THREADS_2_LOADERS,
             Self::Gather16 => FM_DECODE_THREADS_4_LOADERS,
+            Self::Raw64 | Self::Raw16 => FM_DECODE_THREADS_RAW,
         }
     }
 }
@@ -104,19 +128,21 @@ impl Numbers {
 
 /// The decode kernels in the order of their indices: type, width, variant.
 #[rustfmt::skip]
-const DECODE: [&CStr; 32] = [
-    c"fm_decode_bf16_512_tma_64", c"fm_decode_bf16_512_gather_64", c"fm_decode_bf16_512_codes_64",
-    c"fm_decode_bf16_512_tma_32", c"fm_decode_bf16_512_gather_32",
-    c"fm_decode_bf16_512_tma_16", c"fm_decode_bf16_512_gather_16", c"fm_decode_bf16_512_codes_16",
-    c"fm_decode_bf16_576_tma_64", c"fm_decode_bf16_576_gather_64", c"fm_decode_bf16_576_codes_64",
-    c"fm_decode_bf16_576_tma_32", c"fm_decode_bf16_576_gather_32",
-    c"fm_decode_bf16_576_tma_16", c"fm_decode_bf16_576_gather_16", c"fm_decode_bf16_576_codes_16",
-    c"fm_decode_fp16_512_tma_64", c"fm_decode_fp16_512_gather_64", c"fm_decode_fp16_512_codes_64",
-    c"fm_decode_fp16_512_tma_32", c"fm_decode_fp16_512_gather_32",
-    c"fm_decode_fp16_512_tma_16", c"fm_decode_fp16_512_gather_16", c"fm_decode_fp16_512_codes_16",
-    c"fm_decode_fp16_576_tma_64", c"fm_decode_fp16_576_gather_64", c"fm_decode_fp16_576_codes_64",
-    c"fm_decode_fp16_576_tma_32", c"fm_decode_fp16_576_gather_32",
-    c"fm_decode_fp16_576_tma_16", c"fm_decode_fp16_576_gather_16", c"fm_decode_fp16_576_codes_16",
+const DECODE: [&CStr; 36] = [
+    c"fm_decode_bf16_512_tma_64", c"fm_decode_bf16_512_gather_64", c"fm_decode_bf16_512_raw_64",
+    c"fm_decode_bf16_512_tma_32", c"fm_decode_bf16_512_gather_32", c"fm_decode_bf16_512_tma_16",
+    c"fm_decode_bf16_512_gather_16", c"fm_decode_bf16_512_raw_16", c"fm_decode_bf16_512_codes_64",
+    c"fm_decode_bf16_512_codes_16",
+    c"fm_decode_bf16_576_tma_64", c"fm_decode_bf16_576_gather_64", c"fm_decode_bf16_576_raw_64",
+    c"fm_decode_bf16_576_tma_32", c"fm_decode_bf16_576_gather_32", c"fm_decode_bf16_576_tma_16",
+    c"fm_decode_bf16_576_gather_16", c"fm_decode_bf16_576_raw_16", c"fm_decode_bf16_576_codes_64",
+    c"fm_decode_bf16_576_codes_16",
+    c"fm_decode_fp16_512_tma_64", c"fm_decode_fp16_512_gather_64", c"fm_decode_fp16_512_raw_64",
+    c"fm_decode_fp16_512_tma_32", c"fm_decode_fp16_512_gather_32", c"fm_decode_fp16_512_tma_16",
+    c"fm_decode_fp16_512_gather_16", c"fm_decode_fp16_512_raw_16",
+    c"fm_decode_fp16_576_tma_64", c"fm_decode_fp16_576_gather_64", c"fm_decode_fp16_576_raw_64",
+    c"fm_decode_fp16_576_tma_32", c"fm_decode_fp16_576_gather_32", c"fm_decode_fp16_576_tma_16",
+    c"fm_decode_fp16_576_gather_16", c"fm_decode_fp16_576_raw_16",
 ];
 
 /// Every entry point.
@@ -176,10 +202,10 @@ impl Kernel {
         ];
         for fp16 in [false, true] {
             for rope in [false, true] {
-                all.extend(Variant::ALL.map(|variant| Self::Decode {
+                all.extend(Variant::of_type(fp16).iter().map(|variant| Self::Decode {
                     fp16,
                     rope,
-                    variant,
+                    variant: *variant,
                 }));
             }
         }
@@ -211,7 +237,15 @@ impl Kernel {
                 fp16,
                 rope,
                 variant,
-            } => (2 * fp16 as usize + rope as usize) * Variant::ALL.len() + variant as usize,
+            } => {
+                let (all, rope) = (Variant::ALL.len(), rope as usize);
+                let before = if fp16 {
+                    2 * all + rope * Variant::OF_FP16
+                } else {
+                    rope * all
+                };
+                before + variant as usize
+            }
             _ => 0,
         }
     }
@@ -221,8 +255,9 @@ impl Kernel {
         match self {
             Self::Plan => "plan",
             Self::Decode { fp16, variant, .. } => match (variant, fp16) {
-                (Variant::Codes64 | Variant::Codes16, false) => "decode_codes_bf16",
-                (Variant::Codes64 | Variant::Codes16, true) => "decode_codes_fp16",
+                (Variant::Codes64 | Variant::Codes16, _) => "decode_codes_bf16",
+                (Variant::Raw64 | Variant::Raw16, false) => "decode_raw_bf16",
+                (Variant::Raw64 | Variant::Raw16, true) => "decode_raw_fp16",
                 (_, false) => "decode_bf16",
                 (_, true) => "decode_fp16",
             },
@@ -332,10 +367,11 @@ mod tests {
 
     #[test]
     fn every_loader_has_kernels_of_64_and_16_rows_and_only_codes_none_of_32() {
-        for loader in [Loader::Tma, Loader::Gather, Loader::Codes] {
+        for loader in [Loader::Tma, Loader::Gather, Loader::Raw, Loader::Codes] {
             for rows in [64, 32, 16] {
                 let variant = Variant::of(loader, rows).map(|variant| format!("{variant:?}"));
-                let is_there = loader != Loader::Codes || rows != 32;
+                let of_codes = matches!(loader, Loader::Raw | Loader::Codes);
+                let is_there = !of_codes || rows != 32;
                 assert_eq!(variant, is_there.then(|| format!("{loader:?}{rows}")));
             }
         }
@@ -351,7 +387,7 @@ mod tests {
             };
             kernel.decode_threads()
         };
-        let expected = [512, 512, 512, 512, 640, 512, 896, 640];
+        let expected = [512, 512, 384, 512, 640, 512, 896, 384, 512, 640];
         assert_eq!(Variant::ALL.map(threads), expected);
     }
 
@@ -360,11 +396,12 @@ mod tests {
         use KvFormat::{Bf16, Fp4V41, Fp8, Fp8V4, Fp8V32};
         for (formats, loader) in [
             (&[Bf16, Bf16][..], Loader::Gather),
-            (&[Fp8], Loader::Codes),
+            (&[Fp8], Loader::Raw),
             (&[Bf16, Fp4V41], Loader::Codes),
             (&[Fp8V4, Fp4V41], Loader::Codes),
             (&[Bf16, Fp8V32], Loader::Codes),
-            (&[Fp8, Fp8V32], Loader::Codes),
+            (&[Fp8V4, Fp8V4], Loader::Raw),
+            (&[Fp8, Fp8V32], Loader::Raw),
         ] {
             assert_eq!(Loader::of_tokens(formats), loader, "{formats:?}");
         }

@@ -1,18 +1,23 @@
-//! Tensor maps of a paged cache for the TMA loader.
+//! Tensor maps of a paged cache, for the loaders of whole pages.
 //!
-//! A map sees one part of the cache (latent or rotary) as five dimensions, innermost first: 64 elements of a
+//! Of 16-bit numbers a map sees one part of the cache (latent or rotary) as five dimensions, innermost first: 64 elements of a
 //! row (128 bytes, the width of the swizzle), 8 rows of a swizzle atom, the 64-wide column blocks ("chunks"),
 //! the atoms of a page, the pages. A box is `box_rows` rows of one page with two chunks of the latent part or
 //! the one of the rotary part; KV heads lie `head_chunks` chunks apart. L2 promotion is off: measured, it costs 8 % of the bandwidth on rows of
 //! 1,152 bytes.
+//!
+//! Of rows of codes a map sees three dimensions: the words of a row, the rows of a page, the pages. A box is wider than
+//! a row, by the gap that the kernels have between rows in shared memory; what is past the row's end arrives as zeros.
 
 use std::ffi::c_void;
 
 use cudarc::driver::sys;
 
-use crate::dtype::DType;
+use crate::dtype::{DType, KvFormat};
 use crate::error::Result;
-use crate::params::FM_LATENT_BOX_CHUNKS;
+use crate::params::{
+    FM_LATENT_BOX_CHUNKS, FM_RAW_BOX_ROWS, FM_RAW_ROW_BYTES_512, FM_RAW_ROW_BYTES_576,
+};
 use crate::problem::{CacheRows, NOPE_DIM, PagedCache, ROPE_DIM, Strided};
 
 use super::driver::call;
@@ -27,6 +32,8 @@ const ATOM_ROWS: i64 = 8;
 /// Rows of one tile, the most a box has.
 const TILE_ROWS: i64 = 64;
 const ELEMENT_BYTES: i64 = 2;
+/// Bytes of an element of a row of codes.
+const WORD: i64 = 4;
 const ALIGNMENT: i64 = 16;
 /// The driver's bound for strides, in bytes.
 const MAX_STRIDE: i64 = 1 << 40;
@@ -37,6 +44,8 @@ const MAX_SIZE: i64 = 1 << 32;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Geometry {
     ptr: u64,
+    rank: u32,
+    swizzled: bool,
     sizes: [u64; RANK],
     /// Bytes, of dimensions 1 to 4.
     strides: [u64; RANK - 1],
@@ -98,11 +107,58 @@ fn geometry(
     let atoms = box_rows(cache.page_size) as u32 / ATOM_ROWS as u32;
     Some(Geometry {
         ptr: part.ptr,
+        rank: RANK as u32,
+        swizzled: true,
         sizes: sizes.map(|size| size as u64),
         strides: strides.map(|stride| stride as u64),
         box_sizes: [CHUNK as u32, ATOM_ROWS as u32, box_chunks, atoms, 1],
         head_chunks: i32::try_from(head_chunks).ok()?,
     })
+}
+
+/// The map of rows of codes, and the rows of a box; `None` where TMA cannot read the cache as it lies, or rows have scales
+/// elsewhere.
+pub(super) fn raw_geometry(cache: &PagedCache) -> Option<(Geometry, i32)> {
+    let CacheRows::Bytes { layout, pages } = &cache.rows else {
+        return None;
+    };
+    if !matches!(cache.format, KvFormat::Fp8 | KvFormat::Fp8V32) {
+        return None;
+    }
+    let rows = box_rows(cache.page_size).min(FM_RAW_BOX_ROWS);
+    let [page_stride, token_stride] = pages.strides;
+    let (count, page_size) = (i64::from(cache.num_pages), i64::from(cache.page_size));
+    let page_stride = if count == 1 {
+        token_stride.checked_mul(page_size)?
+    } else {
+        page_stride
+    };
+    let is_stride = |stride: i64| (1..MAX_STRIDE).contains(&stride) && stride % ALIGNMENT == 0;
+    if i64::from(rows) < ATOM_ROWS
+        || count == 0
+        || !pages.ptr.is_multiple_of(ALIGNMENT as u64)
+        || !is_stride(token_stride)
+        || !is_stride(page_stride)
+    {
+        return None;
+    }
+    let row_bytes = layout.row_bytes() as i64;
+    let wide = layout.width > NOPE_DIM as usize;
+    let in_shared = if wide {
+        FM_RAW_ROW_BYTES_576
+    } else {
+        FM_RAW_ROW_BYTES_512
+    };
+    let geometry = Geometry {
+        ptr: pages.ptr,
+        rank: 3,
+        swizzled: false,
+        sizes: [row_bytes / WORD, page_size, count, 1, 1].map(|size| size as u64),
+        strides: [token_stride, page_stride, 0, 0].map(|stride| stride as u64),
+        box_sizes: [in_shared / WORD as i32, rows, 1, 1, 1].map(|size| size as u32),
+        head_chunks: 0,
+    };
+    Some((geometry, rows))
 }
 
 /// A map that nothing reads, for kernels that have the parameter and not the use.
@@ -114,24 +170,31 @@ pub(super) fn empty() -> sys::CUtensorMap {
 /// Has the driver encode a map. About 0.3 us on the host.
 pub(super) fn encode(geometry: &Geometry, dtype: DType) -> Result<sys::CUtensorMap> {
     let mut map = empty();
-    let element = if is_fp16(dtype) {
+    let element = if !geometry.swizzled {
+        sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT32
+    } else if is_fp16(dtype) {
         sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16
     } else {
         sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
     };
-    // SAFETY: the arrays have the rank's length; the driver checks the rest and does not read the memory.
+    let swizzle = if geometry.swizzled {
+        sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B
+    } else {
+        sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE
+    };
+    // SAFETY: the arrays have at least the rank's length; the driver checks the rest and does not read the memory.
     let result = unsafe {
         sys::cuTensorMapEncodeTiled(
             &mut map,
             element,
-            RANK as u32,
+            geometry.rank,
             geometry.ptr as *mut c_void,
             geometry.sizes.as_ptr(),
             geometry.strides.as_ptr(),
             geometry.box_sizes.as_ptr(),
             [1u32; RANK].as_ptr(),
             sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            swizzle,
             sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_NONE,
             sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
@@ -221,6 +284,46 @@ mod tests {
         assert!(
             geometries(&cache(1, 64, 1, [0, 576, 0])).is_some(),
             "one page needs no stride"
+        );
+    }
+
+    fn bytes(format: KvFormat, page_size: i32, num_pages: i32, strides: [i64; 2]) -> PagedCache {
+        PagedCache {
+            rows: CacheRows::Bytes {
+                layout: &format.layouts()[0],
+                pages: Strided { ptr: 4096, strides },
+            },
+            format,
+            num_pages,
+            page_size,
+            ..cache(1, 64, 1, [0, 576, 0])
+        }
+    }
+
+    #[test]
+    fn boxes_of_codes_are_as_wide_as_rows_in_shared_memory() {
+        let (map, rows) = raw_geometry(&bytes(KvFormat::Fp8V32, 128, 9, [128 * 656, 656])).unwrap();
+        assert_eq!((map.rank, rows), (3, 32));
+        assert_eq!(map.sizes, [164, 128, 9, 1, 1]);
+        assert_eq!(map.strides, [656, 128 * 656, 0, 0]);
+        assert_eq!(map.box_sizes, [164, 32, 1, 1, 1]);
+        let (map, rows) = raw_geometry(&bytes(KvFormat::Fp8, 16, 1, [0, 1152])).unwrap();
+        assert_eq!((rows, map.strides), (16, [1152, 16 * 1152, 0, 0]));
+        assert_eq!((map.sizes[0], map.box_sizes[0]), (144, 164));
+    }
+
+    #[test]
+    fn rows_of_codes_come_one_by_one_where_boxes_do_not_fit() {
+        let none = |format, page_size, pages, strides| {
+            raw_geometry(&bytes(format, page_size, pages, strides)).is_none()
+        };
+        assert!(none(KvFormat::Fp8V32, 61, 9, [61 * 656, 656]), "page size");
+        assert!(none(KvFormat::Fp8V32, 4, 9, [4 * 656, 656]), "page of few");
+        assert!(none(KvFormat::Fp8V32, 64, 0, [64 * 656, 656]), "no page");
+        assert!(none(KvFormat::Fp8V32, 64, 9, [0, 656]), "one page for all");
+        assert!(
+            none(KvFormat::Fp8V4, 64, 9, [64 * 584, 584]),
+            "scales elsewhere"
         );
     }
 
