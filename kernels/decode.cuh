@@ -18,7 +18,14 @@
 // Registers per thread, of 65,536 / 128 = 512 for the four together: struct Registers.
 //
 // With 32 or 16 rows the roles are the same with swapped operands (tile/few_*.cuh), and the CTAs of a cluster may share
-// the tiles of an item and merge what they have (tile/merge_parts.cuh). docs/kernels.md has figures of both.
+// the tiles of an item and merge what they have (tile/merge_parts.cuh).
+//
+// Caches of e4m3 codes have CTAs of 64 or 16 rows of another kind (decode_raw):
+//
+//   warpgroup 0      loader: rows as they lie in the cache                             tile/raw_rows.cuh
+//   warpgroups 1, 2  scores of every other tile, values of all, half of the columns    tile/raw_scores.cuh, raw_values.cuh
+//
+// docs/kernels.md and docs/sparse.md have figures of all.
 #pragma once
 #include "tile/few_scores.cuh"
 #include "tile/few_values.cuh"
@@ -32,8 +39,9 @@
 
 namespace fm {
 
-// How K gets to shared memory: whole pages of 16-bit numbers (load_tma.cuh); or single tokens (load_tokens.cuh) of
-// 16-bit numbers, or also of codes, when all that is multiplied is in half precision.
+// How K gets to shared memory: whole pages of 16-bit numbers (load_tma.cuh); or single tokens of them (load_tokens.cuh); or
+// rows of e4m3 codes as they lie in the cache (raw_rows.cuh); or tokens of any cache, as halves (load_tokens.cuh). With the
+// last two all that is multiplied is in half precision.
 enum class Loader { Tma, Gather, Codes, Raw };
 
 template <class T, Loader L, int Rows>
@@ -162,7 +170,7 @@ __device__ __forceinline__ void decode_few(const CUtensorMap& latent_map, const 
   }
 }
 
-// A CTA that keeps rows of codes as they are.
+// A CTA that keeps rows of codes as they lie in the cache.
 template <class T, int QkDim, int Rows>
 __device__ __forceinline__ void decode_raw(const CUtensorMap& rows_map, const FmDecodeParams& p, uint8_t* shared) {
   using Map = RawMap<Rows, QkDim>;

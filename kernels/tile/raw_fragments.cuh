@@ -33,8 +33,7 @@ __device__ __forceinline__ uint32_t even_columns_first(uint32_t codes) { return 
 struct KeyFragments {
   uint32_t a[2][4];
 
-  // Codes, as ldmatrix has them, times what the tokens lane / 4 and 8 on have as their columns' scale. Interleaved: see
-  // raw_query.cuh.
+  // Codes, as ldmatrix has them, times the scales of their tokens, lane / 4 and that 8 on. Interleaved: see raw_query.cuh.
   template <bool Interleaved>
   __device__ __forceinline__ void convert(const uint32_t (&codes)[4], const uint32_t (&scale)[2]) {
 #pragma unroll

@@ -1,7 +1,7 @@
-// Shared memory of a CTA that keeps quantised rows as they lie in the cache, and turns codes to halves on their way to the
-// tensor cores (raw_scores.cuh, raw_values.cuh):
+// Shared memory of a CTA that keeps quantised rows as they lie in the cache (raw_rows.cuh) and turns codes to halves on
+// their way to the tensor cores (raw_scores.cuh, raw_values.cuh):
 //
-//   Q as halves, and its rope part, in chunks of 64 columns; each 16 columns in the order of raw_scores.cuh
+//   Q as halves, and its rope part, in chunks of 64 columns; each 16 columns in the order of raw_query.cuh
 //   three places of a tile's weights P, [rows][64 tokens]
 //   few rows only: this CTA's part of rows that the cluster merges
 //   three places of a tile's rows of bytes, kRowBytes apart
@@ -9,16 +9,12 @@
 //   control block, RawControl
 #pragma once
 #include "shared_map.cuh"
-#include "trace.cuh"
 
 namespace fm {
 
-#ifndef VAR_PLACES
-#define VAR_PLACES 3
-#endif
 constexpr int kPlaces = 3;
-constexpr int kRawBarrier = 1;   // named barrier of both computing warpgroups
-constexpr int kOwnBarrier = 3;   // of each of them, two
+constexpr int kRawBarrier = 1;  // named barrier of both computing warpgroups
+constexpr int kOwnBarrier = 3;  // those of each, two
 constexpr float kNoReference = 3e38f;  // minus a reference that every score exceeds
 
 // What numbers of a tile count in. A row's is a power of two, so that halves hold its numbers; scales are relative to it.
@@ -31,7 +27,7 @@ struct alignas(16) RawScales {
 
 template <int Rows, int QkDim>
 struct RawMap {
-  static constexpr int kRows = Rows, kRopes = Rows == 64 ? 3 : VAR_PLACES;
+  static constexpr int kRows = Rows, kRopes = kPlaces;
   static constexpr bool kTokens = true, kCodes = true, kRaw = true, kPeaks = true, kSplits = Rows < kTileRows;
   static constexpr bool kHasRope = QkDim > kLatent;
   static constexpr int kGroups = kHasRope ? 4 : 16;  // of columns
@@ -45,11 +41,11 @@ struct RawMap {
   static constexpr uint32_t kQueryChunkBytes = Rows * kChunkRowBytes;
   static constexpr uint32_t kQueryOffset = 0;
   static constexpr uint32_t kWeightsOffset = QkDim / 64 * kQueryChunkBytes;
-  static constexpr uint32_t kPartOffset = kWeightsOffset + kRopes * kQueryChunkBytes;
-  static constexpr uint32_t kCodesOffset = kPartOffset + (kSplits && VAR_PLACES == 3 ? kPartBytes : 0);
+  static constexpr uint32_t kPartOffset = kWeightsOffset + kPlaces * kQueryChunkBytes;
+  static constexpr uint32_t kCodesOffset = kPartOffset + (kSplits ? kPartBytes : 0);
   using Scales = RawScales<kGroups>;
-  static constexpr uint32_t kScalesOffset = kCodesOffset + kRopes * kTileTokens * kRowBytes;
-  static constexpr uint32_t kControlOffset = kScalesOffset + kRopes * sizeof(Scales);
+  static constexpr uint32_t kScalesOffset = kCodesOffset + kPlaces * kTileTokens * kRowBytes;
+  static constexpr uint32_t kControlOffset = kScalesOffset + kPlaces * sizeof(Scales);
 
   static __device__ __forceinline__ uint32_t weights(uint32_t smem, int place) {
     return smem + kWeightsOffset + place * kQueryChunkBytes;
@@ -65,12 +61,12 @@ struct RawMap {
 // What warpgroups tell each other besides.
 template <int Rows>
 struct alignas(16) RawControl : std::conditional<Rows == kTileRows, DecodeControl, FewControl>::type {
-  alignas(16) float2 row[Rows];                 // scores only: what scores are multiplied with, base 2; minus the row's reference
-  float warp_top[4][Rows];          // scores only: what each warp found for a row
-  float warp_peak[4][Rows];         // and its highest score so far
-  uint64_t landed[4][2];      // copies -> preparing warps, scores, values: 32 rows each
-  uint32_t scaled[4][2];      // preparing warps -> scores: some scale of the 32 rows is not a power of two
-  int32_t format[4];          // asking warps -> others
+  alignas(16) float2 row[Rows];  // what the row's scores are multiplied with, base 2; minus its reference
+  float warp_top[4][Rows];       // what each warp found for a row
+  float warp_peak[4][Rows];      // and its highest score so far
+  uint64_t landed[kPlaces][2];   // copies -> preparing warps: 32 rows each
+  uint32_t scaled[kPlaces][2];   // preparing warps -> scores: some scale of the 32 rows is not a power of two
+  int32_t format[kPlaces];       // asking warps -> others
 };
 
 }  // namespace fm

@@ -7,10 +7,13 @@
 
 namespace fm {
 
-// Eight columns, half of 16.
+// Eight columns, half of 16. `interleaved`: even ones first.
 __device__ __forceinline__ void store_raw_query(uint32_t chunk, int block_row, int first, uint4 v, bool interleaved) {
-  const uint2 low = interleaved ? make_uint2(__byte_perm(v.x, v.y, 0x5410), __byte_perm(v.z, v.w, 0x5410)) : make_uint2(v.x, v.z);
-  const uint2 high = interleaved ? make_uint2(__byte_perm(v.x, v.y, 0x7632), __byte_perm(v.z, v.w, 0x7632)) : make_uint2(v.y, v.w);
+  uint2 low = make_uint2(v.x, v.z), high = make_uint2(v.y, v.w);
+  if (interleaved) {
+    low = make_uint2(__byte_perm(v.x, v.y, 0x5410), __byte_perm(v.z, v.w, 0x5410));
+    high = make_uint2(__byte_perm(v.x, v.y, 0x7632), __byte_perm(v.z, v.w, 0x7632));
+  }
   const int piece = first / 2 * 2, half = first % 2 * 8;
   asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(chunk + swizzled(block_row, piece) + half), "r"(low.x), "r"(low.y)
                : "memory");

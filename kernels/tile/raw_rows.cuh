@@ -1,5 +1,6 @@
-// The loader of raw rows. Of its four warps two ask for rows, 32 of each tile, by bulk copies; two prepare what has come:
-// what rows count in, scales relative to that, and the part of a row that is not codes as it will be multiplied.
+// The loader of raw rows. Of its four warps two ask for rows, 32 of each tile: for boxes of whole pages by tensor map where
+// there is one, else for each row by a bulk copy. Two prepare what has come: what rows count in, scales relative to that,
+// and the part of a row that is not codes as it will be multiplied; rows that are absent become zeros.
 //
 // fp8 and fp8_v32 (576 columns); fp8, fp8_v4, fp8_v41 and fp8_v41_split (512).
 #pragma once
@@ -14,7 +15,7 @@ namespace fm {
 template <class Control>
 __device__ __forceinline__ void init_raw_barriers(Control& control) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i)
+  for (int i = 0; i < kPlaces; ++i)
 #pragma unroll
     for (int h = 0; h < 2; ++h) mbarrier_init(shared_address(&control.landed[i][h]), 1 + 32);
 }
@@ -43,9 +44,7 @@ __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const CUte
   const int warp = TokenWarps<Map>::warp(), lane = TokenWarps<Map>::lane();
   TilePlace<Map> place;
   TileCursor<Map> cursor;
-  TRACE_BEGIN(threadIdx.x == 0)
   cursor.begin(p);
-  LAP(16)
 #pragma unroll 1
   while (!cursor.done()) {
     const FmKvCache& kv = p.kv[cursor.cache];
@@ -56,7 +55,6 @@ __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const CUte
     const uint32_t to = Map::row(smem, at, 32 * warp + lane);
     const uint32_t present = __ballot_sync(~0u, token.page >= 0);
     mbarrier_wait(shared_address(&control.tile_empty[at]), place.rope_parity() ^ 1);
-    LAP(17)
     if (lane == 0) {
       reinterpret_cast<uint32_t*>(&control.present[at])[warp] = present;
       control.format[at] = format;
@@ -81,7 +79,6 @@ __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const CUte
     }
     arrive_when_copied(barrier);
     place.advance();
-    LAP(18)
   }
 }
 
@@ -217,12 +214,10 @@ template <class T, class Map, class Control>
 __device__ __forceinline__ void prepare_rows(const FmDecodeParams& p, uint32_t smem, Control& control) {
   const int warp = TokenWarps<Map>::warp(), lane = TokenWarps<Map>::lane();
   TilePlace<Map> place;
-  TRACE_BEGIN(threadIdx.x == 64)
 #pragma unroll 1
   for (int tiles = count_tiles<Map>(p); tiles > 0; --tiles) {
     const int at = place.rope();
     mbarrier_wait(shared_address(&control.landed[at][warp]), place.rope_parity());
-    LAP(20)
     const int format = control.format[at], token = 32 * warp + lane;
     const bool present = reinterpret_cast<const uint32_t*>(&control.present[at])[warp] >> lane & 1;
     if (!present) {
@@ -240,7 +235,6 @@ __device__ __forceinline__ void prepare_rows(const FmDecodeParams& p, uint32_t s
     fence_async_shared();  // before the next copies to the place
     arrive_once_per_warp(shared_address(&control.tile_full[at]));
     place.advance();
-    LAP(21)
   }
 }
 

@@ -1,5 +1,5 @@
-// The scores role of raw rows: S^T = K Q^T with K from registers (raw_fragments.cuh), the 64 tokens on the M side and the
-// rows on the N side; a thread holds two tokens of a quarter of the rows, as with few rows of other caches (few_scores.cuh).
+// Scores of raw rows: S^T = K Q^T with K from registers (raw_fragments.cuh), the 64 tokens on the M side and the query rows
+// on the N side; a thread holds two tokens of a quarter of the rows, as with few rows of other caches (few_scores.cuh).
 //
 // The softmax keeps a reference per row, the same in all threads: it moves when a weight, counted in its token's unit, would
 // leave the range of halves. Weights are 2^(s - reference); sums add these, P has them times the token's unit. A unit is
@@ -11,8 +11,8 @@
 
 namespace fm {
 
-constexpr float kTopWeight = 10.f;   // base 2: the largest of a tile when the reference moves
-constexpr float kMostTopWeight = 15.f;  // it moves at
+constexpr float kTopWeight = 10.f;  // base 2: the largest of a tile when the reference moves
+constexpr float kMostTopWeight = 15.f;  // more than that makes it move
 
 // One k16 step of S^T += K Q^T.
 template <class M, class Map>
@@ -53,7 +53,8 @@ struct KeyPlace {
     constexpr int kGroup = Group * Map::kGroups / 16;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const uint32_t v = Map::kHasRope ? all[h][kGroup / 2 % 2] : load_shared_word(scales + h * 8 * Map::kGroups * 2 + kGroup / 2 * 4);
+      const uint32_t at = scales + (h * 8 * Map::kGroups + kGroup / 2 * 2) * 2;
+      const uint32_t v = Map::kHasRope ? all[h][kGroup / 2 % 2] : load_shared_word(at);
       scale[h] = __byte_perm(v, 0, kGroup % 2 ? 0x3232 : 0x1010);
     }
   }
@@ -91,18 +92,7 @@ __device__ __forceinline__ void multiply_rope(float (&s)[Map::kRows / 2], uint64
   }
 }
 
-#ifndef VAR_RELEASE
-#define VAR_RELEASE 11
-#endif
-constexpr int kReleaseAt = VAR_RELEASE;   // 32 columns of Q K^T with which the last tile's P V is let go
-#ifndef VAR_AHEAD
-#define VAR_AHEAD 2
-#endif
-constexpr int kKeysAhead = VAR_AHEAD;    // groups of 32 columns that are converted while products go on
-#ifndef VAR_CODES
-#define VAR_CODES 1
-#endif
-constexpr int kCodesAhead = VAR_CODES;   // groups whose codes are on their way
+constexpr int kKeysAhead = 2;  // groups of 32 columns that are converted while products go on
 // Sums that products are added to in turn: with few rows one has to wait for the last.
 template <class Map>
 constexpr int kSums = Map::kRows == kTileRows ? 1 : 4;
@@ -124,12 +114,13 @@ struct KeyCodes {
 // S^T of the 32 columns `Group`, added up to what the others made.
 template <class M, class Map, int Group, int Ahead>
 __device__ __forceinline__ void multiply_group(KeySums<Map>& s, KeyFragments (&keys)[Ahead],
-                                               KeyCodes<Map> (&codes)[kCodesAhead + 1], uint64_t q, const KeyPlace<Map>& at, bool plain) {
+                                               KeyCodes<Map> (&codes)[2], uint64_t q, const KeyPlace<Map>& at,
+                                               bool plain) {
   constexpr bool kMixed = !Map::kHasRope && Group >= 14;
   KeyFragments& own = keys[Group % Ahead];
-  if constexpr (Group + kCodesAhead < 16) codes[(Group + kCodesAhead) % (kCodesAhead + 1)].template load<Group + kCodesAhead>(at);
+  if constexpr (Group < 15) codes[(Group + 1) % 2].template load<Group + 1>(at);
   if (Group >= Ahead) wgmma_wait<Ahead - 1>();
-  own.template convert<kMixed>(codes[Group % (kCodesAhead + 1)].codes, codes[Group % (kCodesAhead + 1)].scale);
+  own.template convert<kMixed>(codes[Group % 2].codes, codes[Group % 2].scale);
   if (kMixed && plain) own.load_plain(at.matrices + Map::kPlain + (Group - 14) * 64);
   wgmma_fence();
 #pragma unroll
@@ -140,14 +131,14 @@ __device__ __forceinline__ void multiply_group(KeySums<Map>& s, KeyFragments (&k
   wgmma_commit();
 }
 
+// Scaled: float32 scales have mantissas, with which sums are multiplied between blocks.
 template <class T, class M, class Map, bool Scaled>
 __device__ __forceinline__ void multiply_raw(KeySums<Map>& s, uint32_t smem, const KeyPlace<Map>& at, bool plain) {
   const uint64_t q = smem_descriptor(smem + Map::kQueryOffset, 0, kAtomBytes);
   constexpr int kAhead = Scaled ? 1 : kKeysAhead;
   KeyFragments keys[kAhead];
-  KeyCodes<Map> codes[kCodesAhead + 1];
+  KeyCodes<Map> codes[2];
   codes[0].template load<0>(at);
-  if (kCodesAhead > 1) codes[1].template load<1>(at);
   const auto group = [&](auto number) {
     constexpr int kGroup = decltype(number)::value;
     multiply_group<M, Map, kGroup, kAhead>(s, keys, codes, q, at, plain);
@@ -163,10 +154,6 @@ __device__ __forceinline__ void multiply_raw(KeySums<Map>& s, uint32_t smem, con
       }
     }
   };
-#ifdef VAR_NOSCORES
-  for (int i = 0; i < Map::kRows / 2; ++i) s[i] = 0.f;
-  release(); return;
-#endif
   for_each_constant<16>(group);
   if constexpr (Map::kHasRope && kRopeCounts<T>) multiply_rope<T, Map>(s[0], q, at);
   wgmma_wait<0>();
@@ -191,7 +178,7 @@ __device__ __forceinline__ void multiply_raw_query(float (&s)[Map::kRows / 2], u
     for (int h = 0; h < 2; ++h) {
       const int i = Layout::value(c, h);
       float sum = sums[0][i];
-      if (kSums<Map> == 4) sum = (sum + sums[1 % kSums<Map>][i]) + (sums[2 % kSums<Map>][i] + sums[3 % kSums<Map>][i]);
+      if constexpr (kSums<Map> == 4) sum = (sum + sums[1][i]) + (sums[2][i] + sums[3][i]);
       s[i] = sum * (h == 0 ? unit.x : unit.y);
     }
   if constexpr (Map::kHasRope && !kRopeCounts<T>) {

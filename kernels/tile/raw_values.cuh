@@ -7,12 +7,6 @@
 #include "raw_scores.cuh"
 #include "split_rows.cuh"
 
-#ifndef VAR_VCODES
-#define VAR_VCODES 2
-#endif
-#ifndef VAR_VAHEAD
-#define VAR_VAHEAD 3
-#endif
 namespace fm {
 
 // What a warp reads of V in a tile.
@@ -52,18 +46,15 @@ struct ValuePlace {
 template <class M, class Map>
 __device__ __forceinline__ void multiply_raw_values(FewAccumulators<Map::kRows>& o, const ValuePlace<Map>& values,
                                                     uint32_t weights, bool plain) {
-#ifdef VAR_NOVALUES
-  return;
-#endif
-  constexpr int kAhead = VAR_VAHEAD, kCodes = VAR_VCODES + 1;
+  constexpr int kAhead = 3, kCodesAhead = 2, kCodes = kCodesAhead + 1;
   const uint64_t p = smem_descriptor(weights, 0, kAtomBytes);
   ValueFragment v[kAhead];
   uint32_t codes[kCodes][4], scale[2];
 #pragma unroll
-  for (int i = 0; i < VAR_VCODES; ++i) values.load(codes[i], i / 2, i % 2);
+  for (int i = 0; i < kCodesAhead; ++i) values.load(codes[i], i / 2, i % 2);
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
-    const int step = i / 4, block = i % 4, pair = i / 2, next = pair + VAR_VCODES;
+    const int step = i / 4, block = i % 4, pair = i / 2, next = pair + kCodesAhead;
     if (i % 2 == 0 && next < 8) values.load(codes[next % kCodes], next / 2, next % 2);
     if (i % 2 == 0 || !Map::kHasRope) values.load_scales(scale, step, block);
     if (i >= kAhead) wgmma_wait<kAhead - 1>();
@@ -143,9 +134,7 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, uint32_t sm
   const auto lane = [] { return (unsigned)block_thread() % 32; };
   TilePlace<Map> place;  // of the tile whose scores are next
   uint32_t parts_parity = 0;
-  TRACE_BEGIN(threadIdx.x == 128)
   for_each_row_block<Map>(p, [&](int item, const RowBlock& range) {
-    LAP(7)
     RawState<Map> state;
     FewAccumulators<Map::kRows> o;
 #pragma unroll
@@ -155,7 +144,6 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, uint32_t sm
     const int tiles = max(range.tile_end - range.tile_begin, 0);
     const int first_masked = min(range.visible(p, range.row_begin), range.seq_len) / kTileTokens - range.tile_begin;
     if (tiles > 0) load_raw_query<T, QkDim, Map>(p, range, smem, control);
-    LAP(0)
     for (int i = 0; tiles > 0 && i <= tiles; ++i) {
       const bool scores = i % 2 == own() && i < tiles;
       float s[Map::kRows / 2];
@@ -163,18 +151,15 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, uint32_t sm
       const int at = place.rope();
       if (scores) {
         mbarrier_wait(shared_address(&control.tile_full[at]), place.rope_parity());
-        LAP(1)
         const uint32_t own_unit = Map::scales(smem, at) + offsetof(typename Map::Scales, unit) +
                                   (warpgroup_thread() / 32 * 16 + warpgroup_thread() % 32 / 4) * 4;
         unit = make_float2(__uint_as_float(load_shared_word(own_unit)), __uint_as_float(load_shared_word(own_unit + 32)));
         multiply_raw_query<T, M, Map>(s, smem, control, place, unit);
-        LAP(2)
       }
       if (i > 0) {
         const TilePlace<Map> last = place.last();
         const int before = last.rope();
         mbarrier_wait(shared_address(&control.weights_full[before]), last.rope_parity());
-        LAP(8)
         if (control.rescale[before][0]) {
           scale_few_rows<Map::kRows>(o, control.factor[before], lane());
           if (i % 2 == own()) state.rescale(control, before);  // that was the other warpgroup's tile
@@ -182,7 +167,6 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, uint32_t sm
         const bool plain = !Map::kHasRope && own() == 1 && control.format[before] == FM_KV_FP8_V4;
         multiply_raw_values<M, Map>(o, ValuePlace<Map>(smem, before, own()), Map::weights(smem, before), plain);
         if (lane() == 0) mbarrier_arrive(shared_address(&control.tile_empty[before]));
-        LAP(10)
       }
       if (scores) {
         const bool masked = i >= first_masked || control.present[at] != ~0ull;
@@ -193,7 +177,6 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, uint32_t sm
         if (p.max_logits != nullptr) keep_peaks<Map>(s, control, i == 0);
         uint32_t weights[Map::kRows / 4];
         state.weigh(weights, s, unit, control, at, kOwnBarrier + own());
-        LAP(3)
         store_raw_weights<Map::kRows>(weights, Map::weights(smem, at));
         if (masked) {
           const RowBlock r = load_row_block<Map>(p, item);
@@ -202,13 +185,11 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, uint32_t sm
         }
         fence_async_shared();
         arrive_once_per_warp(shared_address(&control.weights_full[at]));
-        LAP(4)
       }
       if (i < tiles) place.advance();
     }
     const RowBlock r = load_row_block<Map>(p, item);
     finish_raw_rows<Map>(p, r, state, control, own());
-    LAP(5)
     if constexpr (Map::kSplits) {
       if (p.splits > 1) {
         merge_parts<T, Map>(p, r, o, own(), smem, control, parts_parity);
@@ -224,9 +205,7 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, uint32_t sm
     } else {
       const SplitUnit unit = load_split_unit<Map>(p, r);  // before the stores, which fill the queue
       store_raw_partial<Map>(p, r, o, own(), control);
-      LAP(12)
       finish_part<T, Map>(p, unit, item, control);
-      LAP(13)
     }
   });
   if constexpr (Map::kSplits)
