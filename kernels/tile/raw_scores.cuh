@@ -11,7 +11,7 @@
 
 namespace fm {
 
-constexpr float kTopWeight = 10.f;  // base 2: the largest of a tile when the reference moves
+constexpr float kTopWeight = 12.f;  // base 2: the largest of a tile when the reference moves
 constexpr float kMostTopWeight = 15.f;  // more than that makes it move
 
 // One k16 step of S^T += K Q^T.
