@@ -103,9 +103,9 @@ struct RowPreparation {
   }
   __device__ __forceinline__ void leave_ones() const {
     leave_unit(1.f);
-#pragma unroll 1
+#pragma unroll 4
     for (int i = 0; i < Map::kGroups; ++i) leave_of_column(i, 0x3C00);
-#pragma unroll 1
+#pragma unroll 4
     for (int i = 0; i < Map::kGroups / 2; ++i) leave_of_token(i, 0x3C003C00u);
   }
 
@@ -140,10 +140,15 @@ struct RowPreparation {
     for (int i = 0; i < 2; ++i)
       leave_of_token(i, pack(__half(), __uint_as_float(power[2 * i]), __uint_as_float(power[2 * i + 1])));
     leave_unit(unit.unit());
-#pragma unroll 2
-    for (int i = 0; i < 8; ++i)
-      store_shared(row + Map::kRope + 16 * i,
-                   rope_as(T(), load_shared_4(row + Map::kRope + 16 * i), unit.inverse_pair()));
+#pragma unroll 1
+    for (int i = 0; i < 8; i += 4) {  // four pieces under way
+      uint4 piece[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) piece[j] = load_shared_4(row + Map::kRope + 16 * (i + j));
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        store_shared(row + Map::kRope + 16 * (i + j), rope_as(T(), piece[j], unit.inverse_pair()));
+    }
     return present && fractions != 0;
   }
 
@@ -160,8 +165,11 @@ struct RowPreparation {
       const uint32_t low = __float_as_uint(v.x), high = __float_as_uint(v.y) & 0xFFFFFF;
       bytes[0] = __byte_perm(low, 0, 0x1100), bytes[1] = __byte_perm(low, 0, 0x3322);
       bytes[2] = __byte_perm(high, 0, 0x1100), bytes[3] = __byte_perm(high, 0, 0x3322);
-#pragma unroll 2
-      for (int i = 0; i < 8; ++i) largest = max(largest, largest_bf16(load_shared_4(row + Map::kPlain + 16 * i)));
+#pragma unroll 1
+      for (int i = 0; i < 8; i += 2) {
+        const uint4 a = load_shared_4(row + Map::kPlain + 16 * i), b = load_shared_4(row + Map::kPlain + 16 * i + 16);
+        largest = max(largest, max(largest_bf16(a), largest_bf16(b)));
+      }
     } else {
       const uint4 v = load_shared_4(row + Map::kScales);
       bytes[0] = v.x, bytes[1] = v.y, bytes[2] = v.z, bytes[3] = v.w;
@@ -186,8 +194,8 @@ struct RowPreparation {
 #pragma unroll 1
       for (int i = 0; i < 4; ++i) {
         const uint32_t at = row + Map::kPlain + 32 * i;
-        const uint4 a = bf16_to_half(load_shared_4(at), unit.inverse_pair());
-        const uint4 b = bf16_to_half(load_shared_4(at + 16), unit.inverse_pair());
+        uint4 a = load_shared_4(at), b = load_shared_4(at + 16);
+        a = bf16_to_half(a, unit.inverse_pair()), b = bf16_to_half(b, unit.inverse_pair());
         store_shared(at, make_uint4(__byte_perm(a.x, a.y, 0x5410), __byte_perm(a.z, a.w, 0x5410),
                                     __byte_perm(b.x, b.y, 0x5410), __byte_perm(b.z, b.w, 0x5410)));
         store_shared(at + 16, make_uint4(__byte_perm(a.x, a.y, 0x7632), __byte_perm(a.z, a.w, 0x7632),

@@ -92,7 +92,6 @@ __device__ __forceinline__ void multiply_rope(float (&s)[Map::kRows / 2], uint64
   }
 }
 
-constexpr int kKeysAhead = 2;  // groups of 32 columns that are converted while products go on
 // Sums that products are added to in turn: with few rows one has to wait for the last.
 template <class Map>
 constexpr int kSums = Map::kRows == kTileRows ? 1 : 4;
@@ -114,13 +113,14 @@ struct KeyCodes {
 // S^T of the 32 columns `Group`, added up to what the others made.
 template <class M, class Map, int Group, int Ahead>
 __device__ __forceinline__ void multiply_group(KeySums<Map>& s, KeyFragments (&keys)[Ahead],
-                                               KeyCodes<Map> (&codes)[2], uint64_t q, const KeyPlace<Map>& at,
+                                               KeyCodes<Map> (&codes)[Map::kKeyCodesAhead + 1], uint64_t q, const KeyPlace<Map>& at,
                                                bool plain) {
   constexpr bool kMixed = !Map::kHasRope && Group >= 14;
   KeyFragments& own = keys[Group % Ahead];
-  if constexpr (Group < 15) codes[(Group + 1) % 2].template load<Group + 1>(at);
+  constexpr int kNext = Group + Map::kKeyCodesAhead, kCodes = Map::kKeyCodesAhead + 1;
+  if constexpr (kNext < 16) codes[kNext % kCodes].template load<kNext>(at);
   if (Group >= Ahead) wgmma_wait<Ahead - 1>();
-  own.template convert<kMixed>(codes[Group % 2].codes, codes[Group % 2].scale);
+  own.template convert<kMixed>(codes[Group % kCodes].codes, codes[Group % kCodes].scale);
   if (kMixed && plain) own.load_plain(at.matrices + Map::kPlain + (Group - 14) * 64);
   wgmma_fence();
 #pragma unroll
@@ -135,10 +135,13 @@ __device__ __forceinline__ void multiply_group(KeySums<Map>& s, KeyFragments (&k
 template <class T, class M, class Map, bool Scaled>
 __device__ __forceinline__ void multiply_raw(KeySums<Map>& s, uint32_t smem, const KeyPlace<Map>& at, bool plain) {
   const uint64_t q = smem_descriptor(smem + Map::kQueryOffset, 0, kAtomBytes);
-  constexpr int kAhead = Scaled ? 1 : kKeysAhead;
+  constexpr int kAhead = Scaled && Map::kRows == kTileRows ? 1 : Map::kKeysAhead;
   KeyFragments keys[kAhead];
-  KeyCodes<Map> codes[2];
-  codes[0].template load<0>(at);
+  KeyCodes<Map> codes[Map::kKeyCodesAhead + 1];
+  for_each_constant<Map::kKeyCodesAhead>([&](auto number) {
+    constexpr int kGroup = decltype(number)::value;
+    codes[kGroup].template load<kGroup>(at);
+  });
   const auto group = [&](auto number) {
     constexpr int kGroup = decltype(number)::value;
     multiply_group<M, Map, kGroup, kAhead>(s, keys, codes, q, at, plain);

@@ -42,11 +42,12 @@ struct ValuePlace {
   }
 };
 
-// O += V^T P^T of a tile, a block of 64 columns at a time; the next ones are converted during it.
-template <class M, class Map>
+// O += V^T P^T of a tile, a block of 64 columns at a time; the next ones are converted during it. Calls used() when all of
+// the tile's rows and scales are in registers.
+template <class M, class Map, class Used>
 __device__ __forceinline__ void multiply_raw_values(FewAccumulators<Map::kRows>& o, const ValuePlace<Map>& values,
-                                                    uint32_t weights, bool plain) {
-  constexpr int kAhead = 3, kCodesAhead = 2, kCodes = kCodesAhead + 1;
+                                                    uint32_t weights, bool plain, Used used) {
+  constexpr int kAhead = Map::kValuesAhead, kCodesAhead = Map::kValueCodesAhead, kCodes = kCodesAhead + 1;
   const uint64_t p = smem_descriptor(weights, 0, kAtomBytes);
   ValueFragment v[kAhead];
   uint32_t codes[kCodes][4], scale[2];
@@ -64,6 +65,7 @@ __device__ __forceinline__ void multiply_raw_values(FewAccumulators<Map::kRows>&
     wgmma_fence();
     wgmma_rs(M(), o[block], own.a, p + step * 2, true);
     wgmma_commit();
+    if (i == 15) used();
   }
   wgmma_wait<0>();
 }
@@ -165,8 +167,10 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, uint32_t sm
           if (i % 2 == own()) state.rescale(control, before);  // that was the other warpgroup's tile
         }
         const bool plain = !Map::kHasRope && own() == 1 && control.format[before] == FM_KV_FP8_V4;
-        multiply_raw_values<M, Map>(o, ValuePlace<Map>(smem, before, own()), Map::weights(smem, before), plain);
-        if (lane() == 0) mbarrier_arrive(shared_address(&control.tile_empty[before]));
+        // P is overwritten when both warpgroups have gone on for more than a tile from here.
+        multiply_raw_values<M, Map>(o, ValuePlace<Map>(smem, before, own()), Map::weights(smem, before), plain, [&] {
+          if (lane() == 0) mbarrier_arrive(shared_address(&control.tile_empty[before]));
+        });
       }
       if (scores) {
         const bool masked = i >= first_masked || control.present[at] != ~0ull;
