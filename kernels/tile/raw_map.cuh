@@ -2,17 +2,16 @@
 // their way to the tensor cores (raw_scores.cuh, raw_values.cuh):
 //
 //   Q as halves, and its rope part, in chunks of 64 columns; each 16 columns in the order of raw_query.cuh
-//   three places of a tile's weights P, [rows][64 tokens]
-//   few rows only: this CTA's part of rows that the cluster merges
-//   three places of a tile's rows of bytes, kRowBytes apart
-//   three places of a tile's scales, RawScales
+//   places of a tile's weights P, [rows][64 tokens]
+//   instead of those two, between items with few rows: this CTA's part of rows that the cluster merges
+//   places of a tile's rows of bytes, kRowBytes apart
+//   places of a tile's scales, RawScales
 //   control block, RawControl
 #pragma once
 #include "shared_map.cuh"
 
 namespace fm {
 
-constexpr int kPlaces = 3;
 constexpr int kRawBarrier = 1;  // named barrier of both computing warpgroups
 constexpr int kOwnBarrier = 3;  // those of each, two
 constexpr float kNoReference = 3e38f;  // minus a reference that every score exceeds
@@ -27,7 +26,7 @@ struct alignas(16) RawScales {
 
 template <int Rows, int QkDim>
 struct RawMap {
-  static constexpr int kRows = Rows, kRopes = kPlaces;
+  static constexpr int kRows = Rows, kPlaces = Rows == kTileRows ? 3 : 4, kRopes = kPlaces;
   static constexpr bool kTokens = true, kCodes = true, kRaw = true, kPeaks = true, kSplits = Rows < kTileRows;
   static constexpr bool kHasRope = QkDim > kLatent;
   static constexpr int kGroups = kHasRope ? 4 : 16;  // of columns
@@ -45,8 +44,9 @@ struct RawMap {
   static constexpr uint32_t kQueryChunkBytes = Rows * kChunkRowBytes;
   static constexpr uint32_t kQueryOffset = 0;
   static constexpr uint32_t kWeightsOffset = QkDim / 64 * kQueryChunkBytes;
-  static constexpr uint32_t kPartOffset = kWeightsOffset + kPlaces * kQueryChunkBytes;
-  static constexpr uint32_t kCodesOffset = kPartOffset + (kSplits ? kPartBytes : 0);
+  static constexpr uint32_t kPartOffset = 0;
+  static constexpr uint32_t kWeightsEnd = kWeightsOffset + kPlaces * kQueryChunkBytes;
+  static constexpr uint32_t kCodesOffset = kSplits && kPartBytes > kWeightsEnd ? kPartBytes : kWeightsEnd;
   using Scales = RawScales<kGroups>;
   static constexpr uint32_t kScalesOffset = kCodesOffset + kPlaces * kTileTokens * kRowBytes;
   static constexpr uint32_t kControlOffset = kScalesOffset + kPlaces * sizeof(Scales);
@@ -68,9 +68,9 @@ struct alignas(16) RawControl : std::conditional<Rows == kTileRows, DecodeContro
   alignas(16) float2 row[Rows];  // what the row's scores are multiplied with, base 2; minus its reference
   float warp_top[4][Rows];       // what each warp found for a row
   float warp_peak[4][Rows];      // and its highest score so far
-  uint64_t landed[kPlaces][2];   // copies -> preparing warps: 32 rows each
-  uint32_t scaled[kPlaces][2];   // preparing warps -> scores: some scale of the 32 rows is not a power of two
-  int32_t format[kPlaces];       // asking warps -> others
+  uint64_t landed[kTiles][2];   // copies -> preparing warps: 32 rows each
+  uint32_t scaled[kTiles][2];   // preparing warps -> scores: some scale of the 32 rows is not a power of two
+  int32_t format[kTiles];       // asking warps -> others
 };
 
 }  // namespace fm

@@ -15,7 +15,7 @@ namespace fm {
 template <class Control>
 __device__ __forceinline__ void init_raw_barriers(Control& control) {
 #pragma unroll
-  for (int i = 0; i < kPlaces; ++i)
+  for (int i = 0; i < kTiles; ++i)
 #pragma unroll
     for (int h = 0; h < 2; ++h) mbarrier_init(shared_address(&control.landed[i][h]), 1 + 32);
 }

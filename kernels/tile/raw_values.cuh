@@ -145,6 +145,9 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, uint32_t sm
       for (int i = 0; i < Map::kRows / 2; ++i) o[m][i] = 0.f;
     const int tiles = max(range.tile_end - range.tile_begin, 0);
     const int first_masked = min(range.visible(p, range.row_begin), range.seq_len) / kTileTokens - range.tile_begin;
+    if constexpr (Map::kSplits)
+      if (p.splits > 1)  // the last item's part, which others read, lies where Q goes
+        mbarrier_wait_acquire_cluster(shared_address(&control.parts_empty), parts_parity ^ 1);
     if (tiles > 0) load_raw_query<T, QkDim, Map>(p, range, smem, control);
     for (int i = 0; tiles > 0 && i <= tiles; ++i) {
       const bool scores = i % 2 == own() && i < tiles;

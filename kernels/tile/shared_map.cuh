@@ -26,7 +26,7 @@ constexpr int kLatent = 512;  // width of the latent part, which is also V
 constexpr int kBlockWidth = 128;
 constexpr int kTileBlocks = kLatent / kBlockWidth;
 constexpr int kMostBlocks = 11;
-constexpr int kTiles = 3;  // most rope blocks
+constexpr int kTiles = 4;  // most places of tiles
 
 constexpr uint32_t kChunkRowBytes = 128;  // 64 columns of one row
 constexpr uint32_t kAtomBytes = 1024;  // 8 rows x 128 bytes, one swizzle atom
@@ -148,12 +148,13 @@ __device__ __forceinline__ uint32_t latent_swizzled(int row, int piece) {
 // of one goes through their phases one by one: a wait for a parity never sees a phase two passes old.
 template <class Map>
 struct TilePlace {
-  int count = 0;  // of tiles, modulo two passes over one, two and three places: one register
+  static constexpr int kCycle = Map::kRopes == 4 ? 8 : 12;
+  int count = 0;  // of tiles, modulo two passes over four, or over one, two and three places: one register
 
   __device__ __forceinline__ int thirds() const { return count * 11 >> 5; }  // count / 3
   __device__ __forceinline__ int third() const { return count - thirds() * 3; }
-  __device__ __forceinline__ int rope() const { return Map::kRopes == 3 ? third() : count & 1; }
-  __device__ __forceinline__ uint32_t rope_parity() const { return (Map::kRopes == 3 ? thirds() : count >> 1) & 1; }
+  __device__ __forceinline__ int rope() const { return Map::kRopes == 4 ? count & 3 : Map::kRopes == 3 ? third() : count & 1; }
+  __device__ __forceinline__ uint32_t rope_parity() const { return (Map::kRopes == 4 ? count >> 2 : Map::kRopes == 3 ? thirds() : count >> 1) & 1; }
   __device__ __forceinline__ int block(int quarter) const {
     return quarter < Map::kTriple ? quarter * 3 + third() : Map::kTriple + quarter * 2 + (count & 1);
   }
@@ -163,10 +164,10 @@ struct TilePlace {
   // Of the tile before.
   __device__ __forceinline__ TilePlace last() const {
     TilePlace r;
-    r.count = count == 0 ? 11 : count - 1;
+    r.count = count == 0 ? kCycle - 1 : count - 1;
     return r;
   }
-  __device__ __forceinline__ void advance() { count = count == 11 ? 0 : count + 1; }
+  __device__ __forceinline__ void advance() { count = count == kCycle - 1 ? 0 : count + 1; }
 };
 
 // The barriers of a block of the tile: those of the whole tile where codes are converted.
