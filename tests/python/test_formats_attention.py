@@ -46,6 +46,15 @@ def test_decode(device, form, dtype, page_size, h, s_q):
 
 
 @each_form
+@pytest.mark.parametrize("h", [16, 64])
+@pytest.mark.parametrize("page_size", [8, 24, 32, 96, 128])
+def test_pages_of_whole_boxes(device, form, page_size, h):
+    """Pages of rows in multiples of eight; lengths that end within a box, with it, and with the page."""
+    lens = [300, 0, 1, 8, page_size, 2 * page_size + 8, 129]
+    _problem(form, page_size, h=h, lens=lens, device=device).check()
+
+
+@each_form
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("page_size", [16, 61])
 def test_prefill(device, form, causal, page_size):
