@@ -51,7 +51,8 @@ __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const CUte
     const TokenPlace token = cursor.place(p);
     cursor.advance(p);
     const int at = place.rope(), format = kv.format;
-    const uint32_t barrier = shared_address(&control.landed[at][warp]);
+    // The compiler sees by the shuffles that these are the same for all lanes, which copies have their turns with.
+    const uint32_t barrier = __shfl_sync(~0u, shared_address(&control.landed[at][warp]), 0);
     const uint32_t to = Map::row(smem, at, 32 * warp + lane);
     const uint32_t present = __ballot_sync(~0u, token.page >= 0);
     mbarrier_wait(shared_address(&control.tile_empty[at]), place.rope_parity() ^ 1);
@@ -67,7 +68,7 @@ __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const CUte
       __syncwarp();
       if (first) tma_load_3d(to, rows_map, barrier, 0, token.offset, token.page);
     } else {
-      const uint32_t bytes = raw_bytes<Map>(format);
+      const uint32_t bytes = __shfl_sync(~0u, raw_bytes<Map>(format), 0);
       if (lane == 0) mbarrier_arrive_expect(barrier, __popc(present) * bytes);
       __syncwarp();
       if (token.page >= 0) {

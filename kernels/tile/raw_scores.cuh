@@ -253,18 +253,21 @@ struct RawState {
     return kSpread ? 2 * lane + i : Layout::row(i, lane);
   }
 
-  // Turns scores into P, which has its tokens' units: `weights` are pairs of halves. Moves references where some would not
-  // fit, and tries again. By the whole warpgroup; after it every warp has read K.
+  // Turns scores into P, which has its tokens' units: `weights` are pairs of halves; `added` is for add(). Moves references
+  // where some would not fit, and tries again. By the whole warpgroup; after it every warp has read K.
   template <class Control>
-  __device__ __forceinline__ void weigh(uint32_t (&weights)[Map::kRows / 4], const float (&s)[Map::kRows / 2], float2 unit,
-                                        Control& control, int place, int barrier) {
-    float added[kColumns];
+  __device__ __forceinline__ void weigh(uint32_t (&weights)[Map::kRows / 4], float (&added)[kColumns],
+                                        const float (&s)[Map::kRows / 2], float2 unit, Control& control, int place,
+                                        int barrier) {
     const bool move = named_barrier_any_of_warpgroup(barrier, try_weigh(weights, added, s, unit, control));
     if (warpgroup_thread() == 0) control.rescale[place][0] = move;
     if (move) {
       move_references(s, make_float2(log2_of_unit(unit.x), log2_of_unit(unit.y)), control, place, barrier);
       try_weigh(weights, added, s, unit, control);
     }
+  }
+  // Adds this thread's weights of a tile.
+  __device__ __forceinline__ void add(float (&added)[kColumns]) {
     if constexpr (kSpread) {
       spread<16, 8>(added), spread<8, 4>(added), spread<4, 2>(added);
     }

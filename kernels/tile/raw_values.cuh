@@ -183,7 +183,8 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, uint32_t sm
         }
         if (p.max_logits != nullptr) keep_peaks<Map>(s, control, i == 0);
         uint32_t weights[Map::kRows / 4];
-        state.weigh(weights, s, unit, control, at, kOwnBarrier + own());
+        float added[RawState<Map>::kColumns];
+        state.weigh(weights, added, s, unit, control, at, kOwnBarrier + own());
         store_raw_weights<Map::kRows>(weights, Map::weights(smem, at));
         if (masked) {
           const RowBlock r = load_row_block<Map>(p, item);
@@ -192,6 +193,7 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, uint32_t sm
         }
         fence_async_shared();
         arrive_once_per_warp(shared_address(&control.weights_full[at]));
+        state.add(added);
       }
       if (i < tiles) place.advance();
     }
