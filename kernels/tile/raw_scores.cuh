@@ -356,7 +356,7 @@ struct RawState {
       const float top = found(control, thread, larger), old = control.row[thread].y;
       float shrink = 1.f;
       if (top + old > kMostTopWeight - 0.01f) {
-        const float next = kTopWeight - top;
+        const float next = floorf(kTopWeight - top);  // an integer: see log2_sum
         shrink = exp2_approx(next - old);
         control.row[thread].y = next;
       }

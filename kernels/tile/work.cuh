@@ -113,13 +113,22 @@ __device__ __forceinline__ int64_t slot_row(const FmDecodeParams& p, const RowBl
   return ((int64_t)r.slot * p.team + r.block) * Map::kRows + block_row;
 }
 
+// reference + log2(sum), sum > 0. References of raw rows may be far from the result: they are integers, so that the sum's
+// exponent is added to them without an error.
+template <class Map>
+__device__ __forceinline__ float log2_sum(float reference, float sum) {
+  const int exponent = (int)(__float_as_uint(sum) >> 23) - 127;
+  if (!Map::kRaw || exponent == -127 || exponent == 128) return reference + log2f(sum);
+  return reference + (float)exponent + log2f(__uint_as_float((__float_as_uint(sum) & 0x7FFFFFu) | 0x3F800000u));
+}
+
 // Writes a finished row's lse (where `write`), and returns what its accumulator is to be multiplied with: 1 / sum, with
 // the sink where the unit is whole. `reference` and `sum`: of the row's softmax, base 2.
 template <class Map>
 __device__ __forceinline__ float row_factor(const FmDecodeParams& p, const RowBlock& r, int block_row, float reference,
                                             float sum, bool write = true) {
   const int row = r.row_begin + block_row;
-  const float lse2 = sum == 0.f ? kNegInf : reference + log2f(sum);
+  const float lse2 = sum == 0.f ? kNegInf : log2_sum<Map>(reference, sum);
   const float factor = sum == 0.f ? 0.f : 1.f / sum;
   if (row >= r.rows) return factor;
   if (r.slot >= 0) {
