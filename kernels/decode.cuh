@@ -75,6 +75,11 @@ __device__ __forceinline__ void init_barriers(DecodeControl& control, int loader
   mbarrier_init(shared_address(&control.result_empty), 8);
 }
 
+__device__ __forceinline__ void init_part_barriers(FewControl& control, int splits) {
+  mbarrier_init(shared_address(&control.parts_full), 8 * splits);
+  mbarrier_init(shared_address(&control.parts_empty), 8 * splits);
+}
+
 // After it every CTA of the cluster may use the barriers of every other.
 __device__ __forceinline__ void publish_barriers() {
   if (cluster_size() > 1)
@@ -152,8 +157,7 @@ __device__ __forceinline__ void decode_few(const CUtensorMap& latent_map, const 
   FewControl& control = *reinterpret_cast<FewControl*>(smem + Map::kControlOffset);
   if (threadIdx.x == 0) {
     init_barriers(control, K::kLoaderArrivals, 1);
-    mbarrier_init(shared_address(&control.parts_full), 8 * p.splits);
-    mbarrier_init(shared_address(&control.parts_empty), 8 * p.splits);
+    init_part_barriers(control, p.splits);
     mbarrier_init_fence();
   }
   publish_barriers();
@@ -182,10 +186,7 @@ __device__ __forceinline__ void decode_raw(const CUtensorMap& rows_map, const Fm
   if (threadIdx.x == 0) {
     init_barriers(control, kPreparingWarps, 1, 4);
     init_raw_barriers(control);
-    if constexpr (Map::kSplits) {
-      mbarrier_init(shared_address(&control.parts_full), 8 * p.splits);
-      mbarrier_init(shared_address(&control.parts_empty), 8 * p.splits);
-    }
+    if constexpr (Map::kSplits) init_part_barriers(control, p.splits);
     mbarrier_init_fence();
   }
   publish_barriers();

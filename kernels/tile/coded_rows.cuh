@@ -182,7 +182,7 @@ struct RowBatch {
     uint32_t largest = scales & 0x7F800000u;
 #pragma unroll
     for (int d = 2; d < 8; d *= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, d));
-    const RowUnit unit(of_largest_code(largest));
+    const RowUnit unit(RowUnit::of_largest_code(largest));
     store_shared(row_place(to.rope, 4 * Which), rope_as(T(), plain, unit.inverse_pair()));
     const uint32_t fraction = scales & 0x7FFFFFu;
     mantissas |= fraction;
@@ -203,7 +203,7 @@ struct RowBatch {
     const uint32_t pair = scales >> (has_rope ? eighth % 4 * 8 : eighth % 2 * 16);
     uint32_t scale[2] = {ue8m0_bits(pair & 0xFF), ue8m0_bits(pair >> 8 & 0xFF)};
     if (has_rope) scale[1] = scale[0] = eighth == 7 ? 0 : scale[0];
-    uint32_t largest = of_largest_code(max(scale[0], scale[1]));
+    uint32_t largest = RowUnit::of_largest_code(max(scale[0], scale[1]));
     if (has_rope) largest = max(largest, largest_bf16(plain));
 #pragma unroll
     for (int d = 1; d < 8; d *= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, d));
@@ -211,10 +211,6 @@ struct RowBatch {
     scales = pack(__half(), __uint_as_float(scale[0]) * unit.inverse(), __uint_as_float(scale[1]) * unit.inverse());
     if (has_rope) store_shared(row_place(to.block, 4 * Which), bf16_to_half(plain, unit.inverse_pair()));
     return unit.unit();
-  }
-  // Codes reach 448, a little less than 2^9.
-  static __device__ __forceinline__ uint32_t of_largest_code(uint32_t scale_bits) {
-    return min(scale_bits, 246 * RowUnit::kOne) + 8 * RowUnit::kOne;
   }
 
   template <int Which>

@@ -117,6 +117,11 @@ __device__ __forceinline__ uint4 rope_as(__half, uint4 v, uint32_t) {
   return make_uint4(bf16_to_fp16(v.x), bf16_to_fp16(v.y), bf16_to_fp16(v.z), bf16_to_fp16(v.w));
 }
 
+// What a float32 scale, by its bits, has besides its power of two and sign; NaN stays NaN.
+__device__ __forceinline__ float mantissa_of(uint32_t scale) {
+  return __uint_as_float((scale & 0x7FFFFFFFu) > 0x7F800000u ? scale : (scale & 0x7FFFFFu) | 0x3F800000u);
+}
+
 // The power of two that a row of numbers is counted in when they are stored as halves, given the bits of the largest
 // of them as a float: that one is then stored as a number of 2^14 .. 2^15, or as what it is if infinite or NaN. Smaller
 // numbers lose bits below 2^-28 of it. A row whose largest number is below 2^-60 is stored as if it were that: bfloat16
@@ -127,6 +132,10 @@ struct RowUnit {
 
   __device__ __forceinline__ explicit RowUnit(uint32_t largest)
       : bits(min(max(largest & 0x7F800000u, 67 * kOne), 227 * kOne) - 14 * kOne) {}
+  // The largest number of codes with a scale, as bits of a float: they reach 448, a little less than 2^9.
+  static __device__ __forceinline__ uint32_t of_largest_code(uint32_t scale_bits) {
+    return min(scale_bits, 246 * kOne) + 8 * kOne;
+  }
   __device__ __forceinline__ float unit() const { return __uint_as_float(bits); }
   __device__ __forceinline__ float inverse() const { return __uint_as_float(254 * kOne - bits); }
   __device__ __forceinline__ uint32_t inverse_pair() const {  // of bfloat16

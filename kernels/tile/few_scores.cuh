@@ -95,6 +95,7 @@ __device__ __forceinline__ void multiply_codes_query(float (&s)[Map::kRows / 2],
                                                      DecodeControl& control, TilePlace<Map> place) {
   using Layout = FewLayout<Map::kRows>;
   constexpr bool kHasRope = QkDim > kLatent;
+  static_assert(kRopeCounts<T>, "queries are bf16: the rope part counts in the row's unit");
   const uint32_t smem = shared_address(shared), q = smem + Map::kQueryOffset;
   const Units& units = units_of<Map>(shared);
   float sums[kTileBlocks][Map::kRows / 2];
@@ -127,11 +128,10 @@ __device__ __forceinline__ void multiply_codes_query(float (&s)[Map::kRows / 2],
 #pragma unroll
     for (int c = 0; c < Layout::kColumns; ++c) {
       const int i = Layout::value(c, h);
-      const float rope = kHasRope ? s[i] : 0.f;
-      float sum = kRopeCounts<T> ? rope : 0.f;
+      float sum = kHasRope ? s[i] : 0.f;
 #pragma unroll
       for (int block = 0; block < kTileBlocks; ++block) sum = fmaf(factor[block], sums[block][i], sum);
-      s[i] = kRopeCounts<T> ? sum * unit : fmaf(sum, unit, rope);
+      s[i] = sum * unit;
     }
   }
 }
@@ -268,16 +268,15 @@ struct FewState {
 };
 
 // P^T as [row][token], rows of 128 bytes with the swizzle.
-template <class T, int Rows>
-__device__ __forceinline__ void store_few_weights(const float (&s)[Rows / 2], uint32_t to) {
+// `pair(i)`: what the accumulator's numbers 2 i and 2 i + 1 have become.
+template <int Rows, class Pair>
+__device__ __forceinline__ void store_few_weights(Pair pair, uint32_t to) {
   const int thread = warpgroup_thread(), lane = thread % 32, piece = thread / 32 * 2 + lane / 8 % 2;
 #pragma unroll
   for (int g = 0; g < Rows / 16; ++g) {  // 16 rows at a time: four 8 x 8 blocks
     const uint32_t at = to + swizzled(g * 16 + lane / 16 * 8 + lane % 8, piece);
-    const float* v = &s[8 * g];
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
-                 "r"(pack(T(), v[0], v[1])), "r"(pack(T(), v[2], v[3])), "r"(pack(T(), v[4], v[5])),
-                 "r"(pack(T(), v[6], v[7]))
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(pair(4 * g)),
+                 "r"(pair(4 * g + 1)), "r"(pair(4 * g + 2)), "r"(pair(4 * g + 3))
                  : "memory");
   }
 }
@@ -372,7 +371,8 @@ __device__ __forceinline__ void compute_few_scores(const FmDecodeParams& p, uint
       state.update(s, scale_log2, units, control, place.rope());
       state.weigh(s, scale_log2);
       if constexpr (Map::kCodes) state.count_weights(s, units_of<Map>(smem).of_tile[place.rope()].token);
-      store_few_weights<M, Map::kRows>(s, shared_address(smem) + Map::rope_offset(place.rope()));
+      store_few_weights<Map::kRows>([&](int i) { return pack(M(), s[2 * i], s[2 * i + 1]); },
+                                    shared_address(smem) + Map::rope_offset(place.rope()));
       if constexpr (Map::kCodes && QkDim > kLatent) scale_values<Map>(smem, place);
       if (masked) clean_values<M, Map>(p, r, smem, place, tile, control.present[place.rope()]);
       fence_async_shared();

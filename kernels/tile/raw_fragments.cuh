@@ -7,24 +7,11 @@
 // Of V (O^T = V^T P^T) a register has two tokens of a column. ldmatrix with .trans gives a lane columns 2 i and 2 i + 1
 // (i = lane / 4, of the 16 of a warp) of tokens 2 j and 2 j + 1: column 2 i becomes row i of the product, 2 i + 1 row i + 8.
 #pragma once
+#include "../ptx/shared.cuh"
 #include "codes.cuh"
 #include "raw_map.cuh"
 
 namespace fm {
-
-template <bool Transposed>
-__device__ __forceinline__ void load_matrices(uint32_t (&v)[4], uint32_t from) {
-  if constexpr (Transposed)
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
-                 : "r"(from)
-                 : "memory");
-  else
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
-                 : "r"(from)
-                 : "memory");
-}
 
 // Columns 0, 2, 1, 3 of four codes in order.
 __device__ __forceinline__ uint32_t even_columns_first(uint32_t codes) { return __byte_perm(codes, 0, 0x3120); }

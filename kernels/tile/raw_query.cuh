@@ -15,11 +15,8 @@ __device__ __forceinline__ void store_raw_query(uint32_t chunk, int block_row, i
     high = make_uint2(__byte_perm(v.x, v.y, 0x7632), __byte_perm(v.z, v.w, 0x7632));
   }
   const int piece = first / 2 * 2, half = first % 2 * 8;
-  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(chunk + swizzled(block_row, piece) + half), "r"(low.x), "r"(low.y)
-               : "memory");
-  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(chunk + swizzled(block_row, piece + 1) + half), "r"(high.x),
-               "r"(high.y)
-               : "memory");
+  store_shared(chunk + swizzled(block_row, piece) + half, low);
+  store_shared(chunk + swizzled(block_row, piece + 1) + half, high);
 }
 
 // By two warpgroups, eight threads to a row: first all of it to shared memory as it is, then row by row to where it belongs.

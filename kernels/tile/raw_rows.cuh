@@ -32,9 +32,9 @@ __device__ __forceinline__ uint32_t raw_bytes(int format) {
 template <class Map>
 __device__ __forceinline__ void ask_for_scales(int format, uint32_t to, const uint8_t* scales) {
   if (format == FM_KV_FP8_V4)
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to + Map::kScalesAfterPlain), "l"(scales) : "memory");
+    cp_async_8(to + Map::kScalesAfterPlain, scales);
   else if (format == FM_KV_FP8_V41_SPLIT)
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + Map::kScales), "l"(scales) : "memory");
+    cp_async_16(to + Map::kScales, scales);
 }
 
 // By an asking warp: tile after tile. Where whole boxes of a page can be had, by tensor map, they are; else single rows.
@@ -130,7 +130,7 @@ struct RowPreparation {
     uint32_t largest = 0, fractions = 0, power[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) largest = max(largest, scale[i] & 0x7F800000u), fractions |= scale[i] & 0x7FFFFFu;
-    const RowUnit unit(of_largest_code(largest));
+    const RowUnit unit(RowUnit::of_largest_code(largest));
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float whole = __uint_as_float(scale[i]) * unit.inverse();
@@ -179,7 +179,7 @@ struct RowPreparation {
 #pragma unroll
     for (int i = 0; i < 16; ++i)
       if (!plain || i < 14) top = max(top, bytes[i / 4] >> i % 4 * 8 & 0xFF);
-    largest = max(largest, of_largest_code(ue8m0_bits(top)));
+    largest = max(largest, RowUnit::of_largest_code(ue8m0_bits(top) & 0x7F800000u));
     const RowUnit unit(largest);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -203,10 +203,6 @@ struct RowPreparation {
                                          __byte_perm(b.x, b.y, 0x7632), __byte_perm(b.z, b.w, 0x7632)));
       }
     }
-  }
-  // Codes reach 448, a little less than 2^9.
-  static __device__ __forceinline__ uint32_t of_largest_code(uint32_t scale_bits) {
-    return min(scale_bits & 0x7F800000u, 246 * RowUnit::kOne) + 8 * RowUnit::kOne;
   }
 };
 

@@ -21,11 +21,6 @@ __device__ __forceinline__ void multiply_keys(float (&s)[Map::kRows / 2], const 
   wgmma_rs(M(), s, keys, query, accumulate);
 }
 
-// What float32 scales have besides powers of two.
-__device__ __forceinline__ float mantissa_of(uint32_t scale) {
-  return __uint_as_float((scale & 0x7FFFFFFFu) > 0x7F800000u ? scale : (scale & 0x7FFFFFu) | 0x3F800000u);
-}
-
 // This warp's place in a tile.
 template <class Map>
 struct KeyPlace {
@@ -190,20 +185,6 @@ __device__ __forceinline__ void multiply_raw_query(float (&s)[Map::kRows / 2], u
   }
 }
 
-// P^T as [row][token], rows of 128 bytes with the swizzle.
-template <int Rows>
-__device__ __forceinline__ void store_raw_weights(const uint32_t (&weights)[Rows / 4], uint32_t to) {
-  const int thread = warpgroup_thread(), lane = thread % 32, piece = thread / 32 * 2 + lane / 8 % 2;
-#pragma unroll
-  for (int g = 0; g < Rows / 16; ++g) {  // 16 rows at a time: four 8 x 8 blocks
-    const uint32_t at = to + swizzled(g * 16 + lane / 16 * 8 + lane % 8, piece);
-    const uint32_t* v = &weights[4 * g];
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v[0]), "r"(v[1]),
-                 "r"(v[2]), "r"(v[3])
-                 : "memory");
-  }
-}
-
 // Codes and scales of V that some rows of the block do not see lose their NaNs. By the whole warpgroup when K has been read.
 template <class Map>
 __device__ __forceinline__ void clean_raw_values(const FmDecodeParams& p, const RowBlock& r, uint32_t smem, int place,
@@ -231,9 +212,7 @@ __device__ __forceinline__ void clean_raw_values(const FmDecodeParams& p, const 
     }
     if (lane < Map::kGroups) {
       const uint32_t to = Map::scales(smem, place) + offsetof(typename Map::Scales, of_column) + (lane * kTileTokens + token) * 2;
-      uint16_t v;
-      asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(to) : "memory");
-      store_shared_bytes<2>(to, finite_or_zero(__half(), v));
+      store_shared_bytes<2>(to, finite_or_zero(__half(), load_shared_half(to)));
     }
   }
 }

@@ -185,7 +185,7 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, uint32_t sm
         uint32_t weights[Map::kRows / 4];
         float added[RawState<Map>::kColumns];
         state.weigh(weights, added, s, unit, control, at, kOwnBarrier + own());
-        store_raw_weights<Map::kRows>(weights, Map::weights(smem, at));
+        store_few_weights<Map::kRows>([&](int i) { return weights[i]; }, Map::weights(smem, at));
         if (masked) {
           const RowBlock r = load_row_block<Map>(p, item);
           clean_raw_values<Map>(p, r, smem, at, !Map::kHasRope && control.format[at] == FM_KV_FP8_V4, r.tile_begin + i,

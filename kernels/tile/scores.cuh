@@ -35,11 +35,7 @@ struct QueryFragments {
   __device__ __forceinline__ void load(int i, uint32_t rows) {
     const int lane = warpgroup_thread() % 32;
 #pragma unroll
-    for (int k = 0; k < 4; ++k)
-      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(at[i][k][0]), "=r"(at[i][k][1]), "=r"(at[i][k][2]), "=r"(at[i][k][3])
-                   : "r"(rows + swizzled(lane % 16, 2 * k + lane / 16))
-                   : "memory");
+    for (int k = 0; k < 4; ++k) load_matrices<false>(at[i][k], rows + swizzled(lane % 16, 2 * k + lane / 16));
   }
 };
 
@@ -229,7 +225,8 @@ template <class T, class M, int QkDim, class Map>
 __device__ __forceinline__ void multiply_query_codes(float (&s)[32], const QueryFragments<Map::kRegisterChunks>& q,
                                                      uint8_t* shared, DecodeControl& control, TilePlace<Map> place,
                                                      HeldTile& held) {
-  constexpr bool kHasRope = QkDim > kLatent, kOneChain = kHasRope && kRopeCounts<T>;
+  constexpr bool kHasRope = QkDim > kLatent;
+  static_assert(kRopeCounts<T>, "queries are bf16: the rope part counts in the row's unit");
   const uint32_t smem = shared_address(shared), q_shared = smem + Map::kQueryOffset;
   const Units& units = units_of<Map>(shared);
   wait_for_keys<0, 0>(control, place, held);
@@ -246,22 +243,20 @@ __device__ __forceinline__ void multiply_query_codes(float (&s)[32], const Query
     multiply_block<M, Map, 2>(s, q, q_shared, smem, place, true);
     held.release(control, place);
     multiply_block<M, Map, 3>(s, q, q_shared, smem, place, true);
-    if (!kOneChain) {
+    if (!kHasRope) {
       wgmma_commit();
       wgmma_wait<0>();
     }
   }
-  const auto multiply_rope = [&] {
+  if constexpr (kHasRope) {
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k)
       multiply_step<T, Map, 8>(s, q, q_shared, k, smem + Map::rope_offset(place.rope()), kAtomBytes, true);
     wgmma_commit();
     wgmma_wait<0>();
-  };
-  if (kOneChain) multiply_rope();
+  }
   scale_by_token(s, [&](int i) { return pair_of(units.of_tile[place.rope()].token, i); });
-  if (kHasRope && !kOneChain) multiply_rope();
 }
 
 // Softmax state of the two rows a thread shares with three neighbours.

@@ -74,7 +74,7 @@ pub(super) fn read_without_pages(kv: &mut FmKvCache, plan: *const c_void) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::dtype::KvFormat;
     use crate::params::{
@@ -100,7 +100,7 @@ mod tests {
         }
     }
 
-    fn bytes(format: KvFormat, page_size: i32, strides: [i64; 2]) -> PagedCache {
+    pub fn bytes(format: KvFormat, page_size: i32, strides: [i64; 2]) -> PagedCache {
         PagedCache {
             rows: CacheRows::Bytes {
                 layout: &format.layouts()[0],

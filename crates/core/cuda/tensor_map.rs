@@ -205,8 +205,8 @@ pub(super) fn encode(geometry: &Geometry, dtype: DType) -> Result<sys::CUtensorM
 
 #[cfg(test)]
 mod tests {
+    use super::super::kv_cache;
     use super::*;
-    use crate::dtype::KvFormat;
     use crate::problem::TwoParts;
 
     fn cache(num_pages: i32, page_size: i32, kv_heads: i32, strides: [i64; 3]) -> PagedCache {
@@ -289,14 +289,8 @@ mod tests {
 
     fn bytes(format: KvFormat, page_size: i32, num_pages: i32, strides: [i64; 2]) -> PagedCache {
         PagedCache {
-            rows: CacheRows::Bytes {
-                layout: &format.layouts()[0],
-                pages: Strided { ptr: 4096, strides },
-            },
-            format,
             num_pages,
-            page_size,
-            ..cache(1, 64, 1, [0, 576, 0])
+            ..kv_cache::tests::bytes(format, page_size, strides)
         }
     }
 
