@@ -23,6 +23,16 @@ __device__ __forceinline__ void copy_piece(uint32_t to, const uint8_t* row, int 
   cp_async_16(to, row == nullptr ? any : row + at, row != nullptr);
 }
 
+// Says which of this warp's tokens are there, bit i of `present` being that of its row i.
+template <class Map>
+__device__ __forceinline__ void leave_present(DecodeControl& control, TilePlace<Map> place, uint32_t present) {
+  constexpr int kRows = TokenWarps<Map>::kRows;
+  using OfFew = typename std::conditional<kRows == 16, uint16_t, uint8_t>::type;
+  using Bits = typename std::conditional<kRows == 32, uint32_t, OfFew>::type;  // of a warp's rows
+  if (TokenWarps<Map>::lane() == 0)
+    reinterpret_cast<Bits*>(&control.present[place.rope()])[TokenWarps<Map>::warp()] = (Bits)present;
+}
+
 // Copies 128 bytes, `at` bytes into each of this warp's rows, to a block of [rows][128 bytes] or one chunk of a latent
 // block: `to_row` gives the address of a piece. Eight lanes to a row.
 template <class Map, class ToRow>

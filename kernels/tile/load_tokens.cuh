@@ -8,18 +8,9 @@
 #pragma once
 #include "coded_rows.cuh"
 #include "copied_rows.cuh"
+#include "load_quarters.cuh"
 
 namespace fm {
-
-// Says which of this warp's tokens are there, bit i of `present` being that of its row i.
-template <class Map>
-__device__ __forceinline__ void leave_present(DecodeControl& control, TilePlace<Map> place, uint32_t present) {
-  constexpr int kRows = TokenWarps<Map>::kRows;
-  using OfFew = typename std::conditional<kRows == 16, uint16_t, uint8_t>::type;
-  using Bits = typename std::conditional<kRows == 32, uint32_t, OfFew>::type;  // of a warp's rows
-  if (TokenWarps<Map>::lane() == 0)
-    reinterpret_cast<Bits*>(&control.present[place.rope()])[TokenWarps<Map>::warp()] = (Bits)present;
-}
 
 template <int QkDim, class Map>
 __device__ __forceinline__ void copy_tile(const FmDecodeParams& p, const TileCursor<Map>& at, uint32_t smem,
@@ -31,7 +22,7 @@ __device__ __forceinline__ void copy_tile(const FmDecodeParams& p, const TileCur
   for (int i = 0; i < kTileBlocks; ++i)
     mbarrier_wait(shared_address(&control.block_empty[place.block(i)]), place.block_parity(i) ^ 1);
   const FmKvCache& kv = p.kv[at.cache];
-  const int kv_head = load_row_block<Map>(p, at.item).kv_head;
+  const int kv_head = at.kv_head;
   copy_rows<QkDim, Map>(row_of(kv.rows, kv.row_stride, token, kv_head), row_of(kv.rope, kv.rope_stride, token, kv_head),
                         kv.rows, smem, place);
   arrive_when_copied(shared_address(&control.tile_full[place.rope()]));
@@ -157,6 +148,8 @@ template <class T, int QkDim, class Map>
 __device__ __forceinline__ void load_tiles_tokens(const FmDecodeParams& p, uint32_t smem, DecodeControl& control) {
   if constexpr (Map::kCodes)
     convert_tiles<T, QkDim, Map>(p, smem, control);
+  else if constexpr (Map::kRows == kTileRows)
+    load_quarters<T, QkDim, Map>(p, smem, control);
   else
     copy_tiles<QkDim, Map>(p, smem, control);
 }

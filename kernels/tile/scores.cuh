@@ -129,7 +129,9 @@ __device__ __forceinline__ void wait_for_keys(DecodeControl& control, TilePlace<
     mbarrier_wait(shared_address(&control.block_full[place.block(i)]), place.block_parity(i));
 }
 
-constexpr int kEarlyBlocks = 3;  // latent blocks that Q K^T waits for before it starts; the others come on the way
+// Latent blocks that Q K^T waits for before it starts, those with most places; the others come on the way.
+template <class Map>
+constexpr int kEarlyBlocks = Map::kTriple;
 
 // One k16 step of S += Q K^T: step k of Q's chunk `Chunk` (8: the rope part), against keys in swizzled rows, groups of
 // 8 tokens `stride` bytes apart.
@@ -165,10 +167,9 @@ template <class T, int QkDim, class Map>
 __device__ __forceinline__ void multiply_query_key(float (&s)[32], const QueryFragments<Map::kRegisterChunks>& q,
                                                    uint32_t smem, DecodeControl& control, TilePlace<Map> place,
                                                    HeldTile& held) {
-  static_assert(kEarlyBlocks == 3 && kTileBlocks == 4);
   constexpr bool kHasRope = QkDim > kLatent;
   const uint32_t q_shared = smem + Map::kQueryOffset;
-  wait_for_keys<0, kEarlyBlocks>(control, place, held);
+  wait_for_keys<0, kEarlyBlocks<Map>>(control, place, held);
   fence_copies<Map>();
   wgmma_fence();
   if (kHasRope) {
@@ -176,13 +177,18 @@ __device__ __forceinline__ void multiply_query_key(float (&s)[32], const QueryFr
     for (int k = 0; k < 4; ++k)
       multiply_step<T, Map, 8>(s, q, q_shared, k, smem + Map::rope_offset(place.rope()), kAtomBytes, k != 0);
   }
+  const auto late = [&] {
+    wait_for_keys<kEarlyBlocks<Map>, kTileBlocks>(control, place, held);
+    fence_copies<Map>();
+    wgmma_fence();
+  };
+  static_assert(kEarlyBlocks<Map> == 2 || kEarlyBlocks<Map> == 3);
   multiply_block<T, Map, 0>(s, q, q_shared, smem, place, kHasRope);
   multiply_block<T, Map, 1>(s, q, q_shared, smem, place, true);
+  if (kEarlyBlocks<Map> == 2) late();
   multiply_block<T, Map, 2>(s, q, q_shared, smem, place, true);
-  wait_for_keys<kEarlyBlocks, kTileBlocks>(control, place, held);
-  fence_copies<Map>();
+  if (kEarlyBlocks<Map> == 3) late();
   held.release(control, place);
-  wgmma_fence();
   multiply_block<T, Map, 3>(s, q, q_shared, smem, place, true);
   wgmma_commit();
   wgmma_wait<0>();

@@ -46,10 +46,10 @@ struct WidePages {
   static constexpr int kRows = 64, kTriple = 3, kRegisterChunks = 6;
   static constexpr bool kTokens = false, kCodes = false, kRaw = false;
 };
-// 64 rows, single tokens: their loader needs registers itself.
+// 64 rows, single tokens: their loader needs registers itself, all that are left where it converts codes.
 template <bool Codes>
 struct WideTokens {
-  static constexpr int kRows = 64, kTriple = 0, kRegisterChunks = 0;
+  static constexpr int kRows = 64, kTriple = Codes ? 0 : 2, kRegisterChunks = Codes ? 0 : 4;
   static constexpr bool kTokens = true, kCodes = Codes, kRaw = false;
 };
 template <int Rows>

@@ -9,8 +9,8 @@ template <class Map>
 struct TokenWarps {
   // Warps in all: as many as registers allow, up to where more were no faster.
   static constexpr int kWarps = Map::kRaw ? 2 : Map::kRows == kTileRows ? 4 : Map::kRows == 16 && !Map::kCodes ? 16 : 8;
-  // Tiles that are fetched at a time. Copies wait for nothing but their places; conversions hold one tile's for less time.
-  static constexpr int kTurns = Map::kCodes ? 1 : 2;
+  // Tiles that are fetched at a time. With few query rows copies wait for nothing but their places.
+  static constexpr int kTurns = Map::kCodes || Map::kRows == kTileRows ? 1 : 2;
   static constexpr int kOfTile = kWarps / kTurns;
   static constexpr int kArrivals = kOfTile * 32;       // for a block: one of each lane
   static constexpr int kRows = kTileTokens / kOfTile;  // of a warp; a lane knows one
@@ -21,7 +21,7 @@ struct TokenWarps {
   static __device__ __forceinline__ unsigned thread() { return block_thread() - (Map::kRaw ? 0 : FM_DECODE_THREADS - 128); }
   static __device__ __forceinline__ int lane() { return (unsigned)block_thread() % 32; }
   static __device__ __forceinline__ int warp() { return thread() / 32 % kOfTile; }  // of those at this tile
-  static __device__ __forceinline__ int turn() { return thread() / (kOfTile * 32); }
+  static __device__ __forceinline__ int turn() { return kTurns == 1 ? 0 : thread() / (kOfTile * 32); }
   static __device__ __forceinline__ int first_row() { return warp() * kRows; }
   static __device__ __forceinline__ int row() { return first_row() + (unsigned)block_thread() % kRows; }  // this lane's
 };
@@ -42,6 +42,7 @@ struct TileCursor {
   int position;        // the tile's first token there
   int tokens;          // how many the row has there
   const int* entries;  // of its tokens: indices, or pages of the block table
+  int kv_head;
   int found;           // what is there for this lane's token; -1: nothing
 
   __device__ __forceinline__ bool done() const { return item == kDone; }
@@ -74,6 +75,7 @@ struct TileCursor {
         tiles = -left;
         continue;
       }
+      kv_head = r.kv_head;
       enter_cache(p, r, (r.tile_begin + tiles) * kTileTokens);
       look_up(p);
       return;
