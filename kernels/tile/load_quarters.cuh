@@ -1,91 +1,68 @@
-// The token loader of 64 query rows, 16-bit numbers: four warps copy 16 tokens of each tile, a column quarter after another
-// in the order in which places get free. The first two quarters and the rope part have three places, the others two: of a
-// tile these come when the last but one is used up, and behind them the first quarters of the tile after it.
+// The token loader of 64 query rows, 16-bit numbers: each of four warps copies 16 tokens of a tile, a column quarter after
+// another, as soon as the quarter's place is free: the first quarters of a tile while the one before is on its way.
 #pragma once
 #include "copied_rows.cuh"
 
 namespace fm {
 
-template <class T, int QkDim, class Map>
-struct QuarterLoader {
-  using Warps = TokenWarps<Map>;
-  static_assert(Map::kTriple == 2 && Warps::kRows == 16);
-  DecodeControl& control;
-  uint32_t smem;
-  TilePlace<Map> place;
-  const uint8_t* own;  // the row of token lane % 16 of this warp's; whatever where it is absent
-  uint32_t present;    // of these
-  int item = -1;       // whose Q has been asked for
-
-  // This warp's part of the block of quarter `quarter`: two tokens at a time, 16 lanes to each.
-  template <bool All>
-  __device__ __forceinline__ void copy_block(int quarter, const void* any, uint32_t block) const {
-    const int lane = Warps::lane(), first = lane / 16, piece = lane % 16;
-    const uint32_t to = block + Warps::warp() * 2 * kGroupBytes, here = present >> first;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const uint8_t* from = shuffle(own, first + 2 * i) + quarter * (2 * kBlockWidth) + piece * 16;
-      const uint32_t there = to + latent_swizzled(first + i % 4 * 2, piece) + i / 4 * kGroupBytes;
-      if (All)
-        cp_async_16(there, from);
-      else
-        copy_piece(there, here >> 2 * i & 1 ? from : nullptr, 0, any);
-    }
-  }
-  __device__ __forceinline__ void load_block(int quarter, const void* any) const {
-    const int block = place.block(quarter);
-    mbarrier_wait(shared_address(&control.block_empty[block]), place.block_parity(quarter) ^ 1);
-    if ((present & 0xFFFF) == 0xFFFF)
-      copy_block<true>(quarter, any, smem + block_offset(block));
-    else
-      copy_block<false>(quarter, any, smem + block_offset(block));
-    arrive_when_copied(shared_address(&control.block_full[block]));
-  }
-  // The rope part, and which tokens there are.
-  __device__ __forceinline__ void load_rest(const uint8_t* rope, const void* any) const {
-    const int lane = Warps::lane(), tile = place.rope();
-    mbarrier_wait(shared_address(&control.tile_empty[tile]), place.rope_parity() ^ 1);
-    leave_present<Map>(control, place, present);
-    if constexpr (QkDim > kLatent) {
-      const uint32_t to = smem + Map::rope_offset(tile) + Warps::warp() * 2 * kAtomBytes;
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        copy_piece(to + swizzled(4 * i + lane / 8, lane % 8), shuffle(rope, 4 * i + lane / 8), lane % 8 * 16, any);
-    }
-    arrive_when_copied(shared_address(&control.tile_full[tile]));
-  }
-  // The first quarters of the cursor's tile, which becomes the one at work.
-  __device__ __forceinline__ void begin_tile(const FmDecodeParams& p, TileCursor<Map>& cursor) {
-    const FmKvCache& kv = p.kv[cursor.cache];
-    const TokenPlace token = cursor.place(p);
-    own = row_of(kv.rows, kv.row_stride, token, cursor.kv_head);
-    const uint8_t* rope = QkDim > kLatent ? row_of(kv.rope, kv.rope_stride, token, cursor.kv_head) : nullptr;
-    present = __ballot_sync(~0u, token.page >= 0);
-    if (cursor.item != item) {
-      item = cursor.item;
-      prefetch_query<T, QkDim, Map>(p, item);
-    }
-    cursor.advance(p);
-    load_block(0, p.kv[0].rows);
-    load_block(1, p.kv[0].rows);
-    load_rest(rope, p.kv[0].rows);
-  }
+// A warp's rows of a tile: that of token lane % 16 of its own. Where it is absent, whatever.
+struct OwnRow {
+  const uint8_t* row;
+  uint32_t present;  // a bit for each lane
 };
 
-template <class T, int QkDim, class Map>
+// This warp's part of a block, from the rows' pieces at `row`: two tokens at a time, 16 lanes to each.
+template <bool All, class Map>
+__device__ __forceinline__ void copy_block(OwnRow own, const void* any, uint32_t block) {
+  const int lane = TokenWarps<Map>::lane(), first = lane / 16, piece = lane % 16;
+  const uint32_t to = block + TokenWarps<Map>::warp() * 2 * kGroupBytes;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const uint8_t* from = shuffle(own.row, first + 2 * i) + piece * 16;
+    const uint32_t there = to + latent_swizzled(first + i % 4 * 2, piece) + i / 4 * kGroupBytes;
+    if (All)
+      cp_async_16(there, from);
+    else
+      copy_piece(there, own.present >> (first + 2 * i) & 1 ? from : nullptr, 0, any);
+  }
+}
+
+template <int QkDim, class Map>
 __device__ __forceinline__ void load_quarters(const FmDecodeParams& p, uint32_t smem, DecodeControl& control) {
-  QuarterLoader<T, QkDim, Map> loader = {control, smem};
+  static_assert(TokenWarps<Map>::kRows == 16);
+  const auto lane = [] { return TokenWarps<Map>::lane(); };  // read anew each time: registers are short
+  TilePlace<Map> place;
   TileCursor<Map> cursor;  // a tile ahead
   cursor.begin(p);
-  if (cursor.done()) return;
-  loader.begin_tile(p, cursor);
 #pragma unroll 1
-  while (true) {
-    loader.load_block(2, p.kv[0].rows);
-    loader.load_block(3, p.kv[0].rows);
-    if (cursor.done()) return;
-    loader.place.advance();
-    loader.begin_tile(p, cursor);
+  while (!cursor.done()) {
+    const FmKvCache& kv = p.kv[cursor.cache];
+    const TokenPlace token = cursor.place(p);
+    OwnRow own = {row_of(kv.rows, kv.row_stride, token, cursor.kv_head), __ballot_sync(~0u, token.page >= 0)};
+    const uint8_t* rope = QkDim > kLatent ? row_of(kv.rope, kv.rope_stride, token, cursor.kv_head) : nullptr;
+    cursor.advance(p);
+#pragma unroll 1
+    for (int quarter = 0; quarter < kTileBlocks; ++quarter) {
+      const int block = place.block(quarter);
+      mbarrier_wait(shared_address(&control.block_empty[block]), place.block_parity(quarter) ^ 1);
+      if (own.present == ~0u)
+        copy_block<true, Map>(own, p.kv[0].rows, smem + block_offset(block));
+      else
+        copy_block<false, Map>(own, p.kv[0].rows, smem + block_offset(block));
+      arrive_when_copied(shared_address(&control.block_full[block]));
+      own.row += 2 * kBlockWidth;
+    }
+    mbarrier_wait(shared_address(&control.tile_empty[place.rope()]), place.rope_parity() ^ 1);
+    leave_present<Map>(control, place, own.present);
+    if constexpr (QkDim > kLatent) {
+      const uint32_t to = smem + Map::rope_offset(place.rope()) + TokenWarps<Map>::warp() * 2 * kAtomBytes;
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        copy_piece(to + swizzled(4 * i + lane() / 8, lane() % 8), shuffle(rope, 4 * i + lane() / 8), lane() % 8 * 16,
+                   p.kv[0].rows);
+    }
+    arrive_when_copied(shared_address(&control.tile_full[place.rope()]));
+    place.advance();
   }
 }
 

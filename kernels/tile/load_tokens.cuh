@@ -149,7 +149,7 @@ __device__ __forceinline__ void load_tiles_tokens(const FmDecodeParams& p, uint3
   if constexpr (Map::kCodes)
     convert_tiles<T, QkDim, Map>(p, smem, control);
   else if constexpr (Map::kRows == kTileRows)
-    load_quarters<T, QkDim, Map>(p, smem, control);
+    load_quarters<QkDim, Map>(p, smem, control);
   else
     copy_tiles<QkDim, Map>(p, smem, control);
 }

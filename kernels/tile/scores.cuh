@@ -114,24 +114,22 @@ struct HeldTile {
   }
 };
 
-// Waits for the tile's latent blocks Begin .. End, and for its rope block with the first.
-template <int Begin, int End, class Map>
+// Waits for the tile's latent blocks Begin .. End, and for the rest of it, its rope block.
+template <int Begin, int End, bool Rest, class Map>
 __device__ __forceinline__ void wait_for_keys(DecodeControl& control, TilePlace<Map> place, HeldTile& held) {
-  bool ready = Begin > 0 || mbarrier_test(shared_address(&control.tile_full[place.rope()]), place.rope_parity());
+  bool ready = !Rest || mbarrier_test(shared_address(&control.tile_full[place.rope()]), place.rope_parity());
 #pragma unroll
   for (int i = Begin; i < End; ++i)
     ready &= mbarrier_test(shared_address(&control.block_full[place.block(i)]), place.block_parity(i));
   if (ready) return;
   held.release(control, place);
-  if (Begin == 0) mbarrier_wait(shared_address(&control.tile_full[place.rope()]), place.rope_parity());
+  if (Rest) mbarrier_wait(shared_address(&control.tile_full[place.rope()]), place.rope_parity());
 #pragma unroll
   for (int i = Begin; i < End; ++i)
     mbarrier_wait(shared_address(&control.block_full[place.block(i)]), place.block_parity(i));
 }
 
-// Latent blocks that Q K^T waits for before it starts, those with most places; the others come on the way.
-template <class Map>
-constexpr int kEarlyBlocks = Map::kTriple;
+constexpr int kEarlyBlocks = 3;  // latent blocks that Q K^T waits for before it starts; the last comes on the way
 
 // One k16 step of S += Q K^T: step k of Q's chunk `Chunk` (8: the rope part), against keys in swizzled rows, groups of
 // 8 tokens `stride` bytes apart.
@@ -169,26 +167,28 @@ __device__ __forceinline__ void multiply_query_key(float (&s)[32], const QueryFr
                                                    HeldTile& held) {
   constexpr bool kHasRope = QkDim > kLatent;
   const uint32_t q_shared = smem + Map::kQueryOffset;
-  wait_for_keys<0, kEarlyBlocks<Map>>(control, place, held);
-  fence_copies<Map>();
-  wgmma_fence();
-  if (kHasRope) {
+  // Where places of rope blocks are as many as those of the first quarters it comes with these, else with the last.
+  constexpr bool kRopeFirst = Map::kRopes == 3;
+  const auto multiply_rope_part = [&](bool accumulate) {
 #pragma unroll
     for (int k = 0; k < 4; ++k)
-      multiply_step<T, Map, 8>(s, q, q_shared, k, smem + Map::rope_offset(place.rope()), kAtomBytes, k != 0);
-  }
-  const auto late = [&] {
-    wait_for_keys<kEarlyBlocks<Map>, kTileBlocks>(control, place, held);
-    fence_copies<Map>();
-    wgmma_fence();
+      multiply_step<T, Map, 8>(s, q, q_shared, k, smem + Map::rope_offset(place.rope()), kAtomBytes, accumulate || k != 0);
   };
-  static_assert(kEarlyBlocks<Map> == 2 || kEarlyBlocks<Map> == 3);
-  multiply_block<T, Map, 0>(s, q, q_shared, smem, place, kHasRope);
+  wait_for_keys<0, kEarlyBlocks, kRopeFirst>(control, place, held);
+  fence_copies<Map>();
+  wgmma_fence();
+  if (kHasRope && kRopeFirst) multiply_rope_part(false);
+  multiply_block<T, Map, 0>(s, q, q_shared, smem, place, kHasRope && kRopeFirst);
   multiply_block<T, Map, 1>(s, q, q_shared, smem, place, true);
-  if (kEarlyBlocks<Map> == 2) late();
   multiply_block<T, Map, 2>(s, q, q_shared, smem, place, true);
-  if (kEarlyBlocks<Map> == 3) late();
+  wait_for_keys<kEarlyBlocks, kTileBlocks, !kRopeFirst>(control, place, held);
+  fence_copies<Map>();
+  if (kHasRope && !kRopeFirst) {
+    wgmma_fence();
+    multiply_rope_part(true);
+  }
   held.release(control, place);
+  wgmma_fence();
   multiply_block<T, Map, 3>(s, q, q_shared, smem, place, true);
   wgmma_commit();
   wgmma_wait<0>();
@@ -235,7 +235,7 @@ __device__ __forceinline__ void multiply_query_codes(float (&s)[32], const Query
   static_assert(kRopeCounts<T>, "queries are bf16: the rope part counts in the row's unit");
   const uint32_t smem = shared_address(shared), q_shared = smem + Map::kQueryOffset;
   const Units& units = units_of<Map>(shared);
-  wait_for_keys<0, 0>(control, place, held);
+  wait_for_keys<0, 0, true>(control, place, held);
   if (kHasRope && units.scaled[place.rope()] != 0) {
     multiply_scaled_block<M, Map, 0>(s, q, smem, units, place);
     multiply_scaled_block<M, Map, 1>(s, q, smem, units, place);
