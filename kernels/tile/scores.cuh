@@ -84,7 +84,7 @@ __device__ __forceinline__ void load_query_rows(const FmDecodeParams& p, const R
     if (i == 8 && QkDim > kLatent)
       copies.begin(reinterpret_cast<const T*>(p.q_rope), row_offset(p, r, row, p.q_rope_stride), rows);
     if (i < kChunks)
-      copies.copy(i == 8 ? 0 : i * 64, i < kInRegisters ? i % kSlots : i - kInRegisters);
+      copies.copy(i == 8 ? 0 : i * 64, i % kSlots);
     else
       cp_async_commit();  // nothing, so that as many are pending
   }
@@ -142,7 +142,7 @@ __device__ __forceinline__ void multiply_step(float (&s)[32], const QueryFragmen
     wgmma_rs_n64(T(), s, q.at[Chunk][k], b, accumulate);
   else
     wgmma_ss_n64(T(), s,
-                 smem_descriptor(q_shared + (Chunk - Map::kRegisterChunks) * kRopeBytes + k * 32, 0, kAtomBytes), b,
+                 smem_descriptor(q_shared + Chunk % (Map::kSharedChunks + 1) * kRopeBytes + k * 32, 0, kAtomBytes), b,
                  accumulate);
 }
 
