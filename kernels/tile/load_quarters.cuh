@@ -5,63 +5,75 @@
 
 namespace fm {
 
-// A warp's rows of a tile: that of token lane % 16 of its own. Where it is absent, whatever.
-struct OwnRow {
-  const uint8_t* row;
-  uint32_t present;  // a bit for each lane
-};
+// What a lane copies of its warp's 16 tokens: of each column quarter 16 bytes of every other token.
+template <class Map>
+struct QuarterPieces {
+  static constexpr int kTokens = 8;
+  const uint8_t* from[kTokens];  // in the first quarter
+  uint32_t present;              // bit 2 i: token i is there
+  uint32_t to;                   // in a block; that of token i is 256 i on, with the swizzle of its row
 
-// This warp's part of a block, from the rows' pieces at `row`: two tokens at a time, 16 lanes to each.
-template <bool All, class Map>
-__device__ __forceinline__ void copy_block(OwnRow own, const void* any, uint32_t block) {
-  const int lane = TokenWarps<Map>::lane(), first = lane / 16, piece = lane % 16;
-  const uint32_t to = block + TokenWarps<Map>::warp() * 2 * kGroupBytes;
+  // `row`: of token lane % 16; `all`: which are present, a bit each.
+  __device__ __forceinline__ QuarterPieces(const uint8_t* row, uint32_t all, const void* any) {
+    const int lane = TokenWarps<Map>::lane(), first = lane / 16, piece = lane % 16;
+    const uint8_t* own = row == nullptr ? reinterpret_cast<const uint8_t*>(any) : row;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const uint8_t* from = shuffle(own.row, first + 2 * i) + piece * 16;
-    const uint32_t there = to + latent_swizzled(first + i % 4 * 2, piece) + i / 4 * kGroupBytes;
-    if (All)
-      cp_async_16(there, from);
-    else
-      copy_piece(there, own.present >> (first + 2 * i) & 1 ? from : nullptr, 0, any);
+    for (int i = 0; i < kTokens; ++i) from[i] = shuffle(own, first + 2 * i) + piece * 16;
+    present = all >> first;
+    to = TokenWarps<Map>::warp() * 2 * kGroupBytes + latent_swizzled(first, piece);
   }
-}
+  template <bool All>
+  __device__ __forceinline__ void copy(int quarter, uint32_t block) const {
+#pragma unroll
+    for (int i = 0; i < kTokens; ++i) {
+      const uint32_t there = block + (to ^ i % 4 * 32) + (i / 4 * kGroupBytes + i % 4 * 256);
+      const uint8_t* piece = from[i] + quarter * (2 * kBlockWidth);
+      if (All)
+        cp_async_16(there, piece);
+      else
+        cp_async_16(there, piece, present >> 2 * i & 1);
+    }
+  }
+};
 
 template <int QkDim, class Map>
 __device__ __forceinline__ void load_quarters(const FmDecodeParams& p, uint32_t smem, DecodeControl& control) {
   static_assert(TokenWarps<Map>::kRows == 16);
+  constexpr int kRest = Map::kRopes == 3 ? Map::kTriple - 1 : kTileBlocks - 1;  // the quarter before the rest of a tile
   const auto lane = [] { return TokenWarps<Map>::lane(); };  // read anew each time: registers are short
   TilePlace<Map> place;
   TileCursor<Map> cursor;  // a tile ahead
   cursor.begin(p);
 #pragma unroll 1
   while (!cursor.done()) {
-    const FmKvCache& kv = p.kv[cursor.cache];
     const TokenPlace token = cursor.place(p);
-    OwnRow own = {row_of(kv.rows, kv.row_stride, token, cursor.kv_head), __ballot_sync(~0u, token.page >= 0)};
-    const uint8_t* rope = QkDim > kLatent ? row_of(kv.rope, kv.rope_stride, token, cursor.kv_head) : nullptr;
+    const auto row_in = [&](const void* base, const int64_t (&stride)[3]) { return row_of(base, stride, token, cursor.kv_head); };
+    const uint32_t present = __ballot_sync(~0u, token.page >= 0);
+    const QuarterPieces<Map> pieces(in_cache(p, cursor.cache, [&](const FmKvCache& kv) { return row_in(kv.rows, kv.row_stride); }), present, p.kv[0].rows);
+    const uint8_t* rope = QkDim > kLatent ? in_cache(p, cursor.cache, [&](const FmKvCache& kv) { return row_in(kv.rope, kv.rope_stride); }) : nullptr;
     cursor.advance(p);
-#pragma unroll 1
+#pragma unroll
     for (int quarter = 0; quarter < kTileBlocks; ++quarter) {
       const int block = place.block(quarter);
       mbarrier_wait(shared_address(&control.block_empty[block]), place.block_parity(quarter) ^ 1);
-      if (own.present == ~0u)
-        copy_block<true, Map>(own, p.kv[0].rows, smem + block_offset(block));
+      if (present == ~0u)
+        pieces.template copy<true>(quarter, smem + block_offset(block));
       else
-        copy_block<false, Map>(own, p.kv[0].rows, smem + block_offset(block));
+        pieces.template copy<false>(quarter, smem + block_offset(block));
       arrive_when_copied(shared_address(&control.block_full[block]));
-      own.row += 2 * kBlockWidth;
-    }
-    mbarrier_wait(shared_address(&control.tile_empty[place.rope()]), place.rope_parity() ^ 1);
-    leave_present<Map>(control, place, own.present);
-    if constexpr (QkDim > kLatent) {
-      const uint32_t to = smem + Map::rope_offset(place.rope()) + TokenWarps<Map>::warp() * 2 * kAtomBytes;
+      if (quarter == kRest) {
+        mbarrier_wait(shared_address(&control.tile_empty[place.rope()]), place.rope_parity() ^ 1);
+        leave_present<Map>(control, place, present);
+        if constexpr (QkDim > kLatent) {
+          const uint32_t to = smem + Map::rope_offset(place.rope()) + TokenWarps<Map>::warp() * 2 * kAtomBytes;
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        copy_piece(to + swizzled(4 * i + lane() / 8, lane() % 8), shuffle(rope, 4 * i + lane() / 8), lane() % 8 * 16,
-                   p.kv[0].rows);
+          for (int i = 0; i < 4; ++i)
+            copy_piece(to + swizzled(4 * i + lane() / 8, lane() % 8), shuffle(rope, 4 * i + lane() / 8), lane() % 8 * 16,
+                       p.kv[0].rows);
+        }
+        arrive_when_copied(shared_address(&control.tile_full[place.rope()]));
+      }
     }
-    arrive_when_copied(shared_address(&control.tile_full[place.rope()]));
     place.advance();
   }
 }

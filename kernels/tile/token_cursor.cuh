@@ -31,6 +31,13 @@ struct TokenPlace {
   int page, offset;
 };
 
+// Calls f with one of the caches: with each on a way of its own, where parameters are operands instead of loads.
+template <class F>
+__device__ __forceinline__ auto in_cache(const FmDecodeParams& p, int cache, F f) {
+  if (cache == 0) return f(p.kv[0]);
+  return f(p.kv[1]);
+}
+
 // The tiles of a warp, one after another through the items of the worker, and what was looked up for this lane's token.
 // Tiles of a sparse row's extra cache follow those of its main cache, from a whole tile on.
 template <class Map>
@@ -93,7 +100,7 @@ struct TileCursor {
                      : p.block_table + r.request * p.block_table_stride;
   }
   __device__ __forceinline__ void look_up(const FmDecodeParams& p) {
-    const FmKvCache& kv = p.kv[cache];
+    const FmKvCache& kv = p.kv[0];  // only one cache has pages by block table
     int entry = position + TokenWarps<Map>::row();
     bool here = entry < tokens;
     if (kv.indices == nullptr) {
@@ -105,7 +112,9 @@ struct TileCursor {
   }
   // Where the token is.
   __device__ __forceinline__ TokenPlace place(const FmDecodeParams& p) const {
-    const FmKvCache& kv = p.kv[cache];
+    return in_cache(p, cache, [&](const FmKvCache& kv) { return place_in(kv); });
+  }
+  __device__ __forceinline__ TokenPlace place_in(const FmKvCache& kv) const {
     if (found < 0) return {-1, 0};
     const bool sparse = kv.indices != nullptr;
     const int of = sparse ? found : position + TokenWarps<Map>::row();
