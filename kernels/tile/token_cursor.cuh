@@ -26,6 +26,21 @@ struct TokenWarps {
   static __device__ __forceinline__ int row() { return first_row() + (unsigned)block_thread() % kRows; }  // this lane's
 };
 
+// An entry, or -1 where none is to be loaded. Without a branch: where two ways meet the compiler may wait for the load.
+__device__ __forceinline__ int load_entry(const int* at, bool here) {
+  int v;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.u32 p, %2, 0;\n"
+      "mov.s32 %0, -1;\n"
+      "@p ld.global.nc.s32 %0, [%1];\n"
+      "}"
+      : "=r"(v)
+      : "l"(at), "r"((uint32_t)here));
+  return v;
+}
+
 // Where a token is: its page (-1 when absent) and its offset in it.
 struct TokenPlace {
   int page, offset;
@@ -107,8 +122,7 @@ struct TileCursor {
       entry = kv.page_shift >= 0 ? entry >> kv.page_shift : entry / kv.page_size;
       here &= entry < p.max_pages;
     }
-    found = -1;
-    if (here) found = load_once(entries + entry);
+    found = load_entry(entries + entry, here);
   }
   // Where the token is.
   __device__ __forceinline__ TokenPlace place(const FmDecodeParams& p) const {
