@@ -104,9 +104,9 @@ struct Registers {
   static constexpr bool kPages = L == Loader::Tma, kCodes = L == Loader::Codes, kWide = Rows == kTileRows;
   static constexpr int kMoreToLoad = kCodes && QkDim == kLatent ? 8 : 0;  // formats whose scales take more
   static constexpr int kLaunched = kPages || kWide ? 128 : Rows == 32 || kCodes ? 96 : 72;
-  static constexpr int kScores = kWide ? (kPages ? 160 : kCodes ? 96 - kMoreToLoad : 128) : Rows == 32 || kCodes ? 112 : 88;
+  static constexpr int kScores = kWide ? (kPages ? 160 : kCodes ? 96 - kMoreToLoad : 144) : Rows == 32 || kCodes ? 112 : 88;
   static constexpr int kValues = kWide ? 160 : Rows == 32 ? 112 : 80;
-  static constexpr int kLoader = kWide ? (kPages ? 32 : kCodes ? 96 + kMoreToLoad : 64) : Rows == 32 ? 72 : kCodes ? 104 : 64;
+  static constexpr int kLoader = kWide ? (kPages ? 32 : kCodes ? 96 + kMoreToLoad : 48) : Rows == 32 ? 72 : kCodes ? 104 : 64;
 
   template <int Registers>
   static __device__ __forceinline__ void take() {

@@ -39,18 +39,18 @@ struct QuarterPieces {
 template <int QkDim, class Map>
 __device__ __forceinline__ void load_quarters(const FmDecodeParams& p, uint32_t smem, DecodeControl& control) {
   static_assert(TokenWarps<Map>::kRows == 16);
-  constexpr int kRest = Map::kRopes == 3 ? Map::kTriple - 1 : kTileBlocks - 1;  // the quarter before the rest of a tile
-  const auto lane = [] { return TokenWarps<Map>::lane(); };  // read anew each time: registers are short
   TilePlace<Map> place;
   TileCursor<Map> cursor;  // a tile ahead
   cursor.begin(p);
 #pragma unroll 1
   while (!cursor.done()) {
     const TokenPlace token = cursor.place(p);
-    const auto row_in = [&](const void* base, const int64_t (&stride)[3]) { return row_of(base, stride, token, cursor.kv_head); };
     const uint32_t present = __ballot_sync(~0u, token.page >= 0);
-    const QuarterPieces<Map> pieces(in_cache(p, cursor.cache, [&](const FmKvCache& kv) { return row_in(kv.rows, kv.row_stride); }), present, p.kv[0].rows);
-    const uint8_t* rope = QkDim > kLatent ? in_cache(p, cursor.cache, [&](const FmKvCache& kv) { return row_in(kv.rope, kv.rope_stride); }) : nullptr;
+    const auto own = [&](auto part, auto stride) {
+      return in_cache(p, cursor.cache, [&](const FmKvCache& kv) { return row_of(kv.*part, kv.*stride, token, cursor.kv_head); });
+    };
+    const QuarterPieces<Map> pieces(own(&FmKvCache::rows, &FmKvCache::row_stride), present, p.kv[0].rows);
+    const uint8_t* rope = QkDim > kLatent ? own(&FmKvCache::rope, &FmKvCache::rope_stride) : nullptr;
     cursor.advance(p);
 #pragma unroll
     for (int quarter = 0; quarter < kTileBlocks; ++quarter) {
@@ -61,19 +61,14 @@ __device__ __forceinline__ void load_quarters(const FmDecodeParams& p, uint32_t 
       else
         pieces.template copy<false>(quarter, smem + block_offset(block));
       arrive_when_copied(shared_address(&control.block_full[block]));
-      if (quarter == kRest) {
-        mbarrier_wait(shared_address(&control.tile_empty[place.rope()]), place.rope_parity() ^ 1);
-        leave_present<Map>(control, place, present);
-        if constexpr (QkDim > kLatent) {
-          const uint32_t to = smem + Map::rope_offset(place.rope()) + TokenWarps<Map>::warp() * 2 * kAtomBytes;
-#pragma unroll
-          for (int i = 0; i < 4; ++i)
-            copy_piece(to + swizzled(4 * i + lane() / 8, lane() % 8), shuffle(rope, 4 * i + lane() / 8), lane() % 8 * 16,
-                       p.kv[0].rows);
-        }
-        arrive_when_copied(shared_address(&control.tile_full[place.rope()]));
-      }
     }
+    mbarrier_wait(shared_address(&control.tile_empty[place.rope()]), place.rope_parity() ^ 1);
+    leave_present<Map>(control, place, present);
+    if constexpr (QkDim > kLatent) {
+      const uint32_t to = smem + Map::rope_offset(place.rope());
+      copy_chunk<Map>(rope, 0, p.kv[0].rows, [&](int row, int piece) { return to + swizzled(row, piece); });
+    }
+    arrive_when_copied(shared_address(&control.tile_full[place.rope()]));
     place.advance();
   }
 }

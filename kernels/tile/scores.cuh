@@ -129,9 +129,7 @@ __device__ __forceinline__ void wait_for_keys(DecodeControl& control, TilePlace<
     mbarrier_wait(shared_address(&control.block_full[place.block(i)]), place.block_parity(i));
 }
 
-// Latent blocks that Q K^T waits for before it starts, those with most places; the others come on the way.
-template <class Map>
-constexpr int kEarlyBlocks = Map::kTriple;
+constexpr int kEarlyBlocks = 3;  // latent blocks that Q K^T waits for before it starts; the last comes on the way
 
 // One k16 step of S += Q K^T: step k of Q's chunk `Chunk` (8: the rope part), against keys in swizzled rows, groups of
 // 8 tokens `stride` bytes apart.
@@ -162,37 +160,34 @@ __device__ __forceinline__ void multiply_block(float (&s)[32], const QueryFragme
     multiply_step<T, Map, 2 * Block + 1>(s, q, q_shared, k, keys + kAtomBytes, kGroupBytes, true);
 }
 
-// S = Q K^T, the rope part first.
+// S = Q K^T.
 template <class T, int QkDim, class Map>
 __device__ __forceinline__ void multiply_query_key(float (&s)[32], const QueryFragments<Map::kRegisterChunks>& q,
                                                    uint32_t smem, DecodeControl& control, TilePlace<Map> place,
                                                    HeldTile& held) {
   constexpr bool kHasRope = QkDim > kLatent;
   const uint32_t q_shared = smem + Map::kQueryOffset;
-  // Where places of rope blocks are as many as those of the first quarters it comes with these, else with the last.
+  static_assert(kEarlyBlocks == 3 && kTileBlocks == 4);
+  // The rope part comes with the first blocks where it has as many places, else with the last.
   constexpr bool kRopeFirst = Map::kRopes == 3;
-  constexpr int kEarly = kEarlyBlocks<Map>;
-  static_assert(kEarly == 2 || kEarly == 3);
   const auto multiply_rope_part = [&](bool accumulate) {
 #pragma unroll
     for (int k = 0; k < 4; ++k)
       multiply_step<T, Map, 8>(s, q, q_shared, k, smem + Map::rope_offset(place.rope()), kAtomBytes, accumulate || k != 0);
   };
-  const auto wait_for_late = [&] {
-    wait_for_keys<kEarly, kTileBlocks, !kRopeFirst>(control, place, held);
-    fence_copies<Map>();
-    wgmma_fence();
-  };
-  wait_for_keys<0, kEarly, kRopeFirst>(control, place, held);
+  wait_for_keys<0, kEarlyBlocks, kRopeFirst>(control, place, held);
   fence_copies<Map>();
   wgmma_fence();
   if (kHasRope && kRopeFirst) multiply_rope_part(false);
   multiply_block<T, Map, 0>(s, q, q_shared, smem, place, kHasRope && kRopeFirst);
   multiply_block<T, Map, 1>(s, q, q_shared, smem, place, true);
-  if (kEarly == 2) wait_for_late();
   multiply_block<T, Map, 2>(s, q, q_shared, smem, place, true);
-  if (kEarly == 3) wait_for_late();
-  if (kHasRope && !kRopeFirst) multiply_rope_part(true);
+  wait_for_keys<kEarlyBlocks, kTileBlocks, !kRopeFirst>(control, place, held);
+  fence_copies<Map>();
+  if (kHasRope && !kRopeFirst) {
+    wgmma_fence();
+    multiply_rope_part(true);
+  }
   held.release(control, place);
   wgmma_fence();
   multiply_block<T, Map, 3>(s, q, q_shared, smem, place, true);

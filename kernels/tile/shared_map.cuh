@@ -49,7 +49,7 @@ struct WidePages {
 // 64 rows, single tokens: their loader needs registers itself, all that are left where it converts codes.
 template <bool Codes>
 struct WideTokens {
-  static constexpr int kRows = 64, kTriple = Codes ? 0 : 2, kRegisterChunks = Codes ? 0 : 4;
+  static constexpr int kRows = 64, kTriple = Codes ? 0 : 3, kRegisterChunks = Codes ? 0 : 5;
   static constexpr bool kTokens = true, kCodes = Codes, kRaw = false;
 };
 template <int Rows>
@@ -82,7 +82,7 @@ struct SharedMap : Sizes {
   static constexpr bool kPeaks = Sizes::kTokens;      // row maxima may be wanted
   static constexpr bool kSplits = kRows < kTileRows;  // CTAs of a cluster may share the tiles of an item
   static constexpr int kBlocks = kTileBlocks * 2 + kTriple;
-  static constexpr int kRopes = Sizes::kCodes || (Sizes::kTokens && kTriple == 3) ? 2 : 3;
+  static constexpr int kRopes = Sizes::kCodes || (Sizes::kTokens && kRows == kTileRows) ? 2 : 3;
   static constexpr int kSharedChunks = 8 - Sizes::kRegisterChunks;  // of Q's latent part
   static constexpr uint32_t kQueryChunkBytes = kRows * kChunkRowBytes;
   static constexpr uint32_t kRopeOffset = kBlocks * kBlockBytes;

@@ -13,12 +13,9 @@ namespace fm {
 // o[b][4g + 2h + e]: row row0 + 8h, column 8g + 2 (lane % 4) + e of quarter(half, b).
 using Accumulators = float[2][64];
 
-// The quarters of the columns that a warpgroup accumulates, in the order in which it uses up their blocks. Of the second
-// half the one with the fewest blocks is the first, or that which Q K^T needs first.
-template <class Map>
-__device__ __forceinline__ int quarter(int half, int b) {
-  return half == 0 ? b : Map::kTriple == 3 ? 3 - b : 2 + b;
-}
+// The quarters of the columns that a warpgroup accumulates, in the order in which it uses up their blocks. The last
+// quarter, which has the fewest blocks, is the first of its half.
+__device__ __forceinline__ int quarter(int half, int b) { return half == 0 ? b : 3 - b; }
 
 __device__ __forceinline__ void scale_rows(Accumulators& o, float factor0, float factor1) {
 #pragma unroll
@@ -60,7 +57,7 @@ __device__ __forceinline__ void store_row(const float (&o)[64], int h, T* row, b
   }
 }
 
-template <class T, class Map>
+template <class T>
 __device__ __forceinline__ void store_result(const FmDecodeParams& p, const RowBlock& r, const Accumulators& o,
                                              int row0, int half, int lane) {
 #pragma unroll
@@ -69,7 +66,7 @@ __device__ __forceinline__ void store_result(const FmDecodeParams& p, const RowB
     const bool present = row < r.rows;
     T* out = reinterpret_cast<T*>(p.out) + (present ? row_offset(p, r, row, p.out_stride) : 0);
 #pragma unroll
-    for (int b = 0; b < 2; ++b) store_row<T>(o[b], h, out + quarter<Map>(half, b) * kBlockWidth, present, lane);
+    for (int b = 0; b < 2; ++b) store_row<T>(o[b], h, out + quarter(half, b) * kBlockWidth, present, lane);
   }
 }
 
@@ -82,7 +79,7 @@ __device__ __forceinline__ void store_partial_result(const FmDecodeParams& p, co
   for (int b = 0; b < 2; ++b)
 #pragma unroll
     for (int g = 0; g < 16; ++g)
-      *reinterpret_cast<float4*>(partial + quarter<Map>(half, b) * 2 * kBlockWidth + g * 16) =
+      *reinterpret_cast<float4*>(partial + quarter(half, b) * 2 * kBlockWidth + g * 16) =
           make_float4(o[b][4 * g], o[b][4 * g + 1], o[b][4 * g + 2], o[b][4 * g + 3]);
 }
 
@@ -102,10 +99,10 @@ __device__ __forceinline__ void accumulate_values(const FmDecodeParams& p, int h
       if (control.rescale[place.rope()][warp])
         scale_rows(o, control.factor[place.rope()][row0], control.factor[place.rope()][row0 + 8]);
       const uint32_t weights = smem + Map::rope_offset(place.rope());
-      const int first = place.block(quarter<Map>(half, 0)), second = place.block(quarter<Map>(half, 1));
-      wait_for_block<Map>(control, place, quarter<Map>(half, 0));
+      const int first = place.block(quarter(half, 0)), second = place.block(quarter(half, 1));
+      wait_for_block<Map>(control, place, quarter(half, 0));
       multiply_weights_values<0, 4>(M(), o[0], weights, smem + block_offset(first));
-      wait_for_block<Map>(control, place, quarter<Map>(half, 1));
+      wait_for_block<Map>(control, place, quarter(half, 1));
       // The first block is released as soon as it is used up, with enough handed over to keep the tensor cores busy.
       multiply_weights_values<0, 2>(M(), o[1], weights, smem + block_offset(second));
       wgmma_wait<1>();
@@ -124,7 +121,7 @@ __device__ __forceinline__ void accumulate_values(const FmDecodeParams& p, int h
     result_parity ^= 1;
     const RowBlock r = load_row_block<Map>(p, item);
     if (r.slot < 0) {
-      store_result<T, Map>(p, r, o, row0, half, lane);
+      store_result<T>(p, r, o, row0, half, lane);
     } else {
       const SplitUnit unit = load_split_unit<Map>(p, r);  // before the stores, which fill the queue
       store_partial_result<Map>(p, r, o, warp, half, lane);
