@@ -65,12 +65,16 @@ struct RawMap {
 // What warpgroups tell each other besides.
 template <int Rows>
 struct alignas(16) RawControl : std::conditional<Rows == kTileRows, DecodeControl, FewControl>::type {
-  alignas(16) float2 row[Rows];  // what the row's scores are multiplied with, base 2; minus its reference
+  alignas(16) float2 row[Rows];  // what the row's scores are multiplied with, base 2; minus a number near the highest
   float warp_top[4][Rows];       // what each warp found for a row
   float warp_peak[4][Rows];      // and its highest score so far
   uint64_t landed[kTiles][2];   // copies -> preparing warps: 32 rows each
   uint32_t scaled[kTiles][2];   // preparing warps -> scores: some scale of the 32 rows is not a power of two
   int32_t format[kTiles];       // asking warps -> others
+
+  // What a row's weights relative to that number are multiplied with, a power of two; until it has a result.
+  __device__ __forceinline__ float* lift() { return this->result; }
+  __device__ __forceinline__ const float* lift() const { return this->result; }
 };
 
 }  // namespace fm

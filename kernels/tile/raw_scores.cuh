@@ -3,7 +3,8 @@
 //
 // The softmax keeps a reference per row, the same in all threads: it moves when a weight, counted in its token's unit, would
 // leave the range of halves. Weights are 2^(s - reference); sums add these, P has them times the token's unit. A unit is
-// 2^-74 or more (RowUnit), so that weights stay below 2^90 and sums are in range.
+// 2^-74 or more (RowUnit), so that weights stay below 2^90 and sums are in range. The reference may be far from the scores,
+// where float32 is coarse: weights are 2^(s - n), n an integer near the highest score, times 2^(n - reference), the lift.
 #pragma once
 #include "few_scores.cuh"
 #include "raw_fragments.cuh"
@@ -13,6 +14,8 @@ namespace fm {
 
 constexpr float kTopWeight = 12.f;  // base 2: the largest of a tile when the reference moves
 constexpr float kMostTopWeight = 15.f;  // more than that makes it move
+// Bounds of the lift, base 2: with them 2^(s - n) is in range whatever the units of other tokens are.
+constexpr int kMostLowered = 30, kMostLifted = 40;
 
 // One k16 step of S^T += K Q^T.
 template <class M, class Map>
@@ -233,16 +236,20 @@ struct RawState {
   }
 
   // Turns scores into P, which has its tokens' units: `weights` are pairs of halves; `added` is for add(). Moves references
-  // where some would not fit, and tries again. By the whole warpgroup; after it every warp has read K.
+  // where some would not fit, and tries again; `first`: they have to. By the whole warpgroup; after it every warp has read K.
   template <class Control>
   __device__ __forceinline__ void weigh(uint32_t (&weights)[Map::kRows / 4], float (&added)[kColumns],
                                         const float (&s)[Map::kRows / 2], float2 unit, Control& control, int place,
-                                        int barrier) {
-    const bool move = named_barrier_any_of_warpgroup(barrier, try_weigh(weights, added, s, unit, control));
-    if (warpgroup_thread() == 0) control.rescale[place][0] = move;
-    if (move) {
-      move_references(s, make_float2(log2_of_unit(unit.x), log2_of_unit(unit.y)), control, place, barrier);
-      try_weigh(weights, added, s, unit, control);
+                                        int barrier, bool first) {
+    if (warpgroup_thread() == 0) control.rescale[place][0] = first;
+    bool move = first;
+#pragma unroll 1
+    for (bool moved = first;; moved = true) {
+      if (move) move_references(s, unit, control, place, barrier);
+      const bool over = try_weigh(weights, added, s, unit, control);
+      if (moved) break;
+      move = named_barrier_any_of_warpgroup(barrier, over);
+      if (!move) break;
     }
   }
   // Adds this thread's weights of a tile.
@@ -276,6 +283,11 @@ struct RawState {
     }
     named_barrier_of_warpgroup(barrier);
   }
+  // Minus the reference of a row.
+  template <class Control>
+  static __device__ __forceinline__ float minus_reference(const Control& control, int row) {
+    return control.row[row].y + log2_of_unit(control.lift()[row]);
+  }
   template <class Control, class Combine>
   static __device__ __forceinline__ float found(const Control& control, int row, Combine combine) {
     return combine(combine(control.warp_top[0][row], control.warp_top[1][row]),
@@ -289,13 +301,15 @@ struct RawState {
                                             const float (&s)[Map::kRows / 2], float2 unit, const Control& control) const {
     __half2 top = __float2half2_rn(0.f);
     const uint32_t at = shared_address(&control.row[2 * (warpgroup_thread() % 4)]);
+    const uint32_t lift_at = shared_address(&control.lift()[2 * (warpgroup_thread() % 4)]);
 #pragma unroll
     for (int c = 0; c < kColumns; c += 2) {
       const uint4 v = load_shared_4(at + c / 2 * 64);
+      const float2 lift = load_shared_2(lift_at + c / 2 * 32);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float a = exp2_approx(fmaf(s[Layout::value(c, h)], __uint_as_float(v.x), __uint_as_float(v.y)));
-        const float b = exp2_approx(fmaf(s[Layout::value(c + 1, h)], __uint_as_float(v.z), __uint_as_float(v.w)));
+        const float a = lift.x * exp2_approx(fmaf(s[Layout::value(c, h)], __uint_as_float(v.x), __uint_as_float(v.y)));
+        const float b = lift.y * exp2_approx(fmaf(s[Layout::value(c + 1, h)], __uint_as_float(v.z), __uint_as_float(v.w)));
         added[c] = h == 0 ? a : added[c] + a, added[c + 1] = h == 0 ? b : added[c + 1] + b;
         const float own = h == 0 ? unit.x : unit.y;
         uint32_t& pair = weights[Layout::value(c, h) / 2];
@@ -317,27 +331,36 @@ struct RawState {
     }
   }
 
+  // A score in a token's unit, whose exponent is in the lowest bits.
+  static __device__ __forceinline__ float counted(float score, float unit) {
+    const float v = score + log2_of_unit(unit);
+    return fabsf(v) < 3e38f ? __uint_as_float((__float_as_uint(v) & ~0xFFu) | __float_as_uint(unit) >> 23) : v;
+  }
+
   template <class Control>
-  __device__ __forceinline__ void move_references(const float (&s)[Map::kRows / 2], float2 units, Control& control, int place,
+  __device__ __forceinline__ void move_references(const float (&s)[Map::kRows / 2], float2 unit, Control& control, int place,
                                                   int barrier) {
     const auto larger = [](float a, float b) { return fmaxf(a, b); };
     const int thread = warpgroup_thread(), lane = thread % 32;
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
       const float scale = control.row[Layout::row(c, lane)].x;
-      float v = fmaxf(fmaf(s[Layout::value(c, 0)], scale, units.x), fmaf(s[Layout::value(c, 1)], scale, units.y));
+      float v = fmaxf(counted(s[Layout::value(c, 0)] * scale, unit.x), counted(s[Layout::value(c, 1)] * scale, unit.y));
 #pragma unroll
       for (int d = 4; d < 32; d *= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, d));
       if (lane < 4) control.warp_top[thread / 32][Layout::row(c, lane)] = v;
     }
     named_barrier_of_warpgroup(barrier);
+    if (thread == 0) control.rescale[place][0] = true;
     if (thread < Map::kRows) {
-      const float top = found(control, thread, larger), old = control.row[thread].y;
+      const float top = found(control, thread, larger), old = minus_reference(control, thread);
       float shrink = 1.f;
-      if (top + old > kMostTopWeight - 0.01f) {
+      if (top + old > kMostTopWeight - 1.f) {  // `counted` has lost a little
         const float next = floorf(kTopWeight - top);  // an integer: see log2_sum
+        const int unit_exponent = (int)(__float_as_uint(top) & 0xFF) - 127;
+        const float lift = min(max((int)kTopWeight - unit_exponent, -kMostLowered), kMostLifted);
         shrink = exp2_approx(next - old);
-        control.row[thread].y = next;
+        control.row[thread].y = next - lift, control.lift()[thread] = exp2_approx(lift);
       }
       control.factor[place][thread] = shrink;
     }
@@ -377,7 +400,7 @@ __device__ __forceinline__ void finish_raw_rows(const FmDecodeParams& p, const R
     named_barrier_of_warpgroup(kOwnBarrier + own);
     state.leave_sums(control, kOwnBarrier + own);
     if (thread < Map::kRows) {
-      const float sum = state.found(control, thread, add) + other, reference = -control.row[thread].y;
+      const float sum = state.found(control, thread, add) + other, reference = -state.minus_reference(control, thread);
       if (p.max_logits != nullptr)
         write_peak(p, r, thread, r.empty() ? kNegInf
                                            : fmaxf(fmaxf(control.warp_peak[0][thread], control.warp_peak[1][thread]),

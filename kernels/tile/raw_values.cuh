@@ -184,7 +184,7 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, uint32_t sm
         if (p.max_logits != nullptr) keep_peaks<Map>(s, control, i == 0);
         uint32_t weights[Map::kRows / 4];
         float added[RawState<Map>::kColumns];
-        state.weigh(weights, added, s, unit, control, at, kOwnBarrier + own());
+        state.weigh(weights, added, s, unit, control, at, kOwnBarrier + own(), i == 0);
         store_few_weights<Map::kRows>([&](int i) { return weights[i]; }, Map::weights(smem, at));
         if (masked) {
           const RowBlock r = load_row_block<Map>(p, item);

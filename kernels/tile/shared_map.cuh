@@ -109,7 +109,7 @@ struct DecodeControl {
   uint32_t rescale[kTiles][4];    // per warp of 16 rows: did any row's reference maximum move?
   float factor[kTiles][kTileRows];
   int first_masked;               // scores only: from this tile on, some row of the block does not see every token
-  float result[kTileRows];        // what the accumulated rows are multiplied with at the end
+  alignas(8) float result[kTileRows];  // what the accumulated rows are multiplied with at the end
   uint32_t pieces;                // values: the pieces of a split unit's rows that this CTA adds up
 };
 

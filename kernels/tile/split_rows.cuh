@@ -28,7 +28,8 @@ __device__ __forceinline__ int first_row_of_pair(int pair) { return pair / 8 * 1
 // half of a word, and in the high one which pieces have been given up, a bit each. By one thread.
 struct PartCount {
   FmMerge* merge;
-  int block, parts;
+  unsigned block;  // not negative: no sign to extend
+  int parts;
 
   __device__ __forceinline__ uint64_t* arrived() const { return reinterpret_cast<uint64_t*>(merge->arrived[block]); }
   __device__ __forceinline__ int pieces() const { return min(parts, kRowPairs); }
@@ -164,7 +165,7 @@ struct SplitUnit {
 template <class Map>
 __device__ __forceinline__ SplitUnit load_split_unit(const FmDecodeParams& p, const RowBlock& r) {
   FmMerge* merge = p.merges + r.merge;
-  return {{merge, r.block, load_once(&merge->parts)}, load_once(&merge->first_slot), next_worker_item<Map>(p)};
+  return {{merge, (unsigned)r.block, load_once(&merge->parts)}, load_once(&merge->first_slot), next_worker_item<Map>(p)};
 }
 
 // By both values warpgroups when their partial results have been stored.
