@@ -47,7 +47,7 @@ __device__ __forceinline__ void load_quarters(const FmDecodeParams& p, uint32_t 
     const TokenPlace token = cursor.place(p);
     const uint32_t present = __ballot_sync(~0u, token.page >= 0);
     const auto own = [&](auto part, auto stride) {
-      return in_cache(p, cursor.cache, [&](const FmKvCache& kv) { return row_of(kv.*part, kv.*stride, token, cursor.kv_head); });
+      return in_cache<Map>(p, cursor.cache, [&](const FmKvCache& kv) { return row_of(kv.*part, kv.*stride, token, cursor.kv_head); });
     };
     const QuarterPieces<Map> pieces(own(&FmKvCache::rows, &FmKvCache::row_stride), present, p.kv[0].rows);
     const uint8_t* rope = QkDim > kLatent ? own(&FmKvCache::rope, &FmKvCache::rope_stride) : nullptr;

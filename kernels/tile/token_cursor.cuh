@@ -46,9 +46,11 @@ struct TokenPlace {
   int page, offset;
 };
 
-// Calls f with one of the caches: with each on a way of its own, where parameters are operands instead of loads.
-template <class F>
+// Calls f with one of the caches: with each on a way of its own, where parameters are operands instead of loads, unless
+// registers are short.
+template <class Map, class F>
 __device__ __forceinline__ auto in_cache(const FmDecodeParams& p, int cache, F f) {
+  if (Map::kRaw) return f(p.kv[cache]);
   if (cache == 0) return f(p.kv[0]);
   return f(p.kv[1]);
 }
@@ -126,7 +128,7 @@ struct TileCursor {
   }
   // Where the token is.
   __device__ __forceinline__ TokenPlace place(const FmDecodeParams& p) const {
-    return in_cache(p, cache, [&](const FmKvCache& kv) { return place_in(kv); });
+    return in_cache<Map>(p, cache, [&](const FmKvCache& kv) { return place_in(kv); });
   }
   __device__ __forceinline__ TokenPlace place_in(const FmKvCache& kv) const {
     if (found < 0) return {-1, 0};
