@@ -3,7 +3,7 @@
 use crate::algorithm::end_of_keys;
 use crate::layout::{DivCeil, most_units};
 use crate::plan_layout::{
-    FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_TILE_ROWS, FmPlanShape,
+    FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_TILE_ROWS, FM_TILE_TOKENS, FmPlanShape,
 };
 use crate::{PlanError, layout};
 
@@ -48,6 +48,9 @@ const TEAM_OF_RAGGED_ROWS: i32 = 2;
 const BUSY_CTAS: i32 = 96;
 /// ... unless there are no more units than this: then being split costs more.
 const FEW_UNITS: i32 = 16;
+/// Tiles of 16 rows per multiprocessor up to which blocks of 16 rows share out the work, however many rows there are: then
+/// a call takes what it takes to begin and to end, which is less with fewer rows to a CTA.
+const LITTLE_WORK: i32 = 2;
 /// Worker slots per CPU thread: threads take the next slot when done, which evens out their speeds.
 const SLOTS_PER_THREAD: i32 = 4;
 
@@ -181,7 +184,8 @@ impl Choice {
 /// before the lengths are.
 ///
 /// The rows of a request, or of ragged requests on average, decide what a CTA takes: 16, 32 or 64. With codes more
-/// than 16 rows take 64: converting them costs each CTA as much, and 64-row kernels do it no slower.
+/// than 16 rows take 64: converting them costs each CTA as much, and 64-row kernels do it no slower. Where no sequence is
+/// long and there are few of them, blocks of 16 rows share out the little there is to do.
 ///
 /// All CTAs of a team read the same KV tiles at the same time, so a unit of 64-row CTAs takes all rows where
 /// they fit one team of at most 8: each tile then leaves memory once. Ragged requests get teams of 1 or 2.
@@ -216,6 +220,7 @@ pub fn choose(problem: &Problem) -> Choice {
     };
     let rows = match problem.mean_rows() {
         _ if problem.is_ragged_invariant() => FM_TILE_ROWS,
+        _ if problem.is_little_work(sm_count) => 16,
         ..=16 => 16,
         17..=32 if !problem.codes => 32,
         _ => FM_TILE_ROWS,
@@ -303,6 +308,16 @@ impl Problem {
 
     fn is_ragged_invariant(&self) -> bool {
         matches!(self.queries, Queries::Ragged { .. }) && self.split == Split::Invariant
+    }
+
+    /// Whether blocks of 16 rows would have [`LITTLE_WORK`] at most, as far as is known before the lengths are.
+    fn is_little_work(&self, sm_count: i32) -> bool {
+        if self.split != Split::Auto || matches!(self.queries, Queries::Ragged { .. }) {
+            return false;
+        }
+        let shape = self.shape_of(&Choice::new((16, 1, 1), sm_count, COSTS_OF_FEW_ROWS));
+        let tiles = i64::from(shape.max_seq_len).div_ceil_positive(FM_TILE_TOKENS);
+        most_units(&shape) * i128::from(tiles) <= i128::from(LITTLE_WORK * sm_count)
     }
 
     /// CTAs of 64 rows that share a unit.

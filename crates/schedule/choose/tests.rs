@@ -100,7 +100,7 @@ const WORKLOADS_OF_CODES: &[(&str, Batch, Layout)] = &[
     ("lists, few heads", (128, 16, lists(1)), (16, 1, 1, 132, 128)),
     ("lists, few heads, one draft token", (32, 16, lists(2)), (16, 1, 2, 66, 64)),
     ("lists, 32 heads", (128, 32, lists(1)), (64, 1, 1, 132, 128)),
-    ("lists, 32 heads, one request", (1, 32, lists(1)), (64, 1, 1, 132, 1)),
+    ("lists, half the heads, 9 requests", (9, 64, lists(1)), (64, 1, 1, 132, 9)),
     ("lists, all heads, one draft token", (64, 128, lists(2)), (64, 2, 1, 66, 128)),
     ("drafts of 0 to 2, few heads", (64, 16, all(128)), (64, 1, 1, 132, 80)),
     ("drafts of 1 to 4, few heads", (64, 16, all(160)), (64, 1, 1, 132, 88)),
@@ -131,6 +131,38 @@ fn named_workloads_keep_their_layout() {
                     ..problem(batch, split)
                 };
                 assert_eq!(layout_of(&problem), layout, "{name}, codes: {codes}");
+            }
+        }
+    }
+}
+
+/// Name, query heads per KV head, batch, query tokens, keys at most, layout.
+#[rustfmt::skip]
+const LITTLE_WORK: &[(&str, Batch, i32, Layout)] = &[
+    ("one short request, all heads", (1, 128, each(1)), 1024, (16, 1, 8, 15, 8)),
+    ("two short requests, half the heads", (2, 64, each(1)), 1024, (16, 1, 8, 15, 8)),
+    ("as much as there may be", (1, 128, each(1)), 33 * 64, (16, 1, 8, 15, 8)),
+    ("a tile more", (1, 128, each(1)), 33 * 64 + 1, (64, 2, 1, 66, 1)),
+    ("one long request, all heads", (1, 128, each(1)), 8192, (64, 2, 1, 66, 1)),
+    ("8 requests of a tile, all heads", (8, 128, each(1)), 64, (16, 1, 2, 66, 64)),
+    ("lists, 32 heads, one request", (1, 32, lists(1)), 0, (16, 1, 8, 15, 2)),
+    ("lists, half the heads, one request", (1, 64, lists(1)), 0, (16, 1, 8, 15, 4)),
+    ("lists, all heads, two requests", (2, 128, lists(1)), 0, (64, 2, 1, 66, 2)),
+    ("one request as prefill", (1, 128, all(1)), 64, (64, 2, 1, 66, 1)),
+];
+
+#[test]
+fn little_work_goes_to_ctas_of_16_rows_unless_parts_are_fixed() {
+    for &(name, batch, max_seq_len, layout) in LITTLE_WORK {
+        for codes in [false, true] {
+            let of = |split| Problem {
+                codes,
+                max_seq_len,
+                ..problem(batch, split)
+            };
+            assert_eq!(layout_of(&of(Split::Auto)), layout, "{name}, codes: {codes}");
+            for split in [Split::Fixed(2), Split::Invariant, Split::Never] {
+                assert_eq!(choose(&of(split)).rows == 16, batch.1 <= 16, "{name}");
             }
         }
     }

@@ -201,6 +201,7 @@ fn rows_and_clusters_are_those_of_one_query_token_per_request() {
             for q_len in [1, 8, 32] {
                 let dense = Problem {
                     batch: 4 * q_len,
+                    max_seq_len: 2048,
                     ..problem(group, Queries::Uniform { q_len: 1 }, split)
                 };
                 assert_eq!(
