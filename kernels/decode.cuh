@@ -20,7 +20,7 @@
 // With 32 or 16 rows the roles are the same with swapped operands (tile/few_*.cuh), and the CTAs of a cluster may share
 // the tiles of an item and merge what they have (tile/merge_parts.cuh).
 //
-// Caches of e4m3 codes have CTAs of 64 or 16 rows of another kind (decode_raw):
+// Caches of e4m3 codes have CTAs of another kind (decode_raw):
 //
 //   warpgroup 0      loader: rows as they lie in the cache                             tile/raw_rows.cuh
 //   warpgroups 1, 2  scores of every other tile, values of all, half of the columns    tile/raw_scores.cuh, raw_values.cuh

@@ -99,8 +99,8 @@ pub struct PlanArgs {
     pub num_kv_heads: i64,
     /// How many query tokens, and whether every request has as many.
     pub queries: Queries,
-    /// Of the cache, or of the extra one where only that is quantised; `None`: any. For 17 to 32 query rows (heads
-    /// times tokens) of a request and KV head on CUDA, plans for a 16-bit format are faster than those for any.
+    /// Of the cache, or of the extra one where only that is quantised; `None`: any. With an extra cache and 17 to 32
+    /// query heads per KV head, plans for a 16-bit format are faster on CUDA than those for any.
     pub kv_format: Option<KvFormat>,
     /// Tokens of a page.
     pub page_size: i64,

@@ -74,7 +74,7 @@ impl Schedule {
             },
             group,
             kv_heads: args.num_kv_heads as i32,
-            codes: may_have_codes(args),
+            mixed: may_be_mixed(args),
             causal: args.causal,
             max_seq_len,
             split: match args.num_splits {
@@ -149,10 +149,12 @@ impl Schedule {
     }
 }
 
-/// Quantised caches have one KV head.
-fn may_have_codes(args: &PlanArgs) -> bool {
-    args.kv_format
-        .map_or(args.num_kv_heads == 1, KvFormat::is_quantised)
+/// An extra cache may be of another kind than the main one where one of them is quantised. These have one KV head.
+fn may_be_mixed(args: &PlanArgs) -> bool {
+    matches!(args.queries, Queries::Sparse { extra_topk, .. } if extra_topk > 0)
+        && args
+            .kv_format
+            .map_or(args.num_kv_heads == 1, KvFormat::is_quantised)
 }
 
 fn target(device: Device) -> Result<Target> {

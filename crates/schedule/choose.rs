@@ -120,8 +120,8 @@ pub struct Problem {
     pub group: i32,
     /// KV heads.
     pub kv_heads: i32,
-    /// A cache is quantised, or may be.
-    pub codes: bool,
+    /// A quantised cache is read beside one of another kind, or may be.
+    pub mixed: bool,
     /// Query token `i` of a request's `q_len` sees keys `0 ..= seq_len - q_len + i` only.
     pub causal: bool,
     /// Longer lengths are clamped to this.
@@ -183,8 +183,8 @@ impl Choice {
 /// Picks rows per CTA, CTAs per unit, workers and costs for a problem: a pure function of what is known
 /// before the lengths are.
 ///
-/// The rows of a request, or of ragged requests on average, decide what a CTA takes: 16, 32 or 64. With codes more
-/// than 16 rows take 64: converting them costs each CTA as much, and 64-row kernels do it no slower. Where no sequence is
+/// The rows of a request, or of ragged requests on average, decide what a CTA takes: 16, 32 or 64. With
+/// caches of two kinds more than 16 rows take 64: there is no kernel of 32. Where no sequence is
 /// long and there are few of them, blocks of 16 rows share out the little there is to do.
 ///
 /// All CTAs of a team read the same KV tiles at the same time, so a unit of 64-row CTAs takes all rows where
@@ -202,7 +202,7 @@ impl Choice {
 ///     queries: Queries::Uniform { q_len: 1 },
 ///     group: 128,
 ///     kv_heads: 1,
-///     codes: false,
+///     mixed: false,
 ///     causal: true,
 ///     max_seq_len: 1 << 20,
 ///     split: Split::Auto,
@@ -222,7 +222,7 @@ pub fn choose(problem: &Problem) -> Choice {
         _ if problem.is_ragged_invariant() => FM_TILE_ROWS,
         _ if problem.is_little_work(sm_count) => 16,
         ..=16 => 16,
-        17..=32 if !problem.codes => 32,
+        17..=32 if !problem.mixed => 32,
         _ => FM_TILE_ROWS,
     };
     if rows == FM_TILE_ROWS {

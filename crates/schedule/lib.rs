@@ -18,7 +18,7 @@
 //!     queries: Queries::Uniform { q_len: 1 },
 //!     group: 128,
 //!     kv_heads: 1,
-//!     codes: false,
+//!     mixed: false,
 //!     causal: true,
 //!     max_seq_len: 1 << 20,
 //!     split: Split::Auto,

@@ -108,8 +108,10 @@ FM_DEFINE_WGMMA_FEW(__nv_bfloat16, "bf16", "32", 16, FM_ACC_16, FM_OUT_16, "%16"
 FM_DEFINE_WGMMA_FEW(__half, "f16", "16", 8, FM_ACC_8, FM_OUT_8, "%8", "%9", "%10", "%11")
 FM_DEFINE_WGMMA_FEW(__half, "f16", "32", 16, FM_ACC_16, FM_OUT_16, "%16", "%17", "%18", "%19")
 FM_DEFINE_WGMMA_RS(__nv_bfloat16, "bf16", "16", 8, FM_ACC_8, FM_OUT_8, "%8", "%9", "%10", "%11", "%12", "%13")
+FM_DEFINE_WGMMA_RS(__nv_bfloat16, "bf16", "32", 16, FM_ACC_16, FM_OUT_16, "%16", "%17", "%18", "%19", "%20", "%21")
 FM_DEFINE_WGMMA_RS(__nv_bfloat16, "bf16", "64", 32, FM_ACC_32, FM_OUT_32, "%32", "%33", "%34", "%35", "%36", "%37")
 FM_DEFINE_WGMMA_RS(__half, "f16", "16", 8, FM_ACC_8, FM_OUT_8, "%8", "%9", "%10", "%11", "%12", "%13")
+FM_DEFINE_WGMMA_RS(__half, "f16", "32", 16, FM_ACC_16, FM_OUT_16, "%16", "%17", "%18", "%19", "%20", "%21")
 FM_DEFINE_WGMMA_RS(__half, "f16", "64", 32, FM_ACC_32, FM_OUT_32, "%32", "%33", "%34", "%35", "%36", "%37")
 
 }  // namespace fm

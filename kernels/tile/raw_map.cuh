@@ -3,7 +3,7 @@
 //
 //   Q as halves, and its rope part, in chunks of 64 columns; each 16 columns in the order of raw_query.cuh
 //   places of a tile's weights P, [rows][64 tokens]
-//   instead of those two, between items with few rows: this CTA's part of rows that the cluster merges
+//   instead of those two, between items with fewer than 64 rows: this CTA's part of rows that the cluster merges
 //   places of a tile's rows of bytes, kRowBytes apart
 //   places of a tile's scales, RawScales
 //   control block, RawControl

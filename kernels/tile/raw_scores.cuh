@@ -92,7 +92,7 @@ __device__ __forceinline__ void multiply_rope(float (&s)[Map::kRows / 2], uint64
 
 // Sums that products are added to in turn: with few rows one has to wait for the last.
 template <class Map>
-constexpr int kSums = Map::kRows == kTileRows ? 1 : 4;
+constexpr int kSums = kTileRows / Map::kRows;
 template <class Map>
 using KeySums = float[kSums<Map>][Map::kRows / 2];
 
@@ -179,7 +179,8 @@ __device__ __forceinline__ void multiply_raw_query(float (&s)[Map::kRows / 2], u
     for (int h = 0; h < 2; ++h) {
       const int i = Layout::value(c, h);
       float sum = sums[0][i];
-      if constexpr (kSums<Map> == 4) sum = (sum + sums[1][i]) + (sums[2][i] + sums[3][i]);
+      if constexpr (kSums<Map> > 1) sum += sums[1][i];
+      if constexpr (kSums<Map> == 4) sum += sums[2][i] + sums[3][i];
       s[i] = sum * (h == 0 ? unit.x : unit.y);
     }
   if constexpr (Map::kHasRope && !kRopeCounts<T>) {

@@ -45,6 +45,7 @@ pub(super) enum Variant {
     Raw64,
     Tma32,
     Gather32,
+    Raw32,
     Tma16,
     Gather16,
     Raw16,
@@ -54,12 +55,13 @@ pub(super) enum Variant {
 
 impl Variant {
     /// Those of fp16 queries first: sparse attention over quantised caches takes bf16 ones.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Tma64,
         Self::Gather64,
         Self::Raw64,
         Self::Tma32,
         Self::Gather32,
+        Self::Raw32,
         Self::Tma16,
         Self::Gather16,
         Self::Raw16,
@@ -67,7 +69,7 @@ impl Variant {
         Self::Codes16,
     ];
     /// How many have kernels of fp16 queries.
-    const OF_FP16: usize = 8;
+    const OF_FP16: usize = 9;
 
     /// The variants of a type of queries.
     fn of_type(fp16: bool) -> &'static [Self] {
@@ -78,7 +80,7 @@ impl Variant {
         }
     }
 
-    /// For the rows that the choice of a plan has. Of codes there is no kernel of 32 rows.
+    /// For the rows that the choice of a plan has. Of caches of two kinds there is no kernel of 32 rows.
     pub const fn of(loader: Loader, rows: i32) -> Option<Self> {
         Some(match (loader, rows) {
             (Loader::Tma, 64) => Self::Tma64,
@@ -87,6 +89,7 @@ impl Variant {
             (Loader::Codes, 64) => Self::Codes64,
             (Loader::Tma, 32) => Self::Tma32,
             (Loader::Gather, 32) => Self::Gather32,
+            (Loader::Raw, 32) => Self::Raw32,
             (Loader::Tma, 16) => Self::Tma16,
             (Loader::Gather, 16) => Self::Gather16,
             (Loader::Raw, 16) => Self::Raw16,
@@ -102,7 +105,7 @@ impl Variant {
             }
             Self::Gather32 | Self::Codes16 => FM_DECODE_THREADS_2_LOADERS,
             Self::Gather16 => FM_DECODE_THREADS_4_LOADERS,
-            Self::Raw64 | Self::Raw16 => FM_DECODE_THREADS_RAW,
+            Self::Raw64 | Self::Raw32 | Self::Raw16 => FM_DECODE_THREADS_RAW,
         }
     }
 }
@@ -128,21 +131,21 @@ impl Numbers {
 
 /// The decode kernels in the order of their indices: type, width, variant.
 #[rustfmt::skip]
-const DECODE: [&CStr; 36] = [
+const DECODE: [&CStr; 40] = [
     c"fm_decode_bf16_512_tma_64", c"fm_decode_bf16_512_gather_64", c"fm_decode_bf16_512_raw_64",
-    c"fm_decode_bf16_512_tma_32", c"fm_decode_bf16_512_gather_32", c"fm_decode_bf16_512_tma_16",
-    c"fm_decode_bf16_512_gather_16", c"fm_decode_bf16_512_raw_16", c"fm_decode_bf16_512_codes_64",
-    c"fm_decode_bf16_512_codes_16",
+    c"fm_decode_bf16_512_tma_32", c"fm_decode_bf16_512_gather_32", c"fm_decode_bf16_512_raw_32",
+    c"fm_decode_bf16_512_tma_16", c"fm_decode_bf16_512_gather_16", c"fm_decode_bf16_512_raw_16",
+    c"fm_decode_bf16_512_codes_64", c"fm_decode_bf16_512_codes_16",
     c"fm_decode_bf16_576_tma_64", c"fm_decode_bf16_576_gather_64", c"fm_decode_bf16_576_raw_64",
-    c"fm_decode_bf16_576_tma_32", c"fm_decode_bf16_576_gather_32", c"fm_decode_bf16_576_tma_16",
-    c"fm_decode_bf16_576_gather_16", c"fm_decode_bf16_576_raw_16", c"fm_decode_bf16_576_codes_64",
-    c"fm_decode_bf16_576_codes_16",
+    c"fm_decode_bf16_576_tma_32", c"fm_decode_bf16_576_gather_32", c"fm_decode_bf16_576_raw_32",
+    c"fm_decode_bf16_576_tma_16", c"fm_decode_bf16_576_gather_16", c"fm_decode_bf16_576_raw_16",
+    c"fm_decode_bf16_576_codes_64", c"fm_decode_bf16_576_codes_16",
     c"fm_decode_fp16_512_tma_64", c"fm_decode_fp16_512_gather_64", c"fm_decode_fp16_512_raw_64",
-    c"fm_decode_fp16_512_tma_32", c"fm_decode_fp16_512_gather_32", c"fm_decode_fp16_512_tma_16",
-    c"fm_decode_fp16_512_gather_16", c"fm_decode_fp16_512_raw_16",
+    c"fm_decode_fp16_512_tma_32", c"fm_decode_fp16_512_gather_32", c"fm_decode_fp16_512_raw_32",
+    c"fm_decode_fp16_512_tma_16", c"fm_decode_fp16_512_gather_16", c"fm_decode_fp16_512_raw_16",
     c"fm_decode_fp16_576_tma_64", c"fm_decode_fp16_576_gather_64", c"fm_decode_fp16_576_raw_64",
-    c"fm_decode_fp16_576_tma_32", c"fm_decode_fp16_576_gather_32", c"fm_decode_fp16_576_tma_16",
-    c"fm_decode_fp16_576_gather_16", c"fm_decode_fp16_576_raw_16",
+    c"fm_decode_fp16_576_tma_32", c"fm_decode_fp16_576_gather_32", c"fm_decode_fp16_576_raw_32",
+    c"fm_decode_fp16_576_tma_16", c"fm_decode_fp16_576_gather_16", c"fm_decode_fp16_576_raw_16",
 ];
 
 /// Every entry point.
@@ -256,8 +259,8 @@ impl Kernel {
             Self::Plan => "plan",
             Self::Decode { fp16, variant, .. } => match (variant, fp16) {
                 (Variant::Codes64 | Variant::Codes16, _) => "decode_codes_bf16",
-                (Variant::Raw64 | Variant::Raw16, false) => "decode_raw_bf16",
-                (Variant::Raw64 | Variant::Raw16, true) => "decode_raw_fp16",
+                (Variant::Raw64 | Variant::Raw32 | Variant::Raw16, false) => "decode_raw_bf16",
+                (Variant::Raw64 | Variant::Raw32 | Variant::Raw16, true) => "decode_raw_fp16",
                 (_, false) => "decode_bf16",
                 (_, true) => "decode_fp16",
             },
@@ -366,12 +369,11 @@ mod tests {
     }
 
     #[test]
-    fn every_loader_has_kernels_of_64_and_16_rows_and_only_codes_none_of_32() {
+    fn every_loader_has_kernels_of_64_and_16_rows_and_only_mixed_caches_none_of_32() {
         for loader in [Loader::Tma, Loader::Gather, Loader::Raw, Loader::Codes] {
             for rows in [64, 32, 16] {
                 let variant = Variant::of(loader, rows).map(|variant| format!("{variant:?}"));
-                let of_codes = matches!(loader, Loader::Raw | Loader::Codes);
-                let is_there = !of_codes || rows != 32;
+                let is_there = loader != Loader::Codes || rows != 32;
                 assert_eq!(variant, is_there.then(|| format!("{loader:?}{rows}")));
             }
         }
@@ -387,7 +389,7 @@ mod tests {
             };
             kernel.decode_threads()
         };
-        let expected = [512, 512, 384, 512, 640, 512, 896, 384, 512, 640];
+        let expected = [512, 512, 384, 512, 640, 384, 512, 896, 384, 512, 640];
         assert_eq!(Variant::ALL.map(threads), expected);
     }
 

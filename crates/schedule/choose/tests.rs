@@ -74,7 +74,7 @@ fn problem((batch, group, queries): Batch, split: Split) -> Problem {
         queries,
         group,
         kv_heads: 1,
-        codes: false,
+        mixed: false,
         causal: true,
         max_seq_len: 1 << 20,
         split,
@@ -82,9 +82,9 @@ fn problem((batch, group, queries): Batch, split: Split) -> Problem {
     }
 }
 
-/// Of codes: name, batch, layout.
+/// Of mixed: name, batch, layout.
 #[rustfmt::skip]
-const WORKLOADS_OF_CODES: &[(&str, Batch, Layout)] = &[
+const MIXED_WORKLOADS: &[(&str, Batch, Layout)] = &[
     ("8 GPUs share the heads", (128, 16, each(1)), (16, 1, 1, 132, 128)),
     ("8 GPUs, one draft token", (128, 16, each(2)), (64, 1, 1, 132, 128)),
     ("8 GPUs, four draft tokens", (128, 16, each(5)), (64, 2, 1, 66, 128)),
@@ -123,14 +123,14 @@ fn layout_of(problem: &Problem) -> Layout {
 
 #[test]
 fn named_workloads_keep_their_layout() {
-    for (codes, workloads) in [(false, WORKLOADS), (true, WORKLOADS_OF_CODES)] {
+    for (mixed, workloads) in [(false, WORKLOADS), (true, MIXED_WORKLOADS)] {
         for &(name, batch, layout) in workloads {
             for split in [Split::Auto, Split::Fixed(3)] {
                 let problem = Problem {
-                    codes,
+                    mixed,
                     ..problem(batch, split)
                 };
-                assert_eq!(layout_of(&problem), layout, "{name}, codes: {codes}");
+                assert_eq!(layout_of(&problem), layout, "{name}, mixed: {mixed}");
             }
         }
     }
@@ -154,13 +154,17 @@ const LITTLE_WORK: &[(&str, Batch, i32, Layout)] = &[
 #[test]
 fn little_work_goes_to_ctas_of_16_rows_unless_parts_are_fixed() {
     for &(name, batch, max_seq_len, layout) in LITTLE_WORK {
-        for codes in [false, true] {
+        for mixed in [false, true] {
             let of = |split| Problem {
-                codes,
+                mixed,
                 max_seq_len,
                 ..problem(batch, split)
             };
-            assert_eq!(layout_of(&of(Split::Auto)), layout, "{name}, codes: {codes}");
+            assert_eq!(
+                layout_of(&of(Split::Auto)),
+                layout,
+                "{name}, mixed: {mixed}"
+            );
             for split in [Split::Fixed(2), Split::Invariant, Split::Never] {
                 assert_eq!(choose(&of(split)).rows == 16, batch.1 <= 16, "{name}");
             }
@@ -169,22 +173,19 @@ fn little_work_goes_to_ctas_of_16_rows_unless_parts_are_fixed() {
 }
 
 #[test]
-fn codes_have_no_cta_of_32_rows_and_64_wherever_16_are_too_few() {
+fn mixed_caches_have_no_cta_of_32_rows_and_64_wherever_16_are_too_few() {
     for split in [Split::Auto, Split::Fixed(2), Split::Invariant, Split::Never] {
         for batch in [0, 1, 7, 64, 500] {
             for group in 1..=130 {
                 for queries in [each(1), each(2), lists(3), all(batch), all(3 * batch)] {
-                    let numbers = problem((batch, group, queries), split);
-                    let codes = Problem {
-                        codes: true,
-                        ..numbers
-                    };
-                    let (numbers, codes) = (choose(&numbers), choose(&codes));
-                    if numbers.rows == 32 {
-                        assert_eq!((codes.rows, codes.team, codes.splits), (64, 1, 1));
-                        assert_eq!((codes.workers, codes.whole_speed), (132, 256));
+                    let one = problem((batch, group, queries), split);
+                    let mixed = Problem { mixed: true, ..one };
+                    let (one, mixed) = (choose(&one), choose(&mixed));
+                    if one.rows == 32 {
+                        assert_eq!((mixed.rows, mixed.team, mixed.splits), (64, 1, 1));
+                        assert_eq!((mixed.workers, mixed.whole_speed), (132, 256));
                     } else {
-                        assert_eq!(codes, numbers);
+                        assert_eq!(mixed, one);
                     }
                 }
             }
@@ -193,14 +194,14 @@ fn codes_have_no_cta_of_32_rows_and_64_wherever_16_are_too_few() {
 }
 
 #[test]
-fn an_invariant_layout_of_codes_depends_on_no_other_request() {
+fn an_invariant_layout_of_mixed_caches_depends_on_no_other_request() {
     for (group, rows) in [(16, 16), (17, 64), (32, 64), (128, 64)] {
         for batch in [1, 500] {
-            let codes = Problem {
-                codes: true,
+            let mixed = Problem {
+                mixed: true,
                 ..problem((batch, group, each(1)), Split::Invariant)
             };
-            assert_eq!((choose(&codes).rows, choose(&codes).splits), (rows, 1));
+            assert_eq!((choose(&mixed).rows, choose(&mixed).splits), (rows, 1));
         }
     }
 }

@@ -7,7 +7,7 @@ const PROBLEM: Problem = Problem {
     queries: Queries::Uniform { q_len: 1 << 12 },
     group: 128,
     kv_heads: 4,
-    codes: false,
+    mixed: false,
     causal: true,
     max_seq_len: 4096,
     split: Split::Fixed(4),

@@ -10,7 +10,7 @@ const TILE: i32 = 64;
 
 fn on_h200(batch: i32, heads: i32, seq_len: i32) -> Case {
     let problem = Problem {
-        codes: false,
+        mixed: false,
         batch,
         queries: Queries::Uniform { q_len: 1 },
         group: heads,

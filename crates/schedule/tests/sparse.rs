@@ -178,7 +178,7 @@ fn problem(group: i32, queries: Queries, split: Split) -> Problem {
         queries,
         group,
         kv_heads: 1,
-        codes: false,
+        mixed: false,
         causal: true,
         max_seq_len: 1 << 20,
         split,
