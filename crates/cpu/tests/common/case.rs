@@ -164,7 +164,7 @@ impl Inputs {
             },
             group: (case.h / case.h_kv) as i32,
             kv_heads: case.h_kv as i32,
-            codes: false,
+            mixed: false,
             causal: case.causal,
             max_seq_len: (self.table.shape[1] * case.page_size) as i32,
             split: case.split,
