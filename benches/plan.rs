@@ -13,7 +13,7 @@ fn shape(batch: i32, split: Split) -> PlanShape {
         queries: Queries::Uniform { q_len: 1 },
         group: 128,
         kv_heads: 1,
-        codes: false,
+        mixed: false,
         causal: true,
         max_seq_len: MAX_SEQ_LEN,
         split,
