@@ -93,7 +93,7 @@ pub struct DecodeCpu<'a> {
 ///     queries: Queries::Uniform { q_len: 1 },
 ///     group: 1,
 ///     kv_heads: 1,
-///     codes: false,
+///     mixed: false,
 ///     causal: true,
 ///     max_seq_len: 1,
 ///     split: Split::Auto,

@@ -87,7 +87,7 @@ fn attend(cache: CacheCpu, q_scale: QueryScale, q: Rows<3>) -> (Vec<u16>, Vec<f3
         queries: Queries::Uniform { q_len: 3 },
         group: 8,
         kv_heads: 1,
-        codes: true,
+        mixed: false,
         causal: true,
         max_seq_len: 160,
         split: Split::Fixed(2),
