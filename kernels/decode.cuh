@@ -80,12 +80,14 @@ __device__ __forceinline__ void init_part_barriers(FewControl& control, int spli
   mbarrier_init(shared_address(&control.parts_empty), 8 * splits);
 }
 
-// After it every CTA of the cluster may use the barriers of every other.
+// After it every CTA of the cluster may use the barriers of every other, and all threads may read what earlier launches
+// wrote: until here a CTA has touched nothing but its own shared memory.
 __device__ __forceinline__ void publish_barriers() {
   if (cluster_size() > 1)
     cluster_barrier_relaxed();
   else
     __syncthreads();
+  wait_for_earlier_launches();
 }
 
 template <class T, int QkDim, Loader L, class Map>
@@ -210,6 +212,7 @@ template <class T, int QkDim, Loader L, int Rows>
 __device__ __forceinline__ void decode(const CUtensorMap& latent_map, const CUtensorMap& rope_map,
                                        const FmDecodeParams& p) {
   extern __shared__ __align__(1024) uint8_t smem[];
+  let_next_launch_begin();
   if constexpr (L == Loader::Raw)
     decode_raw<T, QkDim, Rows>(latent_map, p, smem);
   else if constexpr (Rows == kTileRows)

@@ -19,6 +19,12 @@ __device__ __forceinline__ int opaque(int v) {
   return v;
 }
 
+// Lets the next launch of the stream begin, where it may begin early: as CTAs of this one leave room.
+__device__ __forceinline__ void let_next_launch_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+// Waits for the launches before this one, where it has begun early: then what they wrote can be read.
+__device__ __forceinline__ void wait_for_earlier_launches() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 // A named barrier among `threads` threads of the CTA.
 template <int Id, int Threads>
 __device__ __forceinline__ void named_barrier() {

@@ -123,8 +123,8 @@ impl Engine {
             );
             return Err(Error::unsupported("kernel", value, rule));
         };
-        let mut cluster = launch.cluster_attribute();
-        let config = launch.config(kernel, &mut cluster);
+        let mut attributes = launch.attributes(kernel);
+        let config = launch.config(kernel, &mut attributes);
         // SAFETY: the arguments are right (the caller's promise); the driver copies them before it returns.
         let result = unsafe {
             sys::cuLaunchKernelEx(
@@ -139,8 +139,12 @@ impl Engine {
 }
 
 impl Launch {
-    /// What the driver wants to know; it points to `cluster`.
-    fn config(&self, kernel: Kernel, cluster: &mut sys::CUlaunchAttribute) -> sys::CUlaunchConfig {
+    /// What the driver wants to know; it points to `attributes`.
+    fn config(
+        &self,
+        kernel: Kernel,
+        attributes: &mut [sys::CUlaunchAttribute],
+    ) -> sys::CUlaunchConfig {
         sys::CUlaunchConfig {
             gridDimX: self.blocks,
             gridDimY: 1,
@@ -150,25 +154,43 @@ impl Launch {
             blockDimZ: 1,
             sharedMemBytes: kernel.shared_bytes(),
             hStream: handle(self.stream),
-            attrs: cluster,
-            numAttrs: (self.cluster > 1).into(),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: attributes.len() as u32,
         }
     }
 
-    /// The launch's attribute, which it has if there are clusters.
-    fn cluster_attribute(&self) -> sys::CUlaunchAttribute {
-        let clusters = sys::CUlaunchAttributeValue_union__bindgen_ty_1 {
-            x: self.cluster,
-            y: 1,
-            z: 1,
-        };
-        sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+    /// Clusters, where there are some; and that the launch may begin while the one before it ends, if the kernel waits
+    /// for that one before it reads anything.
+    fn attributes(&self, kernel: Kernel) -> Vec<sys::CUlaunchAttribute> {
+        use sys::CUlaunchAttributeID as Id;
+        let attribute = |id, value| sys::CUlaunchAttribute {
+            id,
             pad: [0; 4],
-            value: sys::CUlaunchAttributeValue {
-                clusterDim: clusters,
-            },
+            value,
+        };
+        let mut attributes = Vec::with_capacity(2);
+        if self.cluster > 1 {
+            let clusters = sys::CUlaunchAttributeValue_union__bindgen_ty_1 {
+                x: self.cluster,
+                y: 1,
+                z: 1,
+            };
+            attributes.push(attribute(
+                Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+                sys::CUlaunchAttributeValue {
+                    clusterDim: clusters,
+                },
+            ));
         }
+        if kernel.begins_early() {
+            attributes.push(attribute(
+                Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                sys::CUlaunchAttributeValue {
+                    programmaticStreamSerializationAllowed: 1,
+                },
+            ));
+        }
+        attributes
     }
 }
 
@@ -306,8 +328,8 @@ fn clusters(functions: &[Option<sys::CUfunction>; Kernel::COUNT]) -> Result<[i32
             cluster,
             ..Launch::default()
         };
-        let mut cluster = launch.cluster_attribute();
-        let config = launch.config(kernel, &mut cluster);
+        let mut attributes = launch.attributes(kernel);
+        let config = launch.config(kernel, &mut attributes);
         // SAFETY: the function is loaded; the configuration is one it is launched with.
         call("cuOccupancyMaxActiveClusters", unsafe {
             sys::cuOccupancyMaxActiveClusters(count, function, &config)
