@@ -110,7 +110,8 @@ pub struct PlanArgs {
     pub num_splits: Option<u32>,
     /// A request's result depends on nothing else in the batch, bit for bit.
     pub batch_invariant: bool,
-    /// Longer lengths are clamped to this; `None`: no bound but int32's.
+    /// Longer lengths are clamped to this; `None`: no bound but int32's. On CUDA few requests that cannot be long are
+    /// shared out more finely.
     pub max_seq_len: Option<i64>,
     /// Where the attention will run.
     pub device: Device,

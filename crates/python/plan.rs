@@ -31,7 +31,8 @@ use crate::tensor::{self, Tensor};
 ///     causal: as in `decode`.
 ///     num_splits: parts that each request's keys are cut into; None lets the scheduler choose.
 ///     batch_invariant: a request's result is bit for bit the same whatever else is in the batch.
-///     max_seq_len: longer lengths are clamped to this; None for no bound.
+///     max_seq_len: longer lengths are clamped to this; None for no bound. On CUDA few requests that cannot be long
+///         are shared out more finely.
 ///     device: where the attention will run; None for the device of `seq_lens`.
 ///     workspace: uint8 on that device, at least `workspace_bytes(...)` bytes; None allocates one through
 ///         the framework of `seq_lens`.

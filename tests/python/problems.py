@@ -75,9 +75,19 @@ class Problem:
 
     def check(self, **options):
         """Run and compare."""
-        got = self.run(**options)
-        tolerance.check(*got, *self.expected(**self.options | options))
-        return got
+        return check_all_kernels(self, options)
+
+
+def check_all_kernels(problem, options):
+    """Runs and compares. On CUDA few short requests go to CTAs of 16 query rows, however many they have, unless parts
+    are fixed: once more then, for the kernels of their rows."""
+    got = problem.run(**options)
+    all_options = problem.options | options
+    expected = problem.expected(**all_options)
+    tolerance.check(*got, *expected)
+    if got[0].is_cuda and not {"plan", "num_splits", "batch_invariant", "out", "lse"} & set(all_options):
+        tolerance.check(*problem.run(**options, num_splits=2), *expected)
+    return got
 
 
 def poisoned_outputs(q):

@@ -40,13 +40,13 @@ def _problem(form, page_size=64, quantisation=None, **shape):
 @each_form
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("page_size", [1, 61, 64])
-@pytest.mark.parametrize(("h", "s_q"), [(1, 1), (16, 2), (128, 1), (64, 4)])
+@pytest.mark.parametrize(("h", "s_q"), [(1, 1), (16, 2), (20, 1), (128, 1), (64, 4)])
 def test_decode(device, form, dtype, page_size, h, s_q):
     _problem(form, page_size, b=4, h=h, s_q=s_q, seq=300, dtype=dtype, device=device).check()
 
 
 @each_form
-@pytest.mark.parametrize("h", [16, 64])
+@pytest.mark.parametrize("h", [16, 32, 64])
 @pytest.mark.parametrize("page_size", [8, 24, 32, 96, 128])
 def test_pages_of_whole_boxes(device, form, page_size, h):
     """Pages of rows in multiples of eight; lengths that end within a box, with it, and with the page."""

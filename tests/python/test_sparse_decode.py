@@ -18,7 +18,7 @@ INF = float("inf")
 AXES = {
     "b": (1, 4, 74, 321),
     "s_q": (1, 3),
-    "h": (8, 16, 64, 128),
+    "h": (8, 16, 32, 64, 128),
     "lists": ((512, 64, 2), (512, 64, 69), (1024, 576, 61), (650, 576, 53), (2046, 2048, 64)),
     "extra": (None, (512, 64, 2), (300, 130, 64)),
     "lens": (None, "b", "row"),
@@ -103,6 +103,7 @@ def _words(out, *compared):
 @pytest.mark.parametrize("h", [1, 3, 9, 17, 33, 65, 126, 200])
 def test_any_number_of_heads(device, h):
     problems_sparse.decode(h=h, extra=(100, 70, 3), device=device).check()
+    problems_sparse.decode(h=h, device=device).check()
 
 
 @pytest.mark.parametrize("page", [1, 2, 3, 64, 256, 1000])
