@@ -3,7 +3,8 @@
 use crate::check_attention;
 use crate::dtype::{DType, Device, KvFormat};
 use crate::error::Result;
-use crate::plan::{Plan, PlanArgs, Queries};
+use crate::plan::Plan;
+use crate::plan_args::{PlanArgs, Queries};
 use crate::plan_source::PlanSource;
 use crate::problem::{AttentionProblem, QueryTokens, out_dtype};
 use crate::view::{Dims, Parts, Stream, View};

@@ -36,6 +36,7 @@ mod merge;
 #[rustfmt::skip]
 mod params;
 mod plan;
+mod plan_args;
 mod plan_source;
 mod prefill;
 mod problem;
@@ -60,7 +61,8 @@ pub use indices::{
 };
 pub use lengths::num_tokens;
 pub use merge::{MergeArgs, merge_states};
-pub use plan::{Plan, PlanArgs, Queries, workspace_bytes};
+pub use plan::{Plan, workspace_bytes};
+pub use plan_args::{PlanArgs, Queries};
 pub use prefill::{PrefillArgs, prefill, prefill_outputs};
 pub use quantize::{DequantizeArgs, QuantizeArgs, dequantize_kv, quantize_kv};
 pub use sparse::{CheckedSparse, ExtraKeys, SparseDecodeArgs, sparse_decode};

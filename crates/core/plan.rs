@@ -6,135 +6,14 @@ use crate::check::Arg;
 use crate::check_parts::{
     ListTokens, list_lens, qo_indptr as check_qo_indptr, seq_lens as check_seq_lens,
 };
-use crate::dtype::{Device, KvFormat};
+use crate::dtype::Device;
 use crate::error::{Error, Result};
 use crate::lengths::{HostLists, Lengths, host_values, never_falling};
+use crate::plan_args::{PlanArgs, Queries};
 use crate::problem::Strided;
 use crate::schedule::{Schedule, Workspace, plan_error};
 use crate::view::{Stream, View};
 use crate::{cuda, values};
-
-/// The query tokens that a plan is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Queries {
-    /// The same number for every request: [`decode`](crate::decode).
-    Uniform {
-        /// Query tokens per request.
-        q_len: i64,
-    },
-    /// Divided among the requests by `qo_indptr`: [`prefill`](crate::prefill).
-    Ragged {
-        /// Query tokens of all requests, those that `qo_indptr` gives to nobody included.
-        num_tokens: i64,
-    },
-    /// The same number for every request, each with a list of its own keys: `sparse_decode`. Then `page_size`,
-    /// `causal` and `max_seq_len` have no meaning.
-    Sparse {
-        /// Query tokens per request.
-        q_len: i64,
-        /// Entries of a token's list.
-        topk: i64,
-        /// Entries of a token's list of the extra cache; 0 without one.
-        extra_topk: i64,
-    },
-    /// Tokens of one batch (1), each with a list of its own keys, none of which is ever split:
-    /// `sparse_prefill`.
-    SparsePrefill {
-        /// Query tokens.
-        num_tokens: i64,
-        /// Entries of a token's list.
-        topk: i64,
-    },
-}
-
-impl Queries {
-    /// What kind of call it is, for errors.
-    const fn kind(&self) -> &'static str {
-        match self {
-            Self::Uniform { .. } => "of one q_len (decode)",
-            Self::Ragged { .. } => "with a qo_indptr (prefill)",
-            Self::Sparse { .. } => "with indices (sparse_decode)",
-            Self::SparsePrefill { .. } => "with indices (sparse_prefill)",
-        }
-    }
-
-    /// Whether every query token has a list of its own keys.
-    pub(crate) const fn is_sparse(&self) -> bool {
-        matches!(self, Self::Sparse { .. } | Self::SparsePrefill { .. })
-    }
-
-    /// Names and values of the numbers; those that a kind does not have are nameless and 0.
-    const fn fields(&self) -> [(&'static str, i64); 3] {
-        const NONE: (&str, i64) = ("", 0);
-        match *self {
-            Self::Uniform { q_len } => [("q_len", q_len), NONE, NONE],
-            Self::Ragged { num_tokens } => [("num_tokens", num_tokens), NONE, NONE],
-            Self::Sparse {
-                q_len,
-                topk,
-                extra_topk,
-            } => [("q_len", q_len), ("topk", topk), ("extra_topk", extra_topk)],
-            Self::SparsePrefill { num_tokens, topk } => {
-                [("num_tokens", num_tokens), ("topk", topk), NONE]
-            }
-        }
-    }
-}
-
-/// What decides a plan, apart from the lengths.
-///
-/// ```
-/// use ferromla::{Device, PlanArgs, Queries};
-/// let queries = Queries::Uniform { q_len: 2 };
-/// let args = PlanArgs { page_size: 16, queries, ..PlanArgs::new(Device::Cpu, 4, 128) };
-/// assert_eq!((args.batch, args.num_heads, args.num_kv_heads, args.causal), (4, 128, 1, true));
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PlanArgs {
-    /// Requests.
-    pub batch: i64,
-    /// Query heads.
-    pub num_heads: i64,
-    /// Cached heads; divides `num_heads`.
-    pub num_kv_heads: i64,
-    /// How many query tokens, and whether every request has as many.
-    pub queries: Queries,
-    /// Of the cache, or of the extra one where only that is quantised; `None`: any. With an extra cache and 17 to 32
-    /// query heads per KV head, plans for a 16-bit format are faster on CUDA than those for any.
-    pub kv_format: Option<KvFormat>,
-    /// Tokens of a page.
-    pub page_size: i64,
-    /// Query `i` sees keys `0 ..= seq_len - q_len + i` only.
-    pub causal: bool,
-    /// Fixes the parts every request is cut into; `None`: the scheduler chooses.
-    pub num_splits: Option<u32>,
-    /// A request's result depends on nothing else in the batch, bit for bit.
-    pub batch_invariant: bool,
-    /// Longer lengths are clamped to this; `None`: no bound but int32's. On CUDA few requests that cannot be long are
-    /// shared out more finely.
-    pub max_seq_len: Option<i64>,
-    /// Where the attention will run.
-    pub device: Device,
-}
-
-impl PlanArgs {
-    /// Arguments with the defaults: one cached head, one query token, page size 64, causal, automatic splits.
-    pub fn new(device: Device, batch: i64, num_heads: i64) -> Self {
-        Self {
-            batch,
-            num_heads,
-            num_kv_heads: 1,
-            queries: Queries::Uniform { q_len: 1 },
-            kv_format: None,
-            page_size: 64,
-            causal: true,
-            num_splits: None,
-            batch_invariant: false,
-            max_seq_len: None,
-            device,
-        }
-    }
-}
 
 /// A schedule and the caller's memory it lives in: plan and partial results.
 ///
@@ -480,47 +359,6 @@ impl Plan {
     pub fn workspace_bytes(args: &PlanArgs) -> Result<u64> {
         workspace_bytes(args)
     }
-
-    /// Refuses a call other than the one the plan was made for, by the field that differs.
-    pub(crate) fn made_for(&self, call: &PlanArgs) -> Result<()> {
-        let made_for = &self.args;
-        if made_for.device != call.device {
-            return differs("device", &made_for.device, &call.device);
-        }
-        let (ours, theirs) = (&made_for.queries, &call.queries);
-        if ours.kind() != theirs.kind() {
-            return differs("queries", &ours.kind(), &theirs.kind());
-        }
-        let sizes = [("batch", made_for.batch, call.batch)];
-        let queries = std::iter::zip(ours.fields(), theirs.fields())
-            .map(|((field, made_for), (_, call))| (field, made_for, call));
-        let rest = [
-            ("num_heads", made_for.num_heads, call.num_heads),
-            ("num_kv_heads", made_for.num_kv_heads, call.num_kv_heads),
-        ];
-        for (field, made_for, call) in sizes.into_iter().chain(queries).chain(rest) {
-            if made_for != call {
-                return differs(field, &made_for, &call);
-            }
-        }
-        let dense = !ours.is_sparse();
-        if dense && made_for.page_size != call.page_size {
-            return differs("page_size", &made_for.page_size, &call.page_size);
-        }
-        if dense && made_for.causal != call.causal {
-            return differs("causal", &made_for.causal, &call.causal);
-        }
-        match (made_for.kv_format, call.kv_format) {
-            (Some(ours), Some(theirs)) if ours != theirs => differs("kv_format", &ours, &theirs),
-            _ => Ok(()),
-        }
-    }
-}
-
-fn differs(field: &str, made_for: &dyn ToString, call: &dyn ToString) -> Result<()> {
-    let value = format!("made for {field} {}", made_for.to_string());
-    let rule = format!("this call has {field} {}", call.to_string());
-    Err(Error::invalid("plan", value, rule))
 }
 
 /// The exact size in bytes of the workspace of a [`Plan`], or of a [`decode`](crate::decode) or

@@ -1,7 +1,8 @@
 //! Where a call's schedule comes from: a plan that was made before, or one of its own.
 
 use crate::error::{Error, Result};
-use crate::plan::{Plan, PlanArgs};
+use crate::plan::Plan;
+use crate::plan_args::PlanArgs;
 use crate::schedule::Schedule;
 use crate::view::View;
 
@@ -57,7 +58,7 @@ impl<'a> PlanSource<'a> {
 
 /// The plan was made for this call, and nothing asks for another one.
 fn fits(plan: &Plan, call: &PlanArgs) -> Result<()> {
-    plan.made_for(call)?;
+    plan.args().check_call(call)?;
     if call.num_splits.is_some() && call.num_splits != plan.args().num_splits {
         let number = |parts: Option<u32>| parts.map_or("None".to_owned(), |n| n.to_string());
         let value = format!("{} with a plan", number(call.num_splits));

@@ -12,7 +12,7 @@ use ferromla_schedule::{
 use crate::check::{Access, Arg, Last, MAX_SEQ_LEN};
 use crate::dtype::{DType, Device, KvFormat};
 use crate::error::{Error, Result};
-use crate::plan::{PlanArgs, Queries};
+use crate::plan_args::{PlanArgs, Queries};
 use crate::problem::NOPE_DIM;
 use crate::view::View;
 

@@ -3,7 +3,8 @@
 use crate::check_sparse;
 use crate::dtype::{Device, KvFormat};
 use crate::error::Result;
-use crate::plan::{Plan, PlanArgs, Queries};
+use crate::plan::Plan;
+use crate::plan_args::{PlanArgs, Queries};
 use crate::plan_source::PlanSource;
 use crate::problem::SparseProblem;
 use crate::view::{Parts, Stream, View};

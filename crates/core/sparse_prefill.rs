@@ -4,7 +4,7 @@ use crate::check_attention;
 use crate::check_sparse;
 use crate::dtype::{DType, KvFormat};
 use crate::error::Result;
-use crate::plan::{PlanArgs, Queries};
+use crate::plan_args::{PlanArgs, Queries};
 use crate::plan_source::PlanSource;
 use crate::sparse::{CheckedSparse, plan_args};
 use crate::view::{Dims, Parts, Stream, View};

@@ -11,7 +11,8 @@ use crate::cuda;
 use crate::dtype::Device;
 use crate::error::{Error, Result};
 use crate::lengths::Lengths;
-use crate::plan::{Plan, Queries};
+use crate::plan::Plan;
+use crate::plan_args::Queries;
 use crate::problem::{
     AppendProblem, AttentionProblem, GatherProblem, GatherTokens, KeyLists, PageTable, PagedCache,
     QueryTokens, SparseProblem, Strided,

@@ -1,7 +1,7 @@
 // The scores role: one warpgroup computes S = Q K^T of a 64 x 64 tile, the online softmax, and hands P to the
-// values role through shared memory. With the page loader three quarters of Q's latent part live in registers as A
-// operands, so that most of QK^T reads shared memory once per K byte; the rest and the rope part are read from shared
-// memory.
+// values role through shared memory. Of the nine chunks of Q as many live in registers as A operands as the loader leaves
+// room for (six with pages, five with single tokens), so that most of QK^T reads shared memory once per K byte; the rest
+// are read from shared memory.
 //
 // Where codes are converted, the latent parts of Q and K are halves that count in a power of two per row: S is multiplied
 // with both, P with that of the token (weight_factors.cuh). What float32 scales have besides a power of two, a mantissa of
