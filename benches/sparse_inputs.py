@@ -77,7 +77,8 @@ class SparseInputs:
         case = self.case
         shapes = {"batch": case.batch, "q_len": case.s_q, "topk": case.topk, "extra_topk": case.extra}
         kv_format = format_name(case.kv_format, self.q.dtype)
-        return ferromla.Plan.sparse(num_heads=case.heads, kv_format=kv_format, device=self.q.device, **shapes)
+        formats = {"kv_format": kv_format} | ({"extra_kv_format": kv_format} if case.extra else {})
+        return ferromla.Plan.sparse(num_heads=case.heads, device=self.q.device, **formats, **shapes)
 
     def call(self, plan: ferromla.Plan) -> Call:
         """The operation into the outputs."""

@@ -242,10 +242,11 @@ fn what_cuda_asks_of_quantised_caches_and_of_lists() {
     assert_refused("far", far.run(None), &expected);
 }
 
-fn plan_of(queries: Queries, kv_format: Option<KvFormat>, workspace: &Array) -> Plan {
+fn plan_of(queries: Queries, formats: [Option<KvFormat>; 2], workspace: &Array) -> Plan {
     let args = PlanArgs {
         queries,
-        kv_format,
+        kv_format: formats[0],
+        extra_kv_format: formats[1],
         ..PlanArgs::new(Device::Cpu, 2, 8)
     };
     // SAFETY: the workspace outlives the plan.
@@ -268,15 +269,15 @@ fn a_plan_made_for_other_lists_is_refused_by_name() {
             "made for extra_topk 0: this call has extra_topk 5",
         ),
     ] {
-        let plan = plan_of(queries, None, &workspace);
+        let plan = plan_of(queries, [None; 2], &workspace);
         assert_refused(rule, Decode::right().run(Some(&plan)), &says("plan", rule));
     }
-    let plan = plan_of(queries(3, 70, 5), None, &workspace);
+    let plan = plan_of(queries(3, 70, 5), [None; 2], &workspace);
     Decode::right().run(Some(&plan)).unwrap();
 }
 
 #[test]
-fn a_plan_is_for_the_quantised_one_of_two_caches() {
+fn a_plan_is_for_the_formats_of_both_caches() {
     let workspace = Array::zeros(DType::U8, &[1 << 24]);
     let queries = Queries::Sparse {
         q_len: 3,
@@ -289,27 +290,34 @@ fn a_plan_is_for_the_quantised_one_of_two_caches() {
         _ => Array::zeros(DType::U8, &[pages[0], pages[1], 656]),
     };
     use KvFormat::{Bf16, Fp8, Fp8V32};
-    for (main, extra, of_both) in [
-        (Bf16, Bf16, Bf16),
-        (Bf16, Fp8, Fp8),
-        (Fp8V32, Bf16, Fp8V32),
-        (Fp8V32, Fp8, Fp8V32),
-        (Fp8, Fp8V32, Fp8),
+    let formats = [None, Some(Bf16), Some(Fp8), Some(Fp8V32)];
+    for (main, extra) in [
+        (Bf16, Bf16),
+        (Bf16, Fp8),
+        (Fp8V32, Bf16),
+        (Fp8V32, Fp8),
+        (Fp8, Fp8V32),
     ] {
         let mut call = Decode::right();
         (call.cache, call.kv_format) = (bytes([4, 16], main), Some(main));
         (call.extra_cache, call.extra_kv_format) = (bytes([9, 2], extra), Some(extra));
         call.run(None).unwrap();
-        for made_for in [None, Some(Bf16), Some(Fp8), Some(Fp8V32)] {
+        for made_for in formats
+            .map(|main| formats.map(|extra| [main, extra]))
+            .concat()
+        {
             let plan = plan_of(queries, made_for, &workspace);
             let result = call.run(Some(&plan));
-            match made_for {
-                Some(format) if format != of_both => {
-                    let expected = says("plan", "this call has kv_format");
-                    assert_refused(format.name(), result, &expected);
+            let differs = |ours: Option<KvFormat>, theirs| ours.is_some_and(|ours| ours != theirs);
+            let rule = match made_for {
+                [ours, _] if differs(ours, main) => "this call has kv_format",
+                [_, ours] if differs(ours, extra) => "this call has extra_kv_format",
+                _ => {
+                    result.unwrap();
+                    continue;
                 }
-                _ => result.unwrap(),
-            }
+            };
+            assert_refused(&format!("{made_for:?}"), result, &says("plan", rule));
         }
     }
 }

@@ -146,6 +146,7 @@ impl<'a, Indptr: QoIndptr> AttentionArgs<'a, Indptr> {
             num_kv_heads: problem.cache.kv_heads.into(),
             queries: Queries::of(&problem.queries),
             kv_format: Some(problem.cache.format),
+            extra_kv_format: None,
             page_size: problem.cache.page_size.into(),
             causal: self.causal,
             num_splits: self.num_splits,

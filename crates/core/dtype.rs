@@ -205,6 +205,11 @@ impl KvFormat {
         self.dtype().is_none()
     }
 
+    /// Whether rows of its caches are e4m3 codes.
+    pub(crate) fn is_e4m3(self) -> bool {
+        self.is_quantised() && self != Self::Fp4V41
+    }
+
     /// The row widths that a cache of this format can have.
     ///
     /// ```

@@ -88,9 +88,11 @@ pub struct PlanArgs {
     pub num_kv_heads: i64,
     /// How many query tokens, and whether every request has as many.
     pub queries: Queries,
-    /// Of the cache, or of the extra one where only that is quantised; `None`: any. With an extra cache and 17 to 32
-    /// query heads per KV head, plans for a 16-bit format are faster on CUDA than those for any.
+    /// Of the cache; `None`: any.
     pub kv_format: Option<KvFormat>,
+    /// Of the extra cache, where there is one; `None`: any. With 17 to 32 query heads a plan that names both formats is
+    /// faster on CUDA if they are of one kind: 16-bit numbers, or e4m3 codes.
+    pub extra_kv_format: Option<KvFormat>,
     /// Tokens of a page.
     pub page_size: i64,
     /// Query `i` sees keys `0 ..= seq_len - q_len + i` only.
@@ -115,6 +117,7 @@ impl PlanArgs {
             num_kv_heads: 1,
             queries: Queries::Uniform { q_len: 1 },
             kv_format: None,
+            extra_kv_format: None,
             page_size: 64,
             causal: true,
             num_splits: None,
@@ -152,10 +155,21 @@ impl PlanArgs {
         if dense && self.causal != call.causal {
             return differs("causal", &self.causal, &call.causal);
         }
-        match (self.kv_format, call.kv_format) {
-            (Some(ours), Some(theirs)) if ours != theirs => differs("kv_format", &ours, &theirs),
-            _ => Ok(()),
+        for (field, ours, theirs) in [
+            ("kv_format", self.kv_format, call.kv_format),
+            (
+                "extra_kv_format",
+                self.extra_kv_format,
+                call.extra_kv_format,
+            ),
+        ] {
+            if let (Some(ours), Some(theirs)) = (ours, theirs)
+                && ours != theirs
+            {
+                return differs(field, &ours, &theirs);
+            }
         }
+        Ok(())
     }
 }
 

@@ -264,15 +264,6 @@ impl SparseProblem {
         }
     }
 
-    /// Of the caches: the main one's, unless only the extra one is quantised.
-    pub fn format(&self) -> KvFormat {
-        let main = self.main.cache.format;
-        match &self.extra {
-            Some(extra) if !main.is_quantised() => extra.cache.format,
-            _ => main,
-        }
-    }
-
     /// No query row at all: nothing to launch.
     pub fn is_empty(&self) -> bool {
         self.batch == 0 || self.q_len == 0

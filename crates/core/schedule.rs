@@ -149,12 +149,14 @@ impl Schedule {
     }
 }
 
-/// An extra cache may be of another kind than the main one where one of them is quantised. These have one KV head.
+/// Whether an extra cache may be of another kind than the main one.
 fn may_be_mixed(args: &PlanArgs) -> bool {
-    matches!(args.queries, Queries::Sparse { extra_topk, .. } if extra_topk > 0)
-        && args
-            .kv_format
-            .map_or(args.num_kv_heads == 1, KvFormat::is_quantised)
+    if !matches!(args.queries, Queries::Sparse { extra_topk, .. } if extra_topk > 0) {
+        return false;
+    }
+    let formats = [args.kv_format, args.extra_kv_format];
+    let all = |is: fn(KvFormat) -> bool| formats.iter().all(|format| format.is_some_and(is));
+    !all(KvFormat::is_e4m3) && !all(|format| !format.is_quantised())
 }
 
 fn target(device: Device) -> Result<Target> {
@@ -259,5 +261,36 @@ pub(crate) fn plan_error(error: PlanError) -> Error {
             )
         }
         other => Error::invalid("plan", "not a plan of this shape", other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn caches_are_mixed_unless_both_are_known_to_be_of_one_kind() {
+        use KvFormat::{Bf16, Fp4V41, Fp8, Fp8V4, Fp8V32};
+        let mixed = |extra_topk, kv_format, extra_kv_format| {
+            may_be_mixed(&PlanArgs {
+                queries: Queries::Sparse {
+                    q_len: 1,
+                    topk: 64,
+                    extra_topk,
+                },
+                kv_format,
+                extra_kv_format,
+                ..PlanArgs::new(Device::Cpu, 1, 32)
+            })
+        };
+        for (main, extra) in [(Bf16, Bf16), (Fp8, Fp8V32), (Fp8V4, Fp8V4)] {
+            assert!(!mixed(5, Some(main), Some(extra)));
+        }
+        for (main, extra) in [(Bf16, Fp8), (Fp8V32, Bf16), (Fp8V4, Fp4V41), (Bf16, Fp4V41)] {
+            assert!(mixed(5, Some(main), Some(extra)));
+            assert!(!mixed(0, Some(main), None));
+        }
+        assert!(mixed(5, None, Some(Fp8)) && mixed(5, Some(Bf16), None) && mixed(5, None, None));
+        assert!(!may_be_mixed(&PlanArgs::new(Device::Cpu, 1, 32)));
     }
 }

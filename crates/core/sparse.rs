@@ -108,7 +108,8 @@ impl<'a> SparseDecodeArgs<'a> {
 /// What any plan of this problem is for.
 pub(crate) fn plan_args(problem: &SparseProblem) -> PlanArgs {
     PlanArgs {
-        kv_format: Some(problem.format()),
+        kv_format: Some(problem.main.cache.format),
+        extra_kv_format: problem.extra.map(|extra| extra.cache.format),
         ..PlanArgs::new(problem.device, problem.batch.into(), problem.heads.into())
     }
 }

@@ -70,6 +70,7 @@ class Plan:
         topk: int,
         extra_topk: int = 0,
         kv_format: str | None = None,
+        extra_kv_format: str | None = None,
         num_splits: int | None = None,
         batch_invariant: bool = False,
         device: Any = None,

@@ -254,15 +254,17 @@ OF_576 = [("bf16", "bf16"), ("bf16", "fp8"), ("fp8_v32", "bf16"), ("fp8", "fp8_v
 @pytest.mark.parametrize("h", [8, 24, 40])
 @pytest.mark.parametrize(("main", "extra"), OF_576)
 def test_plans_for_the_format_and_for_any(device, main, extra, h):
-    """Rows of a CTA depend on the format; a plan for any does for every one."""
+    """Rows of a CTA depend on the formats; a plan for any does for every one."""
     problem = problems_sparse.decode(h=h, extra=(90, 70, 5), lens="row", device=device)
     problem.main, problem.extra = problem.main.quantised(main), problem.extra.quantised(extra)
     problem.check(plan=problem.plan())
     want = problem.run()
-    got = problem.run(plan=problem.plan(kv_format=extra if main == "bf16" else main))
+    got = problem.run(plan=problem.plan(kv_format=main, extra_kv_format=extra))
     assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
-    with pytest.raises(ferromla.InvalidArgument, match="made for kv_format fp16"):
-        problem.run(plan=problem.plan(kv_format="fp16"))
+    problem.check(plan=problem.plan(kv_format=main))
+    for name in ("kv_format", "extra_kv_format"):
+        with pytest.raises(ferromla.InvalidArgument, match=f"made for {name} fp16"):
+            problem.run(plan=problem.plan(**{name: "fp16"}))
 
 
 def test_host_and_device_plan_the_same(device):

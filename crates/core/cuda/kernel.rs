@@ -26,8 +26,7 @@ pub(super) enum Loader {
 impl Loader {
     /// For tokens of caches of these formats.
     pub fn of_tokens(formats: &[KvFormat]) -> Self {
-        let raw = |format: &KvFormat| format.is_quantised() && *format != KvFormat::Fp4V41;
-        if formats.iter().all(raw) {
+        if formats.iter().all(|format| format.is_e4m3()) {
             Self::Raw
         } else if formats.iter().any(|format| format.is_quantised()) {
             Self::Codes
