@@ -267,6 +267,14 @@ def test_plans_for_the_format_and_for_any(device, main, extra, h):
             problem.run(plan=problem.plan(**{name: "fp16"}))
 
 
+@pytest.mark.parametrize("h", [8, 24, 40])
+@pytest.mark.parametrize(("main", "extra"), OF_576)
+def test_an_extra_cache_of_no_entries(device, main, extra, h):
+    problem = problems_sparse.decode(h=h, extra=(90, 0, 5), device=device)
+    problem.main, problem.extra = problem.main.quantised(main), problem.extra.quantised(extra)
+    problem.check()
+
+
 def test_host_and_device_plan_the_same(device):
     problem = problems_sparse.decode(b=40, s_q=3, topk=800, extra=(90, 200, 64), lens="row", device=device)
     plan = problem.plan()

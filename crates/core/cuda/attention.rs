@@ -79,7 +79,8 @@ fn of_pages<'a>(problem: &AttentionProblem, plan: &'a Plan) -> Result<Attention<
 
 /// Over listed tokens.
 fn of_lists<'a>(problem: &SparseProblem, plan: &'a Plan) -> Result<Attention<'a>> {
-    let extra = problem.extra.as_ref().unwrap_or(&problem.main);
+    let extra = problem.extra.as_ref().filter(|extra| extra.topk > 0);
+    let extra = extra.unwrap_or(&problem.main);
     let loader = Loader::of_tokens(&[problem.main.cache.format, extra.cache.format]);
     Ok(Attention {
         kernel: kernel(problem.dtype, &problem.q, loader, plan)?,
