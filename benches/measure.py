@@ -110,9 +110,10 @@ class Inputs:
         """A plan for these lengths."""
         case = self.case
         shapes = {"num_heads": case.heads, "page_size": case.page_size}
-        if not case.ragged:
-            shapes["max_seq_len"] = self.table.shape[1] * case.page_size  # as a call without a plan takes it
-        shapes |= {"qo_indptr": self.indptr, "num_tokens": case.q_tokens} if case.ragged else {"q_len": case.q_lens[0]}
+        if case.ragged:
+            shapes |= {"qo_indptr": self.indptr, "num_tokens": case.q_tokens}
+        else:  # the bound on lengths that a call without a plan takes
+            shapes |= {"q_len": case.q_lens[0], "max_seq_len": self.table.shape[1] * case.page_size}
         return ferromla.Plan(self.lens, kv_format=format_name(case.kv_format, self.cache.dtype), **shapes, **options)
 
     def call(self, plan: ferromla.Plan | None) -> Call:

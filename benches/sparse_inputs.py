@@ -77,7 +77,7 @@ class SparseInputs:
         case = self.case
         shapes = {"batch": case.batch, "q_len": case.s_q, "topk": case.topk, "extra_topk": case.extra}
         kv_format = format_name(case.kv_format, self.q.dtype)
-        formats = {"kv_format": kv_format} | ({"extra_kv_format": kv_format} if case.extra else {})
+        formats = {"kv_format": kv_format, "extra_kv_format": kv_format}
         return ferromla.Plan.sparse(num_heads=case.heads, device=self.q.device, **formats, **shapes)
 
     def call(self, plan: ferromla.Plan) -> Call:

@@ -183,9 +183,9 @@ impl Choice {
 /// Picks rows per CTA, CTAs per unit, workers and costs for a problem: a pure function of what is known
 /// before the lengths are.
 ///
-/// The rows of a request, or of ragged requests on average, decide what a CTA takes: 16, 32 or 64. With
-/// caches of two kinds more than 16 rows take 64: there is no kernel of 32. Where no sequence is
-/// long and there are few of them, blocks of 16 rows share out the little there is to do.
+/// The rows of a request, or of ragged requests on average, decide what a CTA takes: 16, 32 or 64. With caches of
+/// two kinds more than 16 rows take 64: there is no kernel of 32. Where no sequence is long and there are few of
+/// them, blocks of 16 rows share out the little there is to do.
 ///
 /// All CTAs of a team read the same KV tiles at the same time, so a unit of 64-row CTAs takes all rows where
 /// they fit one team of at most 8: each tile then leaves memory once. Ragged requests get teams of 1 or 2.

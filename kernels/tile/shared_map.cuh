@@ -38,28 +38,28 @@ constexpr int kPartStride = kLatent + 8;  // numbers from one row to the next: n
 constexpr uint32_t kPartBytes = kPartRows * kPartStride * 4;
 
 // What decides where things lie: query rows; how many leading column quarters have three blocks, the others having two;
-// leading chunks of Q that live in registers; whether single tokens are loaded, by ordinary stores and copies; whether
+// places of rope blocks; leading chunks of Q that live in registers; whether single tokens are loaded, by ordinary stores and copies; whether
 // they may be codes, which are converted to half, as Q is then. Whole tiles come and go where they may be codes.
 
 // 64 rows. What a loader of whole pages leaves of the registers holds most of Q.
 struct WidePages {
-  static constexpr int kRows = 64, kTriple = 3, kRegisterChunks = 6;
+  static constexpr int kRows = 64, kTriple = 3, kRopes = 3, kRegisterChunks = 6;
   static constexpr bool kTokens = false, kCodes = false, kRaw = false;
 };
 // 64 rows, single tokens: their loader needs registers itself, all that are left where it converts codes.
 template <bool Codes>
 struct WideTokens {
-  static constexpr int kRows = 64, kTriple = Codes ? 0 : 3, kRegisterChunks = Codes ? 0 : 5;
+  static constexpr int kRows = 64, kTriple = Codes ? 0 : 3, kRopes = 2, kRegisterChunks = Codes ? 0 : 5;
   static constexpr bool kTokens = true, kCodes = Codes, kRaw = false;
 };
 template <int Rows>
 struct FewPages {
-  static constexpr int kRows = Rows, kTriple = Rows == 16, kRegisterChunks = 0;
+  static constexpr int kRows = Rows, kTriple = Rows == 16, kRopes = 3, kRegisterChunks = 0;
   static constexpr bool kTokens = false, kCodes = false, kRaw = false;
 };
 template <int Rows, bool Codes>
 struct FewTokens {
-  static constexpr int kRows = Rows, kTriple = Rows == 16 && !Codes, kRegisterChunks = 0;
+  static constexpr int kRows = Rows, kTriple = Rows == 16 && !Codes, kRopes = Codes ? 2 : 3, kRegisterChunks = 0;
   static constexpr bool kTokens = true, kCodes = Codes, kRaw = false;
 };
 
@@ -77,12 +77,12 @@ struct Units {
 
 template <class Sizes>
 struct SharedMap : Sizes {
+  using Sizes::kRopes;
   using Sizes::kRows;
   using Sizes::kTriple;
   static constexpr bool kPeaks = Sizes::kTokens;      // row maxima may be wanted
   static constexpr bool kSplits = kRows < kTileRows;  // CTAs of a cluster may share the tiles of an item
   static constexpr int kBlocks = kTileBlocks * 2 + kTriple;
-  static constexpr int kRopes = Sizes::kCodes || (Sizes::kTokens && kRows == kTileRows) ? 2 : 3;
   static constexpr int kSharedChunks = 8 - Sizes::kRegisterChunks;  // of Q's latent part
   static constexpr uint32_t kQueryChunkBytes = kRows * kChunkRowBytes;
   static constexpr uint32_t kRopeOffset = kBlocks * kBlockBytes;
@@ -90,7 +90,7 @@ struct SharedMap : Sizes {
   static constexpr uint32_t kPartOffset = kQueryOffset + (kSharedChunks + 1) * kQueryChunkBytes;
   static constexpr uint32_t kUnitsOffset = kPartOffset + (kSplits ? kPartBytes : 0);
   static constexpr uint32_t kControlOffset = kUnitsOffset + (Sizes::kCodes ? sizeof(Units) : 0);
-  static_assert(kBlocks <= kMostBlocks);
+  static_assert(kBlocks <= kMostBlocks && (!Sizes::kCodes || kRopes == Units::kTiles));
 
   // Also of the tile's weights.
   static __device__ __forceinline__ uint32_t rope_offset(int tile) { return kRopeOffset + tile * kRopeBytes; }

@@ -123,7 +123,7 @@ impl Engine {
             );
             return Err(Error::unsupported("kernel", value, rule));
         };
-        let mut attributes = launch.attributes(kernel);
+        let mut attributes = launch.attributes();
         let config = launch.config(kernel, &mut attributes);
         // SAFETY: the arguments are right (the caller's promise); the driver copies them before it returns.
         let result = unsafe {
@@ -139,12 +139,13 @@ impl Engine {
 }
 
 impl Launch {
-    /// What the driver wants to know; it points to `attributes`.
+    /// What the driver wants to know; it points to those of `attributes` that the launch has.
     fn config(
         &self,
         kernel: Kernel,
-        attributes: &mut [sys::CUlaunchAttribute],
+        attributes: &mut [sys::CUlaunchAttribute; 2],
     ) -> sys::CUlaunchConfig {
+        let attributes = &mut attributes[self.used_attributes(kernel)];
         sys::CUlaunchConfig {
             gridDimX: self.blocks,
             gridDimY: 1,
@@ -159,38 +160,37 @@ impl Launch {
         }
     }
 
-    /// Clusters, where there are some; and that the launch may begin while the one before it ends, if the kernel waits
-    /// for that one before it reads anything.
-    fn attributes(&self, kernel: Kernel) -> Vec<sys::CUlaunchAttribute> {
+    /// That the launch may begin while the one before it ends; and its clusters.
+    fn attributes(&self) -> [sys::CUlaunchAttribute; 2] {
         use sys::CUlaunchAttributeID as Id;
-        let attribute = |id, value| sys::CUlaunchAttribute {
-            id,
-            pad: [0; 4],
-            value,
+        let early = sys::CUlaunchAttributeValue {
+            programmaticStreamSerializationAllowed: 1,
         };
-        let mut attributes = Vec::with_capacity(2);
-        if self.cluster > 1 {
-            let clusters = sys::CUlaunchAttributeValue_union__bindgen_ty_1 {
+        let clusters = sys::CUlaunchAttributeValue {
+            clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 {
                 x: self.cluster,
                 y: 1,
                 z: 1,
-            };
-            attributes.push(attribute(
-                Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
-                sys::CUlaunchAttributeValue {
-                    clusterDim: clusters,
-                },
-            ));
-        }
-        if kernel.begins_early() {
-            attributes.push(attribute(
+            },
+        };
+        [
+            (
                 Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-                sys::CUlaunchAttributeValue {
-                    programmaticStreamSerializationAllowed: 1,
-                },
-            ));
-        }
-        attributes
+                early,
+            ),
+            (Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, clusters),
+        ]
+        .map(|(id, value)| sys::CUlaunchAttribute {
+            id,
+            pad: [0; 4],
+            value,
+        })
+    }
+
+    /// Which of [`Launch::attributes`] it has: the first if the kernel waits for earlier launches before it reads
+    /// anything, the second if there are clusters.
+    fn used_attributes(&self, kernel: Kernel) -> std::ops::Range<usize> {
+        usize::from(!kernel.begins_early())..1 + usize::from(self.cluster > 1)
     }
 }
 
@@ -328,7 +328,7 @@ fn clusters(functions: &[Option<sys::CUfunction>; Kernel::COUNT]) -> Result<[i32
             cluster,
             ..Launch::default()
         };
-        let mut attributes = launch.attributes(kernel);
+        let mut attributes = launch.attributes();
         let config = launch.config(kernel, &mut attributes);
         // SAFETY: the function is loaded; the configuration is one it is launched with.
         call("cuOccupancyMaxActiveClusters", unsafe {
@@ -336,4 +336,41 @@ fn clusters(functions: &[Option<sys::CUfunction>; Kernel::COUNT]) -> Result<[i32
         })?;
     }
     Ok(clusters)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::kernel::Variant;
+    use sys::CUlaunchAttributeID as Id;
+
+    #[test]
+    fn a_launch_has_the_attributes_it_needs() {
+        let attention = Kernel::Decode {
+            fp16: false,
+            rope: true,
+            variant: Variant::Tma16,
+        };
+        let early = Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        for (kernel, cluster, expected) in [
+            (Kernel::Plan, 1, &[][..]),
+            (attention, 1, &[early]),
+            (
+                attention,
+                8,
+                &[early, Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION],
+            ),
+        ] {
+            let launch = Launch {
+                cluster,
+                ..Launch::default()
+            };
+            let attributes = launch.attributes();
+            let ids = attributes[launch.used_attributes(kernel)].iter();
+            assert!(
+                ids.map(|attribute| attribute.id)
+                    .eq(expected.iter().copied())
+            );
+        }
+    }
 }

@@ -53,7 +53,7 @@ pub(super) enum Variant {
 }
 
 impl Variant {
-    /// Those of fp16 queries first: sparse attention over quantised caches takes bf16 ones.
+    /// Those of fp16 queries first: a quantised cache beside one of another kind takes bf16 ones.
     pub const ALL: [Self; 11] = [
         Self::Tma64,
         Self::Gather64,
