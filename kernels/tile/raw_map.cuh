@@ -20,9 +20,15 @@ constexpr float kNoReference = 3e38f;  // minus a reference that every score exc
 template <int Groups>
 struct alignas(16) RawScales {
   uint16_t of_token[kTileTokens][Groups];   // -> scores: powers of two, halves
-  uint16_t of_column[Groups][kTileTokens];  // -> values: whole scales, halves
+  uint16_t of_column[Groups][kTileTokens];  // -> values: whole scales, halves, in the order of lane_token
   float unit[kTileTokens];                  // what the row counts in; 0: absent
 };
+
+// Where a token's scales lie so that each lane of the values role has its own together: tokens 16 step + 2 j + {0, 1, 8, 9},
+// j = lane % 4, are one after another, those of all four steps.
+__device__ __forceinline__ int lane_token(int token) {
+  return token % 8 / 2 * 16 + token / 16 * 4 + token / 8 % 2 * 2 + token % 2;
+}
 
 template <int Rows, int QkDim>
 struct RawMap {
@@ -71,6 +77,9 @@ struct alignas(16) RawControl : std::conditional<Rows == kTileRows, DecodeContro
   uint64_t landed[kTiles][2];   // copies -> preparing warps: 32 rows each
   uint32_t scaled[kTiles][2];   // preparing warps -> scores: some scale of the 32 rows is not a power of two
   int32_t format[kTiles];       // asking warps -> others
+
+  // Preparing warps -> scores: what of a tile's rows is not codes. The barrier of a block elsewhere.
+  __device__ __forceinline__ uint64_t& rest_full(int place) { return this->block_full[place]; }
 
   // What a row's weights relative to that number are multiplied with, a power of two; until it has a result.
   __device__ __forceinline__ float* lift() { return this->result; }

@@ -1,6 +1,7 @@
 // The loader of raw rows. Of its four warps two ask for rows, 32 of each tile: for boxes of whole pages by tensor map where
 // there is one, else for each row by a bulk copy. Two prepare what has come: what rows count in, scales relative to that,
 // and the part of a row that is not codes as it will be multiplied; rows that are absent become zeros.
+// What is not codes comes last (rest_full): it is multiplied last, too.
 //
 // fp8 and fp8_v32 (576 columns); fp8, fp8_v4, fp8_v41 and fp8_v41_split (512).
 #pragma once
@@ -11,6 +12,8 @@
 
 namespace fm {
 
+constexpr int kPreparingWarps = 2;
+
 // By one thread.
 template <class Control>
 __device__ __forceinline__ void init_raw_barriers(Control& control) {
@@ -19,7 +22,6 @@ __device__ __forceinline__ void init_raw_barriers(Control& control) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) mbarrier_init(shared_address(&control.landed[i][h]), 1 + 32);
 }
-constexpr int kPreparingWarps = 2;
 
 // Bytes of a row that one copy brings.
 template <class Map>
@@ -95,7 +97,7 @@ struct RowPreparation {
   }
   // Group `group`'s scale, a half in the low bits.
   __device__ __forceinline__ void leave_of_column(int group, uint32_t half) const {
-    store_shared_bytes<2>(scales + offsetof(typename Map::Scales, of_column) + (group * kTileTokens + token) * 2,
+    store_shared_bytes<2>(scales + offsetof(typename Map::Scales, of_column) + (group * kTileTokens + lane_token(token)) * 2,
                           present ? half : 0);
   }
   // Words of two halves of groups.
@@ -110,19 +112,10 @@ struct RowPreparation {
     for (int i = 0; i < Map::kGroups / 2; ++i) leave_of_token(i, 0x3C003C00u);
   }
 
-  // Rows of 576. T: of Q.
-  template <class T>
-  __device__ __forceinline__ bool prepare_with_rope(int format) const {
+  // Rows of 576: returns whether scales are more than powers of two, and the unit.
+  __device__ __forceinline__ bool prepare_scales(int format, RowUnit& unit) const {
     if (format == FM_KV_FP8) {
       leave_ones();
-      uint4 codes[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) codes[i] = load_shared_4(row + 512 + 16 * i);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        store_shared(row + Map::kRope + 32 * i, half_to(T(), e4m3_to_half(codes[i].x, codes[i].y)));
-        store_shared(row + Map::kRope + 32 * i + 16, half_to(T(), e4m3_to_half(codes[i].z, codes[i].w)));
-      }
       return false;
     }
     const uint4 v = load_shared_4(row + Map::kFloatScales);
@@ -130,7 +123,7 @@ struct RowPreparation {
     uint32_t largest = 0, fractions = 0, power[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) largest = max(largest, scale[i] & 0x7F800000u), fractions |= scale[i] & 0x7FFFFFu;
-    const RowUnit unit(RowUnit::of_largest_code(largest));
+    unit = RowUnit(RowUnit::of_largest_code(largest));
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float whole = __uint_as_float(scale[i]) * unit.inverse();
@@ -141,6 +134,22 @@ struct RowPreparation {
     for (int i = 0; i < 2; ++i)
       leave_of_token(i, pack(__half(), __uint_as_float(power[2 * i]), __uint_as_float(power[2 * i + 1])));
     leave_unit(unit.unit());
+    return present && fractions != 0;
+  }
+  // Their rope part. T: of Q.
+  template <class T>
+  __device__ __forceinline__ void prepare_rope(int format, RowUnit unit) const {
+    if (format == FM_KV_FP8) {
+      uint4 codes[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) codes[i] = load_shared_4(row + 512 + 16 * i);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        store_shared(row + Map::kRope + 32 * i, half_to(T(), e4m3_to_half(codes[i].x, codes[i].y)));
+        store_shared(row + Map::kRope + 32 * i + 16, half_to(T(), e4m3_to_half(codes[i].z, codes[i].w)));
+      }
+      return;
+    }
 #pragma unroll 1
     for (int i = 0; i < 8; i += 4) {  // four pieces under way
       uint4 piece[4];
@@ -150,11 +159,10 @@ struct RowPreparation {
       for (int j = 0; j < 4; ++j)
         store_shared(row + Map::kRope + 16 * (i + j), rope_as(T(), piece[j], unit.inverse_pair()));
     }
-    return present && fractions != 0;
   }
 
-  // Rows of 512.
-  __device__ __forceinline__ void prepare_latent(int format) const {
+  // Rows of 512: their scales and unit.
+  __device__ __forceinline__ void prepare_latent(int format, RowUnit& unit) const {
     if (format == FM_KV_FP8) {
       leave_ones();
       return;
@@ -167,9 +175,12 @@ struct RowPreparation {
       bytes[0] = __byte_perm(low, 0, 0x1100), bytes[1] = __byte_perm(low, 0, 0x3322);
       bytes[2] = __byte_perm(high, 0, 0x1100), bytes[3] = __byte_perm(high, 0, 0x3322);
 #pragma unroll 1
-      for (int i = 0; i < 8; i += 2) {
-        const uint4 a = load_shared_4(row + Map::kPlain + 16 * i), b = load_shared_4(row + Map::kPlain + 16 * i + 16);
-        largest = max(largest, max(largest_bf16(a), largest_bf16(b)));
+      for (int i = 0; i < 8; i += 4) {
+        uint4 piece[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) piece[j] = load_shared_4(row + Map::kPlain + 16 * (i + j));
+#pragma unroll
+        for (int j = 0; j < 4; ++j) largest = max(largest, largest_bf16(piece[j]));
       }
     } else {
       const uint4 v = load_shared_4(row + Map::kScales);
@@ -180,7 +191,7 @@ struct RowPreparation {
     for (int i = 0; i < 16; ++i)
       if (!plain || i < 14) top = max(top, bytes[i / 4] >> i % 4 * 8 & 0xFF);
     largest = max(largest, RowUnit::of_largest_code(ue8m0_bits(top) & 0x7F800000u));
-    const RowUnit unit(largest);
+    unit = RowUnit(largest);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const auto scale = [&](int j) {
@@ -191,17 +202,18 @@ struct RowPreparation {
       leave_of_column(2 * i, pair & 0xFFFF), leave_of_column(2 * i + 1, pair >> 16);
     }
     leave_unit(unit.unit());
-    if (plain) {
+  }
+  // Their last columns, where these are not codes.
+  __device__ __forceinline__ void prepare_plain(RowUnit unit) const {
 #pragma unroll 1
-      for (int i = 0; i < 4; ++i) {
-        const uint32_t at = row + Map::kPlain + 32 * i;
-        uint4 a = load_shared_4(at), b = load_shared_4(at + 16);
-        a = bf16_to_half(a, unit.inverse_pair()), b = bf16_to_half(b, unit.inverse_pair());
-        store_shared(at, make_uint4(__byte_perm(a.x, a.y, 0x5410), __byte_perm(a.z, a.w, 0x5410),
-                                    __byte_perm(b.x, b.y, 0x5410), __byte_perm(b.z, b.w, 0x5410)));
-        store_shared(at + 16, make_uint4(__byte_perm(a.x, a.y, 0x7632), __byte_perm(a.z, a.w, 0x7632),
-                                         __byte_perm(b.x, b.y, 0x7632), __byte_perm(b.z, b.w, 0x7632)));
-      }
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t at = row + Map::kPlain + 32 * i;
+      uint4 a = load_shared_4(at), b = load_shared_4(at + 16);
+      a = bf16_to_half(a, unit.inverse_pair()), b = bf16_to_half(b, unit.inverse_pair());
+      store_shared(at, make_uint4(__byte_perm(a.x, a.y, 0x5410), __byte_perm(a.z, a.w, 0x5410),
+                                  __byte_perm(b.x, b.y, 0x5410), __byte_perm(b.z, b.w, 0x5410)));
+      store_shared(at + 16, make_uint4(__byte_perm(a.x, a.y, 0x7632), __byte_perm(a.z, a.w, 0x7632),
+                                       __byte_perm(b.x, b.y, 0x7632), __byte_perm(b.z, b.w, 0x7632)));
     }
   }
 };
@@ -231,14 +243,19 @@ __device__ __forceinline__ void prepare_rows(const FmDecodeParams& p, uint32_t s
         store_shared(Map::row(smem, at, token) + i, make_uint4(0, 0, 0, 0));
     }
     const RowPreparation<Map> row = {Map::row(smem, at, token), Map::scales(smem, at), token, present};
+    RowUnit unit(0);
     if constexpr (Map::kHasRope) {
-      const bool scaled = __any_sync(~0u, row.template prepare_with_rope<T>(format));
+      const bool scaled = __any_sync(~0u, row.prepare_scales(format, unit));
       if (lane == 0) control.scaled[at][warp] = scaled;
+      arrive_once_per_warp(shared_address(&control.tile_full[at]));
+      row.template prepare_rope<T>(format, unit);
     } else {
-      row.prepare_latent(format);
+      row.prepare_latent(format, unit);
+      arrive_once_per_warp(shared_address(&control.tile_full[at]));
+      if (format == FM_KV_FP8_V4) row.prepare_plain(unit);
     }
     fence_async_shared();  // before the next copies to the place
-    arrive_once_per_warp(shared_address(&control.tile_full[at]));
+    arrive_once_per_warp(shared_address(&control.rest_full(at)));
     place.advance();
   }
 }

@@ -75,9 +75,10 @@ __device__ __forceinline__ void for_each_constant(Body body) {
   }
 }
 
-// The products of the rope part.
-template <class T, class Map>
-__device__ __forceinline__ void multiply_rope(float (&s)[Map::kRows / 2], uint64_t q, const KeyPlace<Map>& at) {
+// The products of the rope part. `rest`: waits for it.
+template <class T, class Map, class Rest>
+__device__ __forceinline__ void multiply_rope(float (&s)[Map::kRows / 2], uint64_t q, const KeyPlace<Map>& at, Rest rest) {
+  rest();
   KeyFragments keys[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -129,9 +130,10 @@ __device__ __forceinline__ void multiply_group(KeySums<Map>& s, KeyFragments (&k
   wgmma_commit();
 }
 
-// Scaled: float32 scales have mantissas, with which sums are multiplied between blocks.
-template <class T, class M, class Map, bool Scaled>
-__device__ __forceinline__ void multiply_raw(KeySums<Map>& s, uint32_t smem, const KeyPlace<Map>& at, bool plain) {
+// Scaled: float32 scales have mantissas, with which sums are multiplied between blocks. `rest` waits for what of the rows is not
+// codes, and says whether the last columns of rows of 512 are such.
+template <class T, class M, class Map, bool Scaled, class Rest>
+__device__ __forceinline__ void multiply_raw(KeySums<Map>& s, uint32_t smem, const KeyPlace<Map>& at, Rest rest) {
   const uint64_t q = smem_descriptor(smem + Map::kQueryOffset, 0, kAtomBytes);
   constexpr int kAhead = Scaled && Map::kRows == kTileRows ? 1 : Map::kKeysAhead;
   KeyFragments keys[kAhead];
@@ -140,8 +142,10 @@ __device__ __forceinline__ void multiply_raw(KeySums<Map>& s, uint32_t smem, con
     constexpr int kGroup = decltype(number)::value;
     codes[kGroup].template load<kGroup>(at);
   });
+  bool plain = false;
   const auto group = [&](auto number) {
     constexpr int kGroup = decltype(number)::value;
+    if constexpr (!Map::kHasRope && kGroup == 14) plain = rest();
     multiply_group<M, Map, kGroup, kAhead>(s, keys, codes, q, at, plain);
     if constexpr (Scaled && kGroup % 4 == 3) {
       wgmma_wait<0>();
@@ -156,7 +160,7 @@ __device__ __forceinline__ void multiply_raw(KeySums<Map>& s, uint32_t smem, con
     }
   };
   for_each_constant<16>(group);
-  if constexpr (Map::kHasRope && kRopeCounts<T>) multiply_rope<T, Map>(s[0], q, at);
+  if constexpr (Map::kHasRope && kRopeCounts<T>) multiply_rope<T, Map>(s[0], q, at, rest);
   wgmma_wait<0>();
 }
 
@@ -167,12 +171,16 @@ __device__ __forceinline__ void multiply_raw_query(float (&s)[Map::kRows / 2], u
   using Layout = FewLayout<Map::kRows>;
   const int place_at = place.rope();
   const KeyPlace<Map> at(smem, place_at);
-  const bool plain = !Map::kHasRope && control.format[place_at] == FM_KV_FP8_V4;
+  const auto rest = [&] {
+    const int at = place.rope();
+    mbarrier_wait(shared_address(&control.rest_full(at)), place.rope_parity());
+    return !Map::kHasRope && control.format[at] == FM_KV_FP8_V4;
+  };
   KeySums<Map> sums;
   if (Map::kHasRope && (control.scaled[place_at][0] | control.scaled[place_at][1]) != 0)
-    multiply_raw<T, M, Map, Map::kHasRope>(sums, smem, at, plain);
+    multiply_raw<T, M, Map, Map::kHasRope>(sums, smem, at, rest);
   else
-    multiply_raw<T, M, Map, false>(sums, smem, at, plain);
+    multiply_raw<T, M, Map, false>(sums, smem, at, rest);
 #pragma unroll
   for (int c = 0; c < Layout::kColumns; ++c)
 #pragma unroll
@@ -184,7 +192,7 @@ __device__ __forceinline__ void multiply_raw_query(float (&s)[Map::kRows / 2], u
       s[i] = sum * (h == 0 ? unit.x : unit.y);
     }
   if constexpr (Map::kHasRope && !kRopeCounts<T>) {
-    multiply_rope<T, Map>(s, smem_descriptor(smem + Map::kQueryOffset, 0, kAtomBytes), at);
+    multiply_rope<T, Map>(s, smem_descriptor(smem + Map::kQueryOffset, 0, kAtomBytes), at, rest);
     wgmma_wait<0>();
   }
 }
@@ -215,7 +223,7 @@ __device__ __forceinline__ void clean_raw_values(const FmDecodeParams& p, const 
                                   finite_or_zero(__half(), v.z), finite_or_zero(__half(), v.w)));
     }
     if (lane < Map::kGroups) {
-      const uint32_t to = Map::scales(smem, place) + offsetof(typename Map::Scales, of_column) + (lane * kTileTokens + token) * 2;
+      const uint32_t to = Map::scales(smem, place) + offsetof(typename Map::Scales, of_column) + (lane * kTileTokens + lane_token(token)) * 2;
       store_shared_bytes<2>(to, finite_or_zero(__half(), load_shared_half(to)));
     }
   }

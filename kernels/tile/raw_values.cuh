@@ -13,19 +13,18 @@ namespace fm {
 template <class Map>
 struct ValuePlace {
   uint32_t matrices;  // this lane's row of the first 16, and the warp's 16 columns; half of the lanes a block on
-  uint32_t scales;    // of tokens 2 (lane % 4) and one on, of the warp's first group of columns
+  uint32_t scales;    // of the lane's tokens, of the warp's first group of columns
 
   __device__ __forceinline__ ValuePlace(uint32_t smem, int place, int half) {
     const int lane = warpgroup_thread() % 32, warp = warpgroup_thread() / 32, column = half * 256 + warp * 16;
     matrices = Map::row(smem, place, lane % 16) + column + lane / 16 * 64;
     scales = Map::scales(smem, place) + offsetof(typename Map::Scales, of_column) +
-             column / (kLatent / Map::kGroups) * (kTileTokens * 2) + lane % 4 * 4;
+             column / (kLatent / Map::kGroups) * (kTileTokens * 2) + lane % 4 * 32;
   }
   // Tokens 16 step + 2 (lane % 4) + {0, 1} and those 8 on, for block `block` of 64 columns.
   __device__ __forceinline__ void load_scales(uint32_t (&scale)[2], int step, int block) const {
-    const uint32_t at = scales + block * 64 / (kLatent / Map::kGroups) * (kTileTokens * 2) + step * 32;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(scale[0]) : "r"(at) : "memory");
-    asm volatile("ld.shared.u32 %0, [%1+16];" : "=r"(scale[1]) : "r"(at) : "memory");
+    const float2 v = load_shared_2(scales + block * 64 / (kLatent / Map::kGroups) * (kTileTokens * 2) + step * 8);
+    scale[0] = __float_as_uint(v.x), scale[1] = __float_as_uint(v.y);
   }
   // Codes of blocks 2 pair and 2 pair + 1: tokens 16 step .. 16 step + 8 of the first, then those 8 on, then of the second.
   __device__ __forceinline__ void load(uint32_t (&codes)[4], int step, int pair) const {
@@ -42,26 +41,31 @@ struct ValuePlace {
   }
 };
 
-// O += V^T P^T of a tile, a block of 64 columns at a time; the next ones are converted during it. Calls used() when all of
-// the tile's rows and scales are in registers.
-template <class M, class Map, class Used>
+// O += V^T P^T of a tile, a block of 64 columns at a time; the next ones are converted during it. Plain: the last block's are
+// halves. Calls used() when all of the tile's rows and scales are in registers.
+template <class M, class Map, bool Plain, class Used>
 __device__ __forceinline__ void multiply_raw_values(FewAccumulators<Map::kRows>& o, const ValuePlace<Map>& values,
-                                                    uint32_t weights, bool plain, Used used) {
+                                                    uint32_t weights, Used used) {
   constexpr int kAhead = Map::kValuesAhead, kCodesAhead = Map::kValueCodesAhead, kCodes = kCodesAhead + 1;
   const uint64_t p = smem_descriptor(weights, 0, kAtomBytes);
   ValueFragment v[kAhead];
-  uint32_t codes[kCodes][4], scale[2];
+  constexpr int kScales = Map::kHasRope ? 2 : 1;  // blocks with the same ones
+  uint32_t codes[kCodes][4], scale[2][2];
 #pragma unroll
   for (int i = 0; i < kCodesAhead; ++i) values.load(codes[i], i / 2, i % 2);
+  values.load_scales(scale[0], 0, 0);
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     const int step = i / 4, block = i % 4, pair = i / 2, next = pair + kCodesAhead;
     if (i % 2 == 0 && next < 8) values.load(codes[next % kCodes], next / 2, next % 2);
-    if (i % 2 == 0 || !Map::kHasRope) values.load_scales(scale, step, block);
+    const int later = i + kScales;  // whose scales are loaded
+    if (i % kScales == 0 && later < 16) values.load_scales(scale[later / kScales % 2], later / 4, later % 4);
     if (i >= kAhead) wgmma_wait<kAhead - 1>();
     ValueFragment& own = v[i % kAhead];
-    own.convert(codes[pair % kCodes][i % 2 * 2], codes[pair % kCodes][i % 2 * 2 + 1], scale);
-    if (!Map::kHasRope && block == 3 && plain) values.load_plain(own, step);
+    if (Plain && block == 3)
+      values.load_plain(own, step);
+    else
+      own.convert(codes[pair % kCodes][i % 2 * 2], codes[pair % kCodes][i % 2 * 2 + 1], scale[i / kScales % 2]);
     wgmma_fence();
     wgmma_rs(M(), o[block], own.a, p + step * 2, true);
     wgmma_commit();
@@ -169,11 +173,15 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, uint32_t sm
           scale_few_rows<Map::kRows>(o, control.factor[before], lane());
           if (i % 2 == own()) state.rescale(control, before);  // that was the other warpgroup's tile
         }
-        const bool plain = !Map::kHasRope && own() == 1 && control.format[before] == FM_KV_FP8_V4;
         // P is overwritten when both warpgroups have gone on for more than a tile from here.
-        multiply_raw_values<M, Map>(o, ValuePlace<Map>(smem, before, own()), Map::weights(smem, before), plain, [&] {
+        const ValuePlace<Map> values(smem, before, own());
+        const auto used = [&] {
           if (lane() == 0) mbarrier_arrive(shared_address(&control.tile_empty[before]));
-        });
+        };
+        if (!Map::kHasRope && own() == 1 && control.format[before] == FM_KV_FP8_V4)
+          multiply_raw_values<M, Map, !Map::kHasRope>(o, values, Map::weights(smem, before), used);
+        else
+          multiply_raw_values<M, Map, false>(o, values, Map::weights(smem, before), used);
       }
       if (scores) {
         const bool masked = i >= first_masked || control.present[at] != ~0ull;
