@@ -81,6 +81,10 @@ struct alignas(16) RawControl : std::conditional<Rows == kTileRows, DecodeContro
   // Preparing warps -> scores: what of a tile's rows is not codes. The barrier of a block elsewhere.
   __device__ __forceinline__ uint64_t& rest_full(int place) { return this->block_full[place]; }
 
+  // Where a row goes in the output, in elements, when its scores are no longer needed; negative: nowhere.
+  __device__ __forceinline__ int64_t* out_offset() { return reinterpret_cast<int64_t*>(row); }
+  __device__ __forceinline__ const int64_t* out_offset() const { return reinterpret_cast<const int64_t*>(row); }
+
   // What a row's weights relative to that number are multiplied with, a power of two; until it has a result.
   __device__ __forceinline__ float* lift() { return this->result; }
   __device__ __forceinline__ const float* lift() const { return this->result; }

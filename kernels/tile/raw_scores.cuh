@@ -394,8 +394,8 @@ __device__ __forceinline__ void keep_peaks(const float (&s)[Map::kRows / 2], Con
   }
 }
 
-// Leaves reference and sum of each row; where no other CTA has a part, also the rows' lse and their last factor. By both
-// warpgroups, which have had different tiles; after it all may read.
+// Leaves reference and sum of each row, and where it goes; where no other CTA has a part, also the rows' lse and their last
+// factor. By both warpgroups, which have had different tiles; after it all may read.
 template <class Map, class Control>
 __device__ __forceinline__ void finish_raw_rows(const FmDecodeParams& p, const RowBlock& r, const RawState<Map>& state,
                                                 Control& control, int own) {
@@ -420,6 +420,8 @@ __device__ __forceinline__ void finish_raw_rows(const FmDecodeParams& p, const R
         if (split) control.row_state[thread] = make_float2(r.empty() ? kNegInf : reference, sum);
       }
       if (!split) control.result[thread] = row_factor<Map>(p, r, thread, reference, sum);
+      const int row = r.row_begin + thread;
+      control.out_offset()[thread] = row < r.rows ? row_offset(p, r, row, p.out_stride) : -1;
     }
   }
   named_barrier<kRawBarrier, 256>();

@@ -81,15 +81,17 @@ __device__ __forceinline__ float last_factor(const Control& control, int c) {
 }
 
 template <class T, class Map, class Control>
-__device__ __forceinline__ void store_raw_rows(const FmDecodeParams& p, const RowBlock& r,
-                                               const FewAccumulators<Map::kRows>& o, int half, const Control& control) {
+__device__ __forceinline__ void store_raw_rows(const FmDecodeParams& p, const FewAccumulators<Map::kRows>& o, int half,
+                                               const Control& control) {
   using Layout = FewLayout<Map::kRows>;
+  const int thread = warpgroup_thread(), lane = thread % 32;
+  T* columns = reinterpret_cast<T*>(p.out) + half * 256 + thread / 32 * 16 + lane / 4 * 2;
 #pragma unroll
   for (int c = 0; c < Layout::kColumns; ++c) {
     const float factor = last_factor<Map>(control, c);
-    const int thread = opaque(warpgroup_thread()), lane = thread % 32, row = r.row_begin + Layout::row(c, lane);
-    if (row >= r.rows) continue;
-    T* out = reinterpret_cast<T*>(p.out) + row_offset(p, r, row, p.out_stride) + half * 256 + thread / 32 * 16 + lane / 4 * 2;
+    const int64_t offset = control.out_offset()[Layout::row(c, lane)];
+    if (offset < 0) continue;
+    T* out = columns + offset;
 #pragma unroll
     for (int m = 0; m < 4; ++m)
       *reinterpret_cast<uint32_t*>(out + 64 * m) =
@@ -214,7 +216,7 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, uint32_t sm
       }
     }
     if (r.slot < 0) {
-      store_raw_rows<T, Map>(p, r, o, own(), control);
+      store_raw_rows<T, Map>(p, o, own(), control);
     } else if constexpr (Map::kSplits) {
       store_raw_partial<Map>(p, r, o, own(), control);
       const int thread = own() * 128 + warpgroup_thread();
