@@ -186,7 +186,7 @@ __device__ __forceinline__ void decode_raw(const CUtensorMap& rows_map, const Fm
   const uint32_t smem = shared_address(shared);
   Control& control = *reinterpret_cast<Control*>(shared + Map::kControlOffset);
   if (threadIdx.x == 0) {
-    init_barriers(control, kPreparingWarps, 1, 4);
+    init_barriers(control, kPreparingWarps, Map::kSplits ? 1 : p.multicast, 4);
     init_raw_barriers(control);
     if constexpr (Map::kSplits) init_part_barriers(control, p.splits);
     mbarrier_init_fence();
@@ -200,6 +200,8 @@ __device__ __forceinline__ void decode_raw(const CUtensorMap& rows_map, const Fm
     registers_grow<kCompute>();
     compute_raw<T, __half, QkDim, Map>(p, smem, control);
   }
+  __syncwarp();
+  if (!Map::kSplits && p.multicast > 1) cluster_barrier();  // no CTA leaves while another may still write to its shared memory
 }
 
 constexpr int decode_threads(Loader loader, int rows) {

@@ -36,11 +36,30 @@ __device__ __forceinline__ void tma_multicast_5d(uint32_t destination, const CUt
       : "memory");
 }
 
+__device__ __forceinline__ void tma_multicast_3d(uint32_t destination, const CUtensorMap* map, uint32_t barrier,
+                                                 uint16_t ctas, int c0, int c1, int c2) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1, {%4, %5, %6}], [%2], %3;" ::"r"(destination),
+      "l"(map), "r"(barrier), "h"(ctas), "r"(c0), "r"(c1), "r"(c2)
+      : "memory");
+}
+
 // Bytes, a multiple of 16 between addresses that are, counted on an mbarrier (PTX ISA, cp.async.bulk).
 __device__ __forceinline__ void bulk_load(uint32_t destination, const void* source, uint32_t bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(destination),
                "l"(source), "r"(bytes), "r"(barrier)
                : "memory");
+}
+
+// The same bytes to the same place in every CTA whose bit is set in `ctas`, counted on each one's own barrier.
+__device__ __forceinline__ void bulk_multicast(uint32_t destination, const void* source, uint32_t bytes, uint32_t barrier,
+                                               uint16_t ctas) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(
+          destination),
+      "l"(source), "r"(bytes), "r"(barrier), "h"(ctas)
+      : "memory");
 }
 
 // Asks the L2 for the line that holds an address.

@@ -39,11 +39,14 @@ __device__ __forceinline__ void ask_for_scales(int format, uint32_t to, const ui
     cp_async_16(to + Map::kScales, scales);
 }
 
-// By an asking warp: tile after tile. Where whole boxes of a page can be had, by tensor map, they are; else single rows.
+// By an asking warp: tile after tile. Where whole boxes of a page can be had, by tensor map, they are; else single rows. CTAs
+// of a cluster ask for half of them each, for both.
 template <int QkDim, class Map, class Control>
 __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const CUtensorMap* rows_map, uint32_t smem,
                                              Control& control) {
   const int warp = TokenWarps<Map>::warp(), lane = TokenWarps<Map>::lane();
+  const bool shared = !Map::kSplits && p.multicast > 1;
+  const uint16_t both = 3;
   TilePlace<Map> place;
   TileCursor<Map> cursor;
   cursor.begin(p);
@@ -68,7 +71,11 @@ __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const CUte
       const int boxes = __popc(__ballot_sync(~0u, first));
       if (lane == 0) mbarrier_arrive_expect(barrier, boxes * rows * Map::kRowBytes);
       __syncwarp();
-      if (first) tma_load_3d(to, rows_map, barrier, 0, token.offset, token.page);
+      if (!shared) {
+        if (first) tma_load_3d(to, rows_map, barrier, 0, token.offset, token.page);
+      } else if (warp == (int)cluster_rank()) {
+        if (first) tma_multicast_3d(to, rows_map, barrier, both, 0, token.offset, token.page);
+      }
     } else {
       const uint32_t bytes = __shfl_sync(~0u, raw_bytes<Map>(format), 0);
       if (lane == 0) mbarrier_arrive_expect(barrier, __popc(present) * bytes);
@@ -76,7 +83,10 @@ __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const CUte
       if (token.page >= 0) {
         const uint8_t* from = reinterpret_cast<const uint8_t*>(kv.rows) + token.page * kv.row_stride[0] +
                               token.offset * kv.row_stride[1];
-        bulk_load(to, from, bytes, barrier);
+        if (!shared)
+          bulk_load(to, from, bytes, barrier);
+        else if (lane / 16 == (int)cluster_rank())
+          bulk_multicast(to, from, bytes, barrier, both);
         if (!Map::kHasRope) ask_for_scales<Map>(format, to, from + scales_after(kv, token.offset));
       }
     }

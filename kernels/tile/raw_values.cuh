@@ -178,7 +178,12 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, uint32_t sm
         // P is overwritten when both warpgroups have gone on for more than a tile from here.
         const ValuePlace<Map> values(smem, before, own());
         const auto used = [&] {
-          if (lane() == 0) mbarrier_arrive(shared_address(&control.tile_empty[before]));
+          const uint32_t empty = shared_address(&control.tile_empty[before]);
+          if constexpr (Map::kSplits) {
+            if (lane() == 0) mbarrier_arrive(empty);
+          } else {
+            if (lane() < p.multicast) mbarrier_arrive_at(empty, lane());
+          }
         };
         if (!Map::kHasRope && own() == 1 && control.format[before] == FM_KV_FP8_V4)
           multiply_raw_values<M, Map, !Map::kHasRope>(o, values, Map::weights(smem, before), used);
