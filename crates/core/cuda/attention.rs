@@ -56,10 +56,6 @@ fn of_pages<'a>(problem: &AttentionProblem, plan: &'a Plan) -> Result<Attention<
     if let Some((nope, rope)) = &geometries {
         loader = Loader::Tma;
         params.box_shift = tensor_map::box_rows(problem.cache.page_size).trailing_zeros() as i32;
-        // The CTAs of a team read the same tiles: the TMA loader loads once for two of them.
-        if plan.schedule.choice.team % 2 == 0 {
-            params.multicast = 2;
-        }
         maps[0] = tensor_map::encode(nope, problem.dtype)?;
         params.head_chunks_nope = nope.head_chunks;
         if let Some(rope) = rope {
@@ -67,6 +63,7 @@ fn of_pages<'a>(problem: &AttentionProblem, plan: &'a Plan) -> Result<Attention<
             params.head_chunks_rope = rope.head_chunks;
         }
     }
+    params.multicast = ctas_that_share(loader, plan);
     let kernel = kernel(problem.dtype, &problem.q, loader, plan)?;
     Ok(Attention {
         kernel,
@@ -85,10 +82,23 @@ fn of_lists<'a>(problem: &SparseProblem, plan: &'a Plan) -> Result<Attention<'a>
     Ok(Attention {
         kernel: kernel(problem.dtype, &problem.q, loader, plan)?,
         maps: [tensor_map::empty(); 2],
-        params: list_params(problem, plan),
+        params: FmDecodeParams {
+            multicast: ctas_that_share(loader, plan),
+            ..list_params(problem, plan)
+        },
         plan,
         stream: problem.stream,
     })
+}
+
+/// The CTAs of a team read the same tiles: two of them, a cluster, load these once where the loader can.
+fn ctas_that_share(loader: Loader, plan: &Plan) -> i32 {
+    let pairs = plan.schedule.choice.team % 2 == 0;
+    if pairs && matches!(loader, Loader::Tma | Loader::Raw) {
+        2
+    } else {
+        1
+    }
 }
 
 /// e4m3 queries become bf16 numbers.
