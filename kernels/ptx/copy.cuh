@@ -36,6 +36,7 @@ __device__ __forceinline__ void tma_multicast_5d(uint32_t destination, const CUt
       : "memory");
 }
 
+// A 3-D box, in the same way.
 __device__ __forceinline__ void tma_multicast_3d(uint32_t destination, const CUtensorMap* map, uint32_t barrier,
                                                  uint16_t ctas, int c0, int c1, int c2) {
   asm volatile(

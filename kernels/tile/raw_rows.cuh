@@ -1,7 +1,7 @@
 // The loader of raw rows. Of its four warps two ask for rows, 32 of each tile: for boxes of whole pages by tensor map where
 // there is one, else for each row by a bulk copy. Two prepare what has come: what rows count in, scales relative to that,
-// and the part of a row that is not codes as it will be multiplied; rows that are absent become zeros.
-// What is not codes comes last (rest_full): it is multiplied last, too.
+// and then, since it is multiplied last, the part of a row that is not codes as it will be multiplied (rest_full); rows that
+// are absent become zeros.
 //
 // fp8 and fp8_v32 (576 columns); fp8, fp8_v4, fp8_v41 and fp8_v41_split (512).
 #pragma once
@@ -39,14 +39,14 @@ __device__ __forceinline__ void ask_for_scales(int format, uint32_t to, const ui
     cp_async_16(to + Map::kScales, scales);
 }
 
-// By an asking warp: tile after tile. Where whole boxes of a page can be had, by tensor map, they are; else single rows. CTAs
-// of a cluster ask for half of them each, for both.
+// By an asking warp: tile after tile. Where whole boxes of a page can be had, by tensor map, they are; else single rows. The two
+// CTAs of a cluster ask for half of them each: a warp of each for its boxes, half of each warp's lanes for rows.
 template <int QkDim, class Map, class Control>
 __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const CUtensorMap* rows_map, uint32_t smem,
                                              Control& control) {
   const int warp = TokenWarps<Map>::warp(), lane = TokenWarps<Map>::lane();
   const bool shared = !Map::kSplits && p.multicast > 1;
-  const uint16_t both = 3;
+  constexpr uint16_t kBoth = 3;
   TilePlace<Map> place;
   TileCursor<Map> cursor;
   cursor.begin(p);
@@ -74,7 +74,7 @@ __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const CUte
       if (!shared) {
         if (first) tma_load_3d(to, rows_map, barrier, 0, token.offset, token.page);
       } else if (warp == (int)cluster_rank()) {
-        if (first) tma_multicast_3d(to, rows_map, barrier, both, 0, token.offset, token.page);
+        if (first) tma_multicast_3d(to, rows_map, barrier, kBoth, 0, token.offset, token.page);
       }
     } else {
       const uint32_t bytes = __shfl_sync(~0u, raw_bytes<Map>(format), 0);
@@ -86,7 +86,7 @@ __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const CUte
         if (!shared)
           bulk_load(to, from, bytes, barrier);
         else if (lane / 16 == (int)cluster_rank())
-          bulk_multicast(to, from, bytes, barrier, both);
+          bulk_multicast(to, from, bytes, barrier, kBoth);
         if (!Map::kHasRope) ask_for_scales<Map>(format, to, from + scales_after(kv, token.offset));
       }
     }
@@ -95,7 +95,7 @@ __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const CUte
   }
 }
 
-// A lane's row when it has come: what it counts in, its scales; returns whether they are more than powers of two.
+// A lane's row when it has come: what it counts in, its scales, what of it is not codes.
 template <class Map>
 struct RowPreparation {
   uint32_t row, scales;  // shared addresses
@@ -107,8 +107,8 @@ struct RowPreparation {
   }
   // Group `group`'s scale, a half in the low bits.
   __device__ __forceinline__ void leave_of_column(int group, uint32_t half) const {
-    store_shared_bytes<2>(scales + offsetof(typename Map::Scales, of_column) + (group * kTileTokens + lane_token(token)) * 2,
-                          present ? half : 0);
+    const uint32_t of_column = scales + offsetof(typename Map::Scales, of_column);
+    store_shared_bytes<2>(of_column + (group * kTileTokens + lane_token(token)) * 2, present ? half : 0);
   }
   // Words of two halves of groups.
   __device__ __forceinline__ void leave_of_token(int word, uint32_t halves) const {
@@ -122,7 +122,7 @@ struct RowPreparation {
     for (int i = 0; i < Map::kGroups / 2; ++i) leave_of_token(i, 0x3C003C00u);
   }
 
-  // Rows of 576: returns whether scales are more than powers of two, and the unit.
+  // Rows of 576: their scales and unit; returns whether scales are more than powers of two.
   __device__ __forceinline__ bool prepare_scales(int format, RowUnit& unit) const {
     if (format == FM_KV_FP8) {
       leave_ones();

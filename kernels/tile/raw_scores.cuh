@@ -130,8 +130,8 @@ __device__ __forceinline__ void multiply_group(KeySums<Map>& s, KeyFragments (&k
   wgmma_commit();
 }
 
-// Scaled: float32 scales have mantissas, with which sums are multiplied between blocks. `rest` waits for what of the rows is not
-// codes, and says whether the last columns of rows of 512 are such.
+// Scaled: float32 scales have mantissas, with which sums are multiplied between blocks. `rest` waits for what of the rows is
+// not codes, and says whether the last columns of rows of 512 are such.
 template <class T, class M, class Map, bool Scaled, class Rest>
 __device__ __forceinline__ void multiply_raw(KeySums<Map>& s, uint32_t smem, const KeyPlace<Map>& at, Rest rest) {
   const uint64_t q = smem_descriptor(smem + Map::kQueryOffset, 0, kAtomBytes);
@@ -223,7 +223,8 @@ __device__ __forceinline__ void clean_raw_values(const FmDecodeParams& p, const 
                                   finite_or_zero(__half(), v.z), finite_or_zero(__half(), v.w)));
     }
     if (lane < Map::kGroups) {
-      const uint32_t to = Map::scales(smem, place) + offsetof(typename Map::Scales, of_column) + (lane * kTileTokens + lane_token(token)) * 2;
+      const uint32_t to = Map::scales(smem, place) + offsetof(typename Map::Scales, of_column) +
+                          (lane * kTileTokens + lane_token(token)) * 2;
       store_shared_bytes<2>(to, finite_or_zero(__half(), load_shared_half(to)));
     }
   }
