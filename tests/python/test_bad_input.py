@@ -317,7 +317,11 @@ def test_checked_mode_names_the_first_offender(device):
         problem.check()
         plan = ferromla.Plan(problem.lens, num_heads=16, page_size=64, qo_indptr=problem.indptr, num_tokens=7)
         problem.check(plan=plan)
-        for place, bad in ((0, 1), (1, 3), (2, -1), (3, 6), (3, 8)):
+        problem.indptr[3] = 6  # and a token of padding
+        problem.run()
+        plan.update(problem.lens)
+        problem.indptr[3] = 7
+        for place, bad in ((0, 1), (1, 3), (2, -1), (3, 8)):
             kept = problem.indptr.clone()
             problem.indptr[place] = bad
             for call in (problem.run, lambda: plan.update(problem.lens)):
