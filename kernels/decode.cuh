@@ -12,7 +12,7 @@
 // While the scores warpgroup is at tile t + 1, the values warpgroups multiply tile t and tile t + 2 is on its way:
 // the tensor cores always have one of the two products to work on while the other side does its softmax or waits.
 // CTAs of a team, which read the same tiles for different rows, may form clusters of two that share every load
-// (load_tma.cuh).
+// (load_tma.cuh, raw_rows.cuh).
 // Blocks of 64 tokens x 128 columns are the unit of loading and release, so that a product starts with the first
 // blocks and a load with the first block used up. Shared memory and barriers: tile/shared_map.cuh.
 // Registers per thread, of 65,536 / 128 = 512 for the four together: struct Registers.

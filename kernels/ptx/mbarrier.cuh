@@ -44,8 +44,8 @@ __device__ __forceinline__ void arrive_when_copied(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// Arrives at the same barrier in another CTA of the cluster. Release at CTA scope: what it orders is only that
-// this CTA's matrix products have read their operands, which wgmma_wait has made sure of; cluster scope would flush.
+// Arrives at the same barrier in another CTA of the cluster. Release at CTA scope: what it orders is only that this CTA has
+// read what copies will overwrite, which is in registers or what wgmma_wait has made sure of; cluster scope would flush.
 __device__ __forceinline__ void mbarrier_arrive_at(uint32_t barrier, uint32_t rank) {
   asm volatile(
       "{\n"

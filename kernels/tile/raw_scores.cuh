@@ -172,7 +172,7 @@ __device__ __forceinline__ void multiply_raw_query(float (&s)[Map::kRows / 2], u
   const int place_at = place.rope();
   const KeyPlace<Map> at(smem, place_at);
   const auto rest = [&] {
-    const int at = place.rope();
+    const int at = place.rope();  // found anew: registers are short
     mbarrier_wait(shared_address(&control.rest_full(at)), place.rope_parity());
     return !Map::kHasRope && control.format[at] == FM_KV_FP8_V4;
   };

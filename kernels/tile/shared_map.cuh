@@ -38,8 +38,8 @@ constexpr int kPartStride = kLatent + 8;  // numbers from one row to the next: n
 constexpr uint32_t kPartBytes = kPartRows * kPartStride * 4;
 
 // What decides where things lie: query rows; how many leading column quarters have three blocks, the others having two;
-// places of rope blocks; leading chunks of Q that live in registers; whether single tokens are loaded, by ordinary stores and copies; whether
-// they may be codes, which are converted to half, as Q is then. Whole tiles come and go where they may be codes.
+// places of rope blocks; leading chunks of Q that live in registers; whether single tokens are loaded, by ordinary stores and
+// copies; whether they may be codes, which are converted to half, as Q is then. Whole tiles come and go where they may be codes.
 
 // 64 rows. What a loader of whole pages leaves of the registers holds most of Q.
 struct WidePages {
