@@ -40,9 +40,9 @@
 namespace fm {
 
 // How K gets to shared memory: whole pages of 16-bit numbers (load_tma.cuh); or single tokens of them (load_tokens.cuh); or
-// rows of e4m3 codes as they lie in the cache (raw_rows.cuh); or tokens of any cache, as halves (load_tokens.cuh). With the
+// rows of e4m3 codes as they lie in the cache (raw_rows.cuh), or of codes alone, without scales (Bare); or tokens of any cache, as halves (load_tokens.cuh). With the
 // last two all that is multiplied is in half precision.
-enum class Loader { Tma, Gather, Codes, Raw };
+enum class Loader { Tma, Gather, Codes, Raw, Bare };
 
 template <class T, Loader L, int Rows>
 struct Kernel {
@@ -177,9 +177,9 @@ __device__ __forceinline__ void decode_few(const CUtensorMap& latent_map, const 
 }
 
 // A CTA that keeps rows of codes as they lie in the cache.
-template <class T, int QkDim, int Rows>
+template <class T, int QkDim, int Rows, bool Bare>
 __device__ __forceinline__ void decode_raw(const CUtensorMap& rows_map, const FmDecodeParams& p, uint8_t* shared) {
-  using Map = RawMap<Rows, QkDim>;
+  using Map = RawMap<Rows, QkDim, Bare>;
   using Control = RawControl<Rows>;
   static_assert(Map::kControlOffset + sizeof(Control) <= FM_DECODE_SMEM_BYTES);
   constexpr int kCompute = 232, kLoader = 40;  // registers, of 168 that the launch gives
@@ -205,7 +205,7 @@ __device__ __forceinline__ void decode_raw(const CUtensorMap& rows_map, const Fm
 }
 
 constexpr int decode_threads(Loader loader, int rows) {
-  if (loader == Loader::Raw) return FM_DECODE_THREADS_RAW;
+  if (loader == Loader::Raw || loader == Loader::Bare) return FM_DECODE_THREADS_RAW;
   if (loader == Loader::Tma || rows == kTileRows) return FM_DECODE_THREADS;
   return rows == 16 && loader == Loader::Gather ? FM_DECODE_THREADS_4_LOADERS : FM_DECODE_THREADS_2_LOADERS;
 }
@@ -215,8 +215,8 @@ __device__ __forceinline__ void decode(const CUtensorMap& latent_map, const CUte
                                        const FmDecodeParams& p) {
   extern __shared__ __align__(1024) uint8_t smem[];
   let_next_launch_begin();
-  if constexpr (L == Loader::Raw)
-    decode_raw<T, QkDim, Rows>(latent_map, p, smem);
+  if constexpr (L == Loader::Raw || L == Loader::Bare)
+    decode_raw<T, QkDim, Rows, L == Loader::Bare>(latent_map, p, smem);
   else if constexpr (Rows == kTileRows)
     decode_wide<T, QkDim, L>(latent_map, rope_map, p, smem);
   else

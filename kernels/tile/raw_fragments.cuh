@@ -20,8 +20,9 @@ __device__ __forceinline__ uint32_t even_columns_first(uint32_t codes) { return 
 struct KeyFragments {
   uint32_t a[2][4];
 
-  // Codes, as ldmatrix has them, times the scales of their tokens, lane / 4 and that 8 on. Interleaved: see raw_query.cuh.
-  template <bool Interleaved>
+  // Codes, as ldmatrix has them, times the scales of their tokens, lane / 4 and that 8 on, where they have some. Interleaved:
+  // see raw_query.cuh.
+  template <bool Interleaved, bool Scaled>
   __device__ __forceinline__ void convert(const uint32_t (&codes)[4], const uint32_t (&scale)[2]) {
 #pragma unroll
     for (int k = 0; k < 2; ++k)
@@ -29,7 +30,8 @@ struct KeyFragments {
       for (int h = 0; h < 2; ++h) {
         const uint32_t four = codes[k * 2 + h];
         const uint2 halves = e4m3_to_half(Interleaved ? even_columns_first(four) : four);
-        a[k][h] = multiply_halves(halves.x, scale[h]), a[k][2 + h] = multiply_halves(halves.y, scale[h]);
+        a[k][h] = Scaled ? multiply_halves(halves.x, scale[h]) : halves.x;
+        a[k][2 + h] = Scaled ? multiply_halves(halves.y, scale[h]) : halves.y;
       }
   }
   // What lies there as 16-bit numbers.
@@ -43,10 +45,11 @@ struct KeyFragments {
 struct ValueFragment {
   uint32_t a[4];
 
+  template <bool Scaled>
   __device__ __forceinline__ void convert(uint32_t low, uint32_t high, const uint32_t (&scale)[2]) {
     const uint2 x = e4m3_to_half(even_columns_first(low)), y = e4m3_to_half(even_columns_first(high));
-    a[0] = multiply_halves(x.x, scale[0]), a[1] = multiply_halves(x.y, scale[0]);
-    a[2] = multiply_halves(y.x, scale[1]), a[3] = multiply_halves(y.y, scale[1]);
+    a[0] = Scaled ? multiply_halves(x.x, scale[0]) : x.x, a[1] = Scaled ? multiply_halves(x.y, scale[0]) : x.y;
+    a[2] = Scaled ? multiply_halves(y.x, scale[1]) : y.x, a[3] = Scaled ? multiply_halves(y.y, scale[1]) : y.y;
   }
 };
 

@@ -30,16 +30,18 @@ __device__ __forceinline__ int lane_token(int token) {
   return token % 8 / 2 * 16 + token / 16 * 4 + token / 8 % 2 * 2 + token % 2;
 }
 
-template <int Rows, int QkDim>
+// Bare: rows are codes alone, without scales.
+template <int Rows, int QkDim, bool Bare>
 struct RawMap {
+  static constexpr bool kBare = Bare;
   static constexpr int kRows = Rows, kPlaces = Rows == kTileRows ? 3 : 4, kRopes = kPlaces;
   static constexpr bool kTokens = true, kCodes = true, kRaw = true, kPeaks = true, kSplits = Rows < kTileRows;
   static constexpr bool kHasRope = QkDim > kLatent;
   static constexpr int kGroups = kHasRope ? 4 : 16;  // of columns
   // How much is under way at a time, as registers allow: groups of 32 columns of K, and blocks of 64 columns of V, that are
   // multiplied while the next ones are converted; groups and pairs of blocks whose codes are being loaded.
-  static constexpr int kKeysAhead = kSplits ? 4 : 2, kKeyCodesAhead = kSplits ? 2 : 1;
-  static constexpr int kValuesAhead = kSplits ? 4 : 3, kValueCodesAhead = kSplits ? 3 : 2;
+  static constexpr int kKeysAhead = kSplits ? 4 : 2, kKeyCodesAhead = 2;
+  static constexpr int kValuesAhead = kSplits || kHasRope ? 4 : 3, kValueCodesAhead = kSplits ? 3 : 2;
   // Of a row: an odd multiple of 16, for ldmatrix.
   static constexpr uint32_t kRowBytes = kHasRope ? FM_RAW_ROW_BYTES_576 : FM_RAW_ROW_BYTES_512;
   // Rows of 576: where float32 scales lie, and the rope part as Q has it. Rows of 512: where the part that is not codes

@@ -3,7 +3,7 @@
 // and then, since it is multiplied last, the part of a row that is not codes as it will be multiplied (rest_full); rows that
 // are absent become zeros.
 //
-// fp8 and fp8_v32 (576 columns); fp8, fp8_v4, fp8_v41 and fp8_v41_split (512).
+// fp8 and fp8_v32 (576 columns); fp8, fp8_v4, fp8_v41 and fp8_v41_split (512). Bare rows are of fp8 alone.
 #pragma once
 #include "../ptx/copy.cuh"
 #include "../ptx/shared.cuh"
@@ -77,7 +77,7 @@ __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const CUte
         if (first) tma_multicast_3d(to, rows_map, barrier, kBoth, 0, token.offset, token.page);
       }
     } else {
-      const uint32_t bytes = __shfl_sync(~0u, raw_bytes<Map>(format), 0);
+      const uint32_t bytes = __shfl_sync(~0u, raw_bytes<Map>(Map::kBare ? FM_KV_FP8 : format), 0);
       if (lane == 0) mbarrier_arrive_expect(barrier, __popc(present) * bytes);
       __syncwarp();
       if (token.page >= 0) {
@@ -87,7 +87,7 @@ __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const CUte
           bulk_load(to, from, bytes, barrier);
         else if (lane / 16 == (int)cluster_rank())
           bulk_multicast(to, from, bytes, barrier, kBoth);
-        if (!Map::kHasRope) ask_for_scales<Map>(format, to, from + scales_after(kv, token.offset));
+        if (!Map::kHasRope && !Map::kBare) ask_for_scales<Map>(format, to, from + scales_after(kv, token.offset));
       }
     }
     arrive_when_copied(barrier);
@@ -116,10 +116,12 @@ struct RowPreparation {
   }
   __device__ __forceinline__ void leave_ones() const {
     leave_unit(1.f);
+    if constexpr (!Map::kBare) {
 #pragma unroll 4
-    for (int i = 0; i < Map::kGroups; ++i) leave_of_column(i, 0x3C00);
+      for (int i = 0; i < Map::kGroups; ++i) leave_of_column(i, 0x3C00);
 #pragma unroll 4
-    for (int i = 0; i < Map::kGroups / 2; ++i) leave_of_token(i, 0x3C003C00u);
+      for (int i = 0; i < Map::kGroups / 2; ++i) leave_of_token(i, 0x3C003C00u);
+    }
   }
 
   // Rows of 576: their scales and unit; returns whether scales are more than powers of two.
@@ -245,7 +247,7 @@ __device__ __forceinline__ void prepare_rows(const FmDecodeParams& p, uint32_t s
   for (int tiles = count_tiles<Map>(p); tiles > 0; --tiles) {
     const int at = place.rope();
     mbarrier_wait(shared_address(&control.landed[at][warp]), place.rope_parity());
-    const int format = control.format[at], token = 32 * warp + lane;
+    const int format = Map::kBare ? FM_KV_FP8 : control.format[at], token = 32 * warp + lane;
     const bool present = reinterpret_cast<const uint32_t*>(&control.present[at])[warp] >> lane & 1;
     if (!present) {
 #pragma unroll 1
@@ -256,7 +258,7 @@ __device__ __forceinline__ void prepare_rows(const FmDecodeParams& p, uint32_t s
     RowUnit unit(0);
     if constexpr (Map::kHasRope) {
       const bool scaled = __any_sync(~0u, row.prepare_scales(format, unit));
-      if (lane == 0) control.scaled[at][warp] = scaled;
+      if (!Map::kBare && lane == 0) control.scaled[at][warp] = scaled;
       arrive_once_per_warp(shared_address(&control.tile_full[at]));
       row.template prepare_rope<T>(format, unit);
     } else {

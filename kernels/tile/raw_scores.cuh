@@ -37,7 +37,7 @@ struct KeyPlace {
     matrices = Map::row(smem, place, first + lane % 16) + lane / 16 * 16;
     own = Map::row(smem, place, first + lane / 4);
     scales = Map::scales(smem, place) + (first + lane / 4) * Map::kGroups * 2;
-    if constexpr (Map::kHasRope) {
+    if constexpr (Map::kHasRope && !Map::kBare) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float2 v = load_shared_2(scales + h * 64);
@@ -86,7 +86,7 @@ __device__ __forceinline__ void multiply_rope(float (&s)[Map::kRows / 2], uint64
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 2; ++k)
-      multiply_keys<T, Map>(s, keys[i].a[k], q + (8 * Map::kQueryChunkBytes + i * 64 + k * 32) / 16, true);
+      multiply_keys<T, Map>(s, keys[i].a[k], descriptor_at(q, 8 * Map::kQueryChunkBytes + i * 64 + k * 32), true);
     wgmma_commit();
   }
 }
@@ -105,7 +105,7 @@ struct KeyCodes {
   template <int Group>
   __device__ __forceinline__ void load(const KeyPlace<Map>& at) {
     load_matrices<false>(codes, at.matrices + Group * 32);
-    at.template load_scales<Group>(scale);
+    if constexpr (!Map::kBare) at.template load_scales<Group>(scale);
   }
 };
 
@@ -114,18 +114,18 @@ template <class M, class Map, int Group, int Ahead>
 __device__ __forceinline__ void multiply_group(KeySums<Map>& s, KeyFragments (&keys)[Ahead],
                                                KeyCodes<Map> (&codes)[Map::kKeyCodesAhead + 1], uint64_t q, const KeyPlace<Map>& at,
                                                bool plain) {
-  constexpr bool kMixed = !Map::kHasRope && Group >= 14;
+  constexpr bool kMixed = !Map::kHasRope && !Map::kBare && Group >= 14;
   KeyFragments& own = keys[Group % Ahead];
   constexpr int kNext = Group + Map::kKeyCodesAhead, kCodes = Map::kKeyCodesAhead + 1;
   if constexpr (kNext < 16) codes[kNext % kCodes].template load<kNext>(at);
   if (Group >= Ahead) wgmma_wait<Ahead - 1>();
-  own.template convert<kMixed>(codes[Group % kCodes].codes, codes[Group % kCodes].scale);
+  own.template convert<kMixed, !Map::kBare>(codes[Group % kCodes].codes, codes[Group % kCodes].scale);
   if (kMixed && plain) own.load_plain(at.matrices + Map::kPlain + (Group - 14) * 64);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < 2; ++k)
     multiply_keys<M, Map>(s[(2 * Group + k) % kSums<Map>], own.a[k],
-                          q + (Group / 2 * Map::kQueryChunkBytes + Group % 2 * 64 + k * 32) / 16,
+                          descriptor_at(q, Group / 2 * Map::kQueryChunkBytes + Group % 2 * 64 + k * 32),
                           2 * Group + k >= kSums<Map>);
   wgmma_commit();
 }
@@ -145,7 +145,7 @@ __device__ __forceinline__ void multiply_raw(KeySums<Map>& s, uint32_t smem, con
   bool plain = false;
   const auto group = [&](auto number) {
     constexpr int kGroup = decltype(number)::value;
-    if constexpr (!Map::kHasRope && kGroup == 14) plain = rest();
+    if constexpr (!Map::kHasRope && !Map::kBare && kGroup == 14) plain = rest();
     multiply_group<M, Map, kGroup, kAhead>(s, keys, codes, q, at, plain);
     if constexpr (Scaled && kGroup % 4 == 3) {
       wgmma_wait<0>();
@@ -177,8 +177,9 @@ __device__ __forceinline__ void multiply_raw_query(float (&s)[Map::kRows / 2], u
     return !Map::kHasRope && control.format[at] == FM_KV_FP8_V4;
   };
   KeySums<Map> sums;
-  if (Map::kHasRope && (control.scaled[place_at][0] | control.scaled[place_at][1]) != 0)
-    multiply_raw<T, M, Map, Map::kHasRope>(sums, smem, at, rest);
+  constexpr bool kFloats = Map::kHasRope && !Map::kBare;
+  if (kFloats && (control.scaled[place_at][0] | control.scaled[place_at][1]) != 0)
+    multiply_raw<T, M, Map, kFloats>(sums, smem, at, rest);
   else
     multiply_raw<T, M, Map, false>(sums, smem, at, rest);
 #pragma unroll
@@ -222,7 +223,7 @@ __device__ __forceinline__ void clean_raw_values(const FmDecodeParams& p, const 
       store_shared(at, make_uint4(finite_or_zero(__half(), v.x), finite_or_zero(__half(), v.y),
                                   finite_or_zero(__half(), v.z), finite_or_zero(__half(), v.w)));
     }
-    if (lane < Map::kGroups) {
+    if (!Map::kBare && lane < Map::kGroups) {
       const uint32_t to = Map::scales(smem, place) + offsetof(typename Map::Scales, of_column) +
                           (lane * kTileTokens + lane_token(token)) * 2;
       store_shared_bytes<2>(to, finite_or_zero(__half(), load_shared_half(to)));

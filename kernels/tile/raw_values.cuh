@@ -53,21 +53,21 @@ __device__ __forceinline__ void multiply_raw_values(FewAccumulators<Map::kRows>&
   uint32_t codes[kCodes][4], scale[2][2];
 #pragma unroll
   for (int i = 0; i < kCodesAhead; ++i) values.load(codes[i], i / 2, i % 2);
-  values.load_scales(scale[0], 0, 0);
+  if (!Map::kBare) values.load_scales(scale[0], 0, 0);
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     const int step = i / 4, block = i % 4, pair = i / 2, next = pair + kCodesAhead;
     if (i % 2 == 0 && next < 8) values.load(codes[next % kCodes], next / 2, next % 2);
     const int later = i + kScales;  // whose scales are loaded
-    if (i % kScales == 0 && later < 16) values.load_scales(scale[later / kScales % 2], later / 4, later % 4);
+    if (!Map::kBare && i % kScales == 0 && later < 16) values.load_scales(scale[later / kScales % 2], later / 4, later % 4);
     if (i >= kAhead) wgmma_wait<kAhead - 1>();
     ValueFragment& own = v[i % kAhead];
     if (Plain && block == 3)
       values.load_plain(own, step);
     else
-      own.convert(codes[pair % kCodes][i % 2 * 2], codes[pair % kCodes][i % 2 * 2 + 1], scale[i / kScales % 2]);
+      own.template convert<!Map::kBare>(codes[pair % kCodes][i % 2 * 2], codes[pair % kCodes][i % 2 * 2 + 1], scale[i / kScales % 2]);
     wgmma_fence();
-    wgmma_rs(M(), o[block], own.a, p + step * 2, true);
+    wgmma_rs(M(), o[block], own.a, descriptor_at(p, step * 32), true);
     wgmma_commit();
     if (i == 15) used();
   }
@@ -185,8 +185,9 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, uint32_t sm
             if (lane() < p.multicast) mbarrier_arrive_at(empty, lane());
           }
         };
-        if (!Map::kHasRope && own() == 1 && control.format[before] == FM_KV_FP8_V4)
-          multiply_raw_values<M, Map, !Map::kHasRope>(o, values, Map::weights(smem, before), used);
+        constexpr bool kMixed = !Map::kHasRope && !Map::kBare;
+        if (kMixed && own() == 1 && control.format[before] == FM_KV_FP8_V4)
+          multiply_raw_values<M, Map, kMixed>(o, values, Map::weights(smem, before), used);
         else
           multiply_raw_values<M, Map, false>(o, values, Map::weights(smem, before), used);
       }
@@ -203,7 +204,7 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, uint32_t sm
         store_few_weights<Map::kRows>([&](int i) { return weights[i]; }, Map::weights(smem, at));
         if (masked) {
           const RowBlock r = load_row_block<Map>(p, item);
-          clean_raw_values<Map>(p, r, smem, at, !Map::kHasRope && control.format[at] == FM_KV_FP8_V4, r.tile_begin + i,
+          clean_raw_values<Map>(p, r, smem, at, !Map::kHasRope && !Map::kBare && control.format[at] == FM_KV_FP8_V4, r.tile_begin + i,
                                 control.present[at]);
         }
         fence_async_shared();

@@ -94,7 +94,7 @@ fn of_lists<'a>(problem: &SparseProblem, plan: &'a Plan) -> Result<Attention<'a>
 /// The CTAs of a team read the same tiles: two of them, a cluster, load these once where the loader can.
 fn ctas_that_share(loader: Loader, plan: &Plan) -> i32 {
     let pairs = plan.schedule.choice.team % 2 == 0;
-    if pairs && matches!(loader, Loader::Tma | Loader::Raw) {
+    if pairs && matches!(loader, Loader::Tma | Loader::Raw | Loader::Bare) {
         2
     } else {
         1

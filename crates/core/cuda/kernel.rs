@@ -19,6 +19,8 @@ pub(super) enum Loader {
     Gather,
     /// Rows of e4m3 codes, as they lie in the cache.
     Raw,
+    /// The same of codes that have no scales.
+    Bare,
     /// Tokens of either, and of e2m1 codes, turned to half as they come.
     Codes,
 }
@@ -26,7 +28,9 @@ pub(super) enum Loader {
 impl Loader {
     /// For tokens of caches of these formats.
     pub fn of_tokens(formats: &[KvFormat]) -> Self {
-        if formats.iter().all(|format| format.is_e4m3()) {
+        if formats.iter().all(|&format| format == KvFormat::Fp8) {
+            Self::Bare
+        } else if formats.iter().all(|format| format.is_e4m3()) {
             Self::Raw
         } else if formats.iter().any(|format| format.is_quantised()) {
             Self::Codes
@@ -42,33 +46,39 @@ pub(super) enum Variant {
     Tma64,
     Gather64,
     Raw64,
+    Bare64,
     Tma32,
     Gather32,
     Raw32,
+    Bare32,
     Tma16,
     Gather16,
     Raw16,
+    Bare16,
     Codes64,
     Codes16,
 }
 
 impl Variant {
     /// Those of fp16 queries first: a quantised cache beside one of another kind takes bf16 ones.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 14] = [
         Self::Tma64,
         Self::Gather64,
         Self::Raw64,
+        Self::Bare64,
         Self::Tma32,
         Self::Gather32,
         Self::Raw32,
+        Self::Bare32,
         Self::Tma16,
         Self::Gather16,
         Self::Raw16,
+        Self::Bare16,
         Self::Codes64,
         Self::Codes16,
     ];
     /// How many have kernels of fp16 queries.
-    const OF_FP16: usize = 9;
+    const OF_FP16: usize = 12;
 
     /// The variants of a type of queries.
     fn of_type(fp16: bool) -> &'static [Self] {
@@ -85,13 +95,16 @@ impl Variant {
             (Loader::Tma, 64) => Self::Tma64,
             (Loader::Gather, 64) => Self::Gather64,
             (Loader::Raw, 64) => Self::Raw64,
+            (Loader::Bare, 64) => Self::Bare64,
             (Loader::Codes, 64) => Self::Codes64,
             (Loader::Tma, 32) => Self::Tma32,
             (Loader::Gather, 32) => Self::Gather32,
             (Loader::Raw, 32) => Self::Raw32,
+            (Loader::Bare, 32) => Self::Bare32,
             (Loader::Tma, 16) => Self::Tma16,
             (Loader::Gather, 16) => Self::Gather16,
             (Loader::Raw, 16) => Self::Raw16,
+            (Loader::Bare, 16) => Self::Bare16,
             (Loader::Codes, 16) => Self::Codes16,
             _ => return None,
         })
@@ -105,6 +118,7 @@ impl Variant {
             Self::Gather32 | Self::Codes16 => FM_DECODE_THREADS_2_LOADERS,
             Self::Gather16 => FM_DECODE_THREADS_4_LOADERS,
             Self::Raw64 | Self::Raw32 | Self::Raw16 => FM_DECODE_THREADS_RAW,
+            Self::Bare64 | Self::Bare32 | Self::Bare16 => FM_DECODE_THREADS_RAW,
         }
     }
 }
@@ -130,21 +144,21 @@ impl Numbers {
 
 /// The decode kernels in the order of their indices: type, width, variant.
 #[rustfmt::skip]
-const DECODE: [&CStr; 40] = [
-    c"fm_decode_bf16_512_tma_64", c"fm_decode_bf16_512_gather_64", c"fm_decode_bf16_512_raw_64",
-    c"fm_decode_bf16_512_tma_32", c"fm_decode_bf16_512_gather_32", c"fm_decode_bf16_512_raw_32",
-    c"fm_decode_bf16_512_tma_16", c"fm_decode_bf16_512_gather_16", c"fm_decode_bf16_512_raw_16",
+const DECODE: [&CStr; 52] = [
+    c"fm_decode_bf16_512_tma_64", c"fm_decode_bf16_512_gather_64", c"fm_decode_bf16_512_raw_64", c"fm_decode_bf16_512_bare_64",
+    c"fm_decode_bf16_512_tma_32", c"fm_decode_bf16_512_gather_32", c"fm_decode_bf16_512_raw_32", c"fm_decode_bf16_512_bare_32",
+    c"fm_decode_bf16_512_tma_16", c"fm_decode_bf16_512_gather_16", c"fm_decode_bf16_512_raw_16", c"fm_decode_bf16_512_bare_16",
     c"fm_decode_bf16_512_codes_64", c"fm_decode_bf16_512_codes_16",
-    c"fm_decode_bf16_576_tma_64", c"fm_decode_bf16_576_gather_64", c"fm_decode_bf16_576_raw_64",
-    c"fm_decode_bf16_576_tma_32", c"fm_decode_bf16_576_gather_32", c"fm_decode_bf16_576_raw_32",
-    c"fm_decode_bf16_576_tma_16", c"fm_decode_bf16_576_gather_16", c"fm_decode_bf16_576_raw_16",
+    c"fm_decode_bf16_576_tma_64", c"fm_decode_bf16_576_gather_64", c"fm_decode_bf16_576_raw_64", c"fm_decode_bf16_576_bare_64",
+    c"fm_decode_bf16_576_tma_32", c"fm_decode_bf16_576_gather_32", c"fm_decode_bf16_576_raw_32", c"fm_decode_bf16_576_bare_32",
+    c"fm_decode_bf16_576_tma_16", c"fm_decode_bf16_576_gather_16", c"fm_decode_bf16_576_raw_16", c"fm_decode_bf16_576_bare_16",
     c"fm_decode_bf16_576_codes_64", c"fm_decode_bf16_576_codes_16",
-    c"fm_decode_fp16_512_tma_64", c"fm_decode_fp16_512_gather_64", c"fm_decode_fp16_512_raw_64",
-    c"fm_decode_fp16_512_tma_32", c"fm_decode_fp16_512_gather_32", c"fm_decode_fp16_512_raw_32",
-    c"fm_decode_fp16_512_tma_16", c"fm_decode_fp16_512_gather_16", c"fm_decode_fp16_512_raw_16",
-    c"fm_decode_fp16_576_tma_64", c"fm_decode_fp16_576_gather_64", c"fm_decode_fp16_576_raw_64",
-    c"fm_decode_fp16_576_tma_32", c"fm_decode_fp16_576_gather_32", c"fm_decode_fp16_576_raw_32",
-    c"fm_decode_fp16_576_tma_16", c"fm_decode_fp16_576_gather_16", c"fm_decode_fp16_576_raw_16",
+    c"fm_decode_fp16_512_tma_64", c"fm_decode_fp16_512_gather_64", c"fm_decode_fp16_512_raw_64", c"fm_decode_fp16_512_bare_64",
+    c"fm_decode_fp16_512_tma_32", c"fm_decode_fp16_512_gather_32", c"fm_decode_fp16_512_raw_32", c"fm_decode_fp16_512_bare_32",
+    c"fm_decode_fp16_512_tma_16", c"fm_decode_fp16_512_gather_16", c"fm_decode_fp16_512_raw_16", c"fm_decode_fp16_512_bare_16",
+    c"fm_decode_fp16_576_tma_64", c"fm_decode_fp16_576_gather_64", c"fm_decode_fp16_576_raw_64", c"fm_decode_fp16_576_bare_64",
+    c"fm_decode_fp16_576_tma_32", c"fm_decode_fp16_576_gather_32", c"fm_decode_fp16_576_raw_32", c"fm_decode_fp16_576_bare_32",
+    c"fm_decode_fp16_576_tma_16", c"fm_decode_fp16_576_gather_16", c"fm_decode_fp16_576_raw_16", c"fm_decode_fp16_576_bare_16",
 ];
 
 /// Every entry point.
@@ -265,6 +279,8 @@ impl Kernel {
                 (Variant::Codes64 | Variant::Codes16, _) => "decode_codes_bf16",
                 (Variant::Raw64 | Variant::Raw32 | Variant::Raw16, false) => "decode_raw_bf16",
                 (Variant::Raw64 | Variant::Raw32 | Variant::Raw16, true) => "decode_raw_fp16",
+                (Variant::Bare64 | Variant::Bare32 | Variant::Bare16, false) => "decode_bare_bf16",
+                (Variant::Bare64 | Variant::Bare32 | Variant::Bare16, true) => "decode_bare_fp16",
                 (_, false) => "decode_bf16",
                 (_, true) => "decode_fp16",
             },
@@ -374,10 +390,11 @@ mod tests {
 
     #[test]
     fn every_loader_has_kernels_of_64_and_16_rows_and_only_mixed_caches_none_of_32() {
-        for loader in [Loader::Tma, Loader::Gather, Loader::Raw, Loader::Codes] {
+        use Loader::{Bare, Codes, Gather, Raw, Tma};
+        for loader in [Tma, Gather, Raw, Bare, Codes] {
             for rows in [64, 32, 16] {
                 let variant = Variant::of(loader, rows).map(|variant| format!("{variant:?}"));
-                let is_there = loader != Loader::Codes || rows != 32;
+                let is_there = loader != Codes || rows != 32;
                 assert_eq!(variant, is_there.then(|| format!("{loader:?}{rows}")));
             }
         }
@@ -393,7 +410,9 @@ mod tests {
             };
             kernel.decode_threads()
         };
-        let expected = [512, 512, 384, 512, 640, 384, 512, 896, 384, 512, 640];
+        let expected = [
+            512, 512, 384, 384, 512, 640, 384, 384, 512, 896, 384, 384, 512, 640,
+        ];
         assert_eq!(Variant::ALL.map(threads), expected);
     }
 
@@ -402,7 +421,9 @@ mod tests {
         use KvFormat::{Bf16, Fp4V41, Fp8, Fp8V4, Fp8V32};
         for (formats, loader) in [
             (&[Bf16, Bf16][..], Loader::Gather),
-            (&[Fp8], Loader::Raw),
+            (&[Fp8], Loader::Bare),
+            (&[Fp8, Fp8], Loader::Bare),
+            (&[Fp8V32], Loader::Raw),
             (&[Bf16, Fp4V41], Loader::Codes),
             (&[Fp8V4, Fp4V41], Loader::Codes),
             (&[Bf16, Fp8V32], Loader::Codes),
