@@ -160,33 +160,6 @@ FM_BOTH P first_inner_cut(const FmPlanShape& shape, const Line<P>& line, const S
   return first < 1 ? 1 : first;
 }
 
-/* Parts of a unit above which each costs more than it saves, unless it is long. */
-constexpr int32_t kMostEqualParts = 32;
-
-/* Units that cost the same are cut into equal parts, one to a worker, where those are no longer than `share`, or short
-   anyway. Returns their length, else 0. */
-template <class P>
-FM_BOTH P equal_parts(const FmPlanShape& shape, P share, P total, int32_t units) {
-  if (units <= 0 || shape.workers / units < 2 || total % units != 0) return 0;
-  const P tiles = total / units - shape.fixed_cost;
-  const P most = shape.workers / units, low = shape.min_part;
-  const P few = smaller(2 * low, (tiles + kMostEqualParts - 1) / kMostEqualParts);
-  const P step = larger(larger((tiles + most - 1) / most, few), low);
-  return step > 0 && step < tiles && step <= larger(share, 2 * low) ? step : 0;
-}
-
-/* What a unit of `cost` takes of the line then: a whole number of parts. */
-template <class P>
-FM_BOTH P length_of_equal_parts(const FmPlanShape& shape, P step, P cost) {
-  return (cost - shape.fixed_cost + step - 1) / step * step;
-}
-
-/* The line then: cuts are `step` apart, and the first of a unit is where its tiles begin. */
-template <class P>
-FM_BOTH Line<P> line_of_equal_parts(const FmPlanShape& shape, P step, P cost, int32_t units) {
-  return {units * length_of_equal_parts(shape, step, cost), Divisor<P>(step), units, 0};
-}
-
 /* The cuts that fall inside a unit, no nearer than min_part to its ends: as cuts are evenly spaced, a
    closed range of them. */
 template <class P>

@@ -101,69 +101,17 @@ pub(crate) struct Line<'a> {
     pub(crate) units: i32,
     /// `FM_SPLIT_AUTO`: no unit is cut.
     pub(crate) whole: bool,
-    /// Not 0: units are equal and so are their parts, and a unit's tiles begin every so many.
-    pub(crate) even: i64,
 }
 
 impl Line<'_> {
     /// Where a unit begins and ends.
-    fn span(&self, shape: &FmPlanShape, unit: i32) -> (i64, i64) {
-        let (begin, end) = (self.start.at(unit), self.start.at(unit + 1));
-        if self.even == 0 {
-            return (begin, end);
-        }
-        let even_begin = i64::from(unit) * self.even - i64::from(shape.fixed_cost);
-        (even_begin, even_begin + end - begin)
+    fn span(&self, unit: i32) -> (i64, i64) {
+        (self.start.at(unit), self.start.at(unit + 1))
     }
 
-    /// What units are looked up by.
-    fn position(&self, unit: i32) -> i64 {
-        if self.even == 0 {
-            self.start.at(unit)
-        } else {
-            i64::from(unit) * self.even
-        }
-    }
-}
-
-/// Parts of a unit above which each costs more than it saves, unless it is long.
-const MOST_EQUAL_PARTS: i32 = 32;
-
-/// Units that cost the same are cut into equal parts, one to a worker, where those are no longer than
-/// `line.share`, or short anyway. Returns their length, else 0.
-pub(crate) fn equal_parts(shape: &FmPlanShape, line: &Line) -> i64 {
-    let units = line.units;
-    if units <= 0 || shape.workers / units < 2 || line.total % i64::from(units) != 0 {
-        return 0;
-    }
-    let tiles = line.total / i64::from(units) - i64::from(shape.fixed_cost);
-    let low = i64::from(shape.min_part);
-    let few = tiles.div_ceil_positive(MOST_EQUAL_PARTS).min(2 * low);
-    let step = tiles
-        .div_ceil_positive(shape.workers / units)
-        .max(few)
-        .max(low);
-    let equal = |unit| {
-        let cost = line.start.at(unit + 1) - line.start.at(unit);
-        cost * i64::from(units) == line.total
-    };
-    if step > 0 && step < tiles && step <= line.share.max(2 * low) && (0..units).all(equal) {
-        step
-    } else {
-        0
-    }
-}
-
-/// The line in equal parts: cuts are `step` apart, and the first of a unit is where its tiles begin.
-pub(crate) fn line_of_equal_parts<'a>(shape: &FmPlanShape, line: &Line<'a>, step: i64) -> Line<'a> {
-    let units = i64::from(line.units);
-    let tiles = line.total / units - i64::from(shape.fixed_cost);
-    let even = tiles.div_ceil_positive(step) * step;
-    Line {
-        total: units * even,
-        share: step,
-        even,
-        ..*line
+    pub(crate) fn tiles(&self, shape: &FmPlanShape, unit: i32) -> i32 {
+        let (begin, end) = self.span(unit);
+        (end - begin - i64::from(shape.fixed_cost)) as i32
     }
 }
 
@@ -177,6 +125,20 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
+    /// Every `step` tiles of the unit, except that part `count - 1` ends with it.
+    pub(crate) fn new(step: i64, count: i32, tiles: i32) -> Self {
+        Self {
+            origin: 0,
+            step,
+            count,
+            tiles,
+        }
+    }
+
+    pub(crate) fn whole(tiles: i32) -> Self {
+        Self::new(0, 1, tiles)
+    }
+
     /// First tile of part `j`, `0 <= j <= count`; the end of the unit for `j == count`.
     pub(crate) fn tile(&self, j: i32) -> i32 {
         if j == 0 {
@@ -189,11 +151,6 @@ impl Parts {
     }
 }
 
-fn line_tiles(shape: &FmPlanShape, line: &Line, unit: i32) -> i32 {
-    let (begin, end) = line.span(shape, unit);
-    (end - begin - i64::from(shape.fixed_cost)) as i32
-}
-
 /// The first cut that is at least `min_part` tiles into the unit whose tiles begin at `first_tile`.
 fn first_inner_cut(shape: &FmPlanShape, line: &Line, first_tile: i64) -> i64 {
     (first_tile + i64::from(shape.min_part))
@@ -204,7 +161,7 @@ fn first_inner_cut(shape: &FmPlanShape, line: &Line, first_tile: i64) -> i64 {
 /// The cuts that fall inside a unit, no nearer than `min_part` to its ends: as cuts are evenly spaced, a
 /// closed range of them.
 fn parts_at_shares(shape: &FmPlanShape, line: &Line, unit: i32) -> Parts {
-    let (begin, end) = line.span(shape, unit);
+    let (begin, end) = line.span(unit);
     let first_tile = begin + i64::from(shape.fixed_cost);
     let first = first_inner_cut(shape, line, first_tile);
     let end = end - i64::from(shape.min_part);
@@ -213,20 +170,15 @@ fn parts_at_shares(shape: &FmPlanShape, line: &Line, unit: i32) -> Parts {
         origin: (first - 1) * line.share - first_tile,
         step: line.share,
         count: (last - first + 1).max(0) as i32 + 1,
-        tiles: line_tiles(shape, line, unit),
+        tiles: line.tiles(shape, unit),
     }
 }
 
 /// Even parts, as many as the mode asks for; rounding up their length may leave fewer.
 fn parts_by_count(shape: &FmPlanShape, line: &Line, unit: i32) -> Parts {
-    let tiles = line_tiles(shape, line, unit);
+    let tiles = line.tiles(shape, unit);
     if tiles == 0 {
-        return Parts {
-            origin: 0,
-            step: 0,
-            count: 1,
-            tiles: 0,
-        };
+        return Parts::whole(0);
     }
     let tiles64 = i64::from(tiles);
     let wanted = if shape.split_mode == FM_SPLIT_FIXED {
@@ -237,24 +189,14 @@ fn parts_by_count(shape: &FmPlanShape, line: &Line, unit: i32) -> Parts {
             .clamp(1, FM_MAX_INVARIANT_PARTS.into())
     };
     let step = tiles64.div_ceil_positive(wanted);
-    Parts {
-        origin: 0,
-        step,
-        count: tiles64.div_ceil_positive(step) as i32,
-        tiles,
-    }
+    Parts::new(step, tiles64.div_ceil_positive(step) as i32, tiles)
 }
 
 pub(crate) fn parts_of(shape: &FmPlanShape, line: &Line, unit: i32) -> Parts {
     if shape.split_mode != FM_SPLIT_AUTO {
         parts_by_count(shape, line, unit)
     } else if line.whole {
-        Parts {
-            origin: 0,
-            step: 0,
-            count: 1,
-            tiles: line_tiles(shape, line, unit),
-        }
+        Parts::whole(line.tiles(shape, unit))
     } else {
         parts_at_shares(shape, line, unit)
     }
@@ -272,7 +214,7 @@ fn unit_containing(line: &Line, x: i64) -> i32 {
     let (mut low, mut high) = (0, line.units - 1);
     while low < high {
         let middle = high - (high - low) / 2;
-        if line.position(middle) <= x {
+        if line.start.at(middle) <= x {
             low = middle;
         } else {
             high = middle - 1;
@@ -320,7 +262,7 @@ fn nearest_boundary(shape: &FmPlanShape, line: &Line, x: i64) -> Cut {
 /// The cut at `x` itself, unless a part would become shorter than `min_part`.
 fn cut_at_share(shape: &FmPlanShape, line: &Line, cut: i32, x: i64) -> Cut {
     let unit = unit_containing(line, x);
-    let (begin, end) = line.span(shape, unit);
+    let (begin, end) = line.span(unit);
     let first_tile = begin + i64::from(shape.fixed_cost);
     let tile = x - first_tile;
     let tiles = end - first_tile;
@@ -365,7 +307,7 @@ pub(crate) fn cut_of(shape: &FmPlanShape, line: &Line, cut: i32) -> Cut {
 
 /// The longest stretch of whole units that is about as good for a worker as an even share and what cutting
 /// costs: a worker goes `whole_speed` / 256 times faster than the machine divided by the workers.
-fn fair_stretch(shape: &FmPlanShape, share: i64) -> i64 {
+pub(crate) fn fair_stretch(shape: &FmPlanShape, share: i64) -> i64 {
     let speed = i64::from(shape.whole_speed);
     (share / 256).min(1 << 46) * speed + share % 256 * speed / 256 + i64::from(shape.split_cost)
 }

@@ -1,10 +1,11 @@
-//! The planner: two passes over the units and one over the workers.
+//! The planner: two passes over the units, or three where they may be equal, and one over the workers.
 
 use crate::algorithm::{
-    Line, Starts, Tally, Unit, blocks_of, clamp_seq_len, cut_of, cutting_share, end_of_keys,
-    equal_parts, even_share, line_of_equal_parts, make_header, make_item, make_merge, parts_of,
-    query_range, unit_tiles, whole_stretch_is_fair,
+    Line, Parts, Starts, Tally, Unit, blocks_of, clamp_seq_len, cut_of, cutting_share, end_of_keys,
+    even_share, make_header, make_item, make_merge, parts_of, query_range, unit_tiles,
+    whole_stretch_is_fair,
 };
+use crate::equal_parts::{EqualParts, equal_parts};
 use crate::plan_layout::{
     FM_SPLIT_AUTO, FmMerge, FmPlanHeader, FmPlanLayout, FmPlanShape, FmWorkItem,
 };
@@ -220,17 +221,22 @@ fn write(
         layout,
         keys,
     };
-    let (units, total) = planner.lay_out(buffer.unit_start);
-    let line = planner.decide(Line {
+    let (units, filled, total) = planner.lay_out(buffer.unit_start);
+    let mut line = planner.decide(Line {
         start: Starts(buffer.unit_start),
         total,
         share: even_share(total, shape.workers),
         units,
         whole: shape.split_mode == FM_SPLIT_AUTO,
-        even: 0,
     });
-    let all = planner.write_units(&line, buffer.items, buffer.merges, buffer.unit_item);
-    planner.write_workers(&line, buffer.unit_item, buffer.worker_begin);
+    let all = if let Some(equal) = planner.cut_equally(&line, filled) {
+        (line.whole, line.share) = (false, equal.step.into());
+        planner.write_equal(&equal, buffer.items, buffer.merges, buffer.worker_begin)
+    } else {
+        let all = planner.write_units(&line, buffer.items, buffer.merges, buffer.unit_item);
+        planner.write_workers(&line, buffer.unit_item, buffer.worker_begin);
+        all
+    };
     *buffer.header = make_header(&line, all);
     Ok(*buffer.header)
 }
@@ -327,33 +333,75 @@ impl Planner<'_> {
         }
     }
 
-    /// Lays the units on the line; returns how many there are, and its length.
-    fn lay_out(&self, unit_start: &mut [[i32; 2]]) -> (i32, i64) {
-        let mut position = 0;
+    /// Lays the units on the line; returns how many there are, how many of them have tiles, and its length.
+    fn lay_out(&self, unit_start: &mut [[i32; 2]]) -> (i32, i32, i64) {
+        let (mut position, mut filled) = (0, 0);
         let count = self.for_each_unit(|index, unit| {
+            let tiles = unit_tiles(self.shape, unit);
             unit_start[index as usize] = Starts::words(position);
-            position += i64::from(unit_tiles(self.shape, unit)) + i64::from(self.shape.fixed_cost);
+            position += i64::from(tiles) + i64::from(self.shape.fixed_cost);
+            filled += i32::from(tiles > 0);
         });
         unit_start[count as usize] = Starts::words(position);
-        (count, position)
+        (count, filled, position)
     }
 
-    /// `FM_SPLIT_AUTO`: keeps units whole where that is about as fair as cutting them; else equal units get
-    /// equal parts where those are as short as others would be.
+    /// `FM_SPLIT_AUTO`: keeps units whole where that is about as fair as cutting them.
     fn decide<'l>(&self, line: Line<'l>) -> Line<'l> {
         let fair = |worker| whole_stretch_is_fair(self.shape, &line, worker);
         if !line.whole || (0..self.shape.workers).all(fair) {
             return line;
         }
-        let cut = Line {
+        Line {
             whole: false,
             share: cutting_share(self.shape, line.share),
             ..line
-        };
-        match equal_parts(self.shape, &cut) {
-            0 => cut,
-            step => line_of_equal_parts(self.shape, &cut, step),
         }
+    }
+
+    /// `FM_SPLIT_AUTO`: units that are to be cut get equal parts where all that have tiles have as many. Whole
+    /// units are, too, if they would be cut without the empty ones.
+    fn cut_equally(&self, line: &Line, filled: i32) -> Option<EqualParts> {
+        if self.shape.split_mode != FM_SPLIT_AUTO {
+            return None;
+        }
+        let equal = equal_parts(self.shape, line, filled)?;
+        let tiles = |unit| line.tiles(self.shape, unit);
+        (0..line.units)
+            .all(|unit| [0, equal.tiles].contains(&tiles(unit)))
+            .then_some(equal)
+    }
+
+    fn write_equal(
+        &self,
+        equal: &EqualParts,
+        items: &mut [FmWorkItem],
+        merges: &mut [FmMerge],
+        worker_begin: &mut [i32],
+    ) -> Tally {
+        let parts = equal.parts_of_filled();
+        let mut rank = 0; // of the unit among those with tiles
+        self.for_each_unit(|index, unit| {
+            if unit_tiles(self.shape, unit) == 0 {
+                let item = equal.item_of_empty(self.shape, index - rank, rank);
+                items[item as usize] = make_item(unit, &Parts::whole(0), 0, Tally::default());
+                return;
+            }
+            let before = equal.before_filled(rank);
+            for j in 0..parts.count {
+                let part = rank * parts.count + j;
+                let item = equal.item_of_part(self.shape, part, index - rank);
+                items[item as usize] = make_item(unit, &parts, j, before);
+            }
+            if parts.count > 1 {
+                merges[rank as usize] = make_merge(unit, &parts, before);
+            }
+            rank += 1;
+        });
+        for (worker, begin) in (0..).zip(worker_begin.iter_mut()) {
+            *begin = equal.first_item(self.shape, worker);
+        }
+        equal.tally()
     }
 
     /// Writes the items and merges of every unit, and where its items begin.

@@ -110,7 +110,8 @@ impl<'a> PlanView<'a> {
         self.worker_begin.len() - 1
     }
 
-    /// All work items, by unit and within a unit by tile.
+    /// All work items, worker by worker; those of a worker by unit and within a unit by tile. So are all, except that
+    /// units without tiles may be anywhere where the others have equal parts.
     pub fn items(&self) -> &'a [FmWorkItem] {
         self.items
     }

@@ -4,8 +4,10 @@
 //   read_requests    ragged only: a thread per request: units -> scan -> first unit of the request
 //   lay_out_units    a thread per unit: cost -> scan -> start of the unit on the work line
 //   decide_cutting   a thread per worker: do whole units share out evenly enough?
+//   cut_equally      where as many units with tiles could be equal, a thread per unit: are they?
 //   write_units      a thread per unit: parts -> scan -> items, merge, first item of the unit
 //   write_workers    a thread per cut: which item it falls on; in a cut unit, that item
+//   write_equal      equal parts, instead of both: a thread per unit, then one per worker
 //
 // A unit's thread writes the unit's first item and a cut's thread the item that begins there, so nobody
 // loops over the parts of a long request. In the modes that fix the parts of a unit its thread writes all.
@@ -18,6 +20,7 @@
 // clamped by itself.
 #pragma once
 #include "block.cuh"
+#include "equal_parts.h"
 
 namespace ferromla {
 namespace plan {
@@ -30,6 +33,7 @@ using Position = int64_t;
 struct Shared {
   Position unit_start[kSharedUnits + 1];
   int64_t warp_sum[2][kMaxWarps];
+  uint32_t filled[kMaxWarps]; /* units with tiles, by the warp that laid them out */
   int32_t unit_item[kSharedUnits + 1];
   int32_t first_unit[kSharedUnits];
 };
@@ -80,12 +84,12 @@ struct Planner {
   int32_t* unit_item;
   int32_t* first_unit;
   int64_t (*warp_sum)[kMaxWarps];
+  uint32_t* filled;
   uint32_t units;
   int turn = 0;
-  Position equal_cost = 0; /* of each unit, where units are cut into equal parts */
 
   __device__ Planner(const FmPlanParams& p, Shared& shared)
-      : params(p), shape(p.shape), warp_sum(shared.warp_sum), units(p.layout.units) {
+      : params(p), shape(p.shape), warp_sum(shared.warp_sum), filled(shared.filled), units(p.layout.units) {
     const bool few = units <= kSharedUnits;
     unit_start = few ? shared.unit_start : section<Position>(p, p.layout.unit_start);
     unit_item = few ? shared.unit_item : section<int32_t>(p, p.layout.unit_item);
@@ -150,16 +154,22 @@ struct Planner {
   }
 
   __device__ Span<Position> span_of(int32_t index) const {
-    const Position begin = unit_start[index];
-    if (equal_cost == 0) return {begin, unit_start[index + 1]};
-    return {begin - shape.fixed_cost, begin - shape.fixed_cost + equal_cost};
+    return {unit_start[index], unit_start[index + 1]};
   }
 
   /* Lays the units on the line; returns its length. */
   __device__ Position lay_out_units() {
+    uint32_t own_filled = 0;
     const Position total = scan_all<4>(
-        units, [&](int32_t index, int) { return int64_t{unit_tiles(shape, unit_at(index))} + shape.fixed_cost; },
+        units,
+        [&](int32_t index, int) {
+          const int32_t tiles = unit_tiles(shape, unit_at(index));
+          own_filled += tiles > 0;
+          return int64_t{tiles} + shape.fixed_cost;
+        },
         [&](int32_t index, int, int64_t before) { unit_start[index] = before; });
+    own_filled = __reduce_add_sync(~0u, own_filled);
+    if (threadIdx.x % 32 == 0) filled[threadIdx.x / 32] = own_filled;
     if (threadIdx.x == 0) unit_start[units] = total;
     __syncthreads();
     return total;
@@ -196,24 +206,53 @@ struct Planner {
     if (__syncthreads_and(fair)) return line;
     line.whole = 0;
     line.share.by = cutting_share(shape, line.share.by);
-    const Position step = equal_parts(shape, line.share.by, total, line.units);
-    if (step == 0) return line;
-    return cut_equally(line, step) ? line_of_equal_parts(shape, step, equal_cost, line.units) : line;
+    return line;
   }
 
-  /* Whether all units cost the same: then each begins where its tiles do, a whole number of parts after the last. */
-  __device__ bool cut_equally(const Line<Position>& line, Position step) {
-    const Position cost = line.total / line.units;
-    bool equal = true;
+  /* Equal parts where units with tiles are equal and that is as good, else none. */
+  __device__ EqualParts cut_equally(const Line<Position>& line) const {
+    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t all_filled = __reduce_add_sync(~0u, lane < blockDim.x / 32 ? filled[lane] : 0);
+    const EqualParts equal = equal_parts(shape, line, all_filled);
+    if (equal.step == 0) return equal;
+    bool same = true;
     for (uint32_t index = threadIdx.x; index < units; index += blockDim.x) {
-      equal = equal && unit_start[index + 1] - unit_start[index] == cost;
+      const int32_t tiles = tiles_of(shape, span_of(index));
+      same = same && (tiles == 0 || tiles == equal.tiles);
     }
-    if (!__syncthreads_and(equal)) return false;
-    equal_cost = cost;
-    const Position even = length_of_equal_parts(shape, step, cost);
-    for (uint32_t index = threadIdx.x; index <= units; index += blockDim.x) unit_start[index] = index * even;
+    return __syncthreads_and(same) ? equal : EqualParts{};
+  }
+
+  __device__ Tally write_equal(const EqualParts& equal) {
+    const Parts<Position> parts = parts_of_filled<Position>(equal);
+    for (uint32_t index = threadIdx.x; index < units; index += blockDim.x) write_equal_unit(equal, parts, index);
     __syncthreads();
-    return true;
+    int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
+    FmWorkItem* items = section<FmWorkItem>(params, params.layout.items);
+    for (uint32_t worker = threadIdx.x; worker <= uint32_t(shape.workers); worker += blockDim.x) {
+      worker_begin[worker] = first_item(shape, equal, worker);
+      if (worker >= uint32_t(equal.parts)) continue;
+      const int32_t rank = worker / equal.count, part = worker % equal.count, index = unit_item[rank];
+      FmWorkItem* item = items + item_of_part(shape, equal, worker, index - rank);
+      store(item, make_item(unit_at(index), parts, part, before_filled(equal, rank)));
+    }
+    return tally_of(equal);
+  }
+
+  /* An empty unit, or the merge of another, which `unit_item` gets by its rank. The tiles before a unit say how many
+     of those there are. */
+  __device__ void write_equal_unit(const EqualParts& equal, const Parts<Position>& parts, int32_t index) {
+    const Span<Position> span = span_of(index);
+    const int32_t rank = static_cast<int32_t>((span.begin - Position{index} * shape.fixed_cost) / equal.tiles);
+    if (tiles_of(shape, span) == 0) {
+      FmWorkItem* items = section<FmWorkItem>(params, params.layout.items);
+      return store(items + item_of_empty(shape, equal, index - rank, rank),
+                   make_item(unit_at(index), Parts<Position>{0, 0, 1, 0}, 0, Tally{}));
+    }
+    unit_item[rank] = index;
+    if (equal.count == 1) return;
+    FmMerge* merge = section<FmMerge>(params, params.layout.merges) + rank;
+    store(merge, make_merge(unit_at(index), parts, before_filled(equal, rank)));
   }
 
   __device__ Tally write_units(const Line<Position>& line) {
@@ -266,9 +305,18 @@ __device__ __forceinline__ void plan(const FmPlanParams& params, Shared& shared)
   Planner planner(params, shared);
   if (params.shape.ragged) planner.read_requests();
   const Position total = planner.lay_out_units();
-  const Line<Position> line = planner.decide_cutting(total);
-  const Tally all = planner.write_units(line);
-  planner.write_workers(line);
+  Line<Position> line = planner.decide_cutting(total);
+  EqualParts equal{};
+  if (params.shape.split_mode == FM_SPLIT_AUTO) equal = planner.cut_equally(line);
+  Tally all;
+  if (equal.step > 0) {
+    line.whole = 0;
+    line.share.by = equal.step;
+    all = planner.write_equal(equal);
+  } else {
+    all = planner.write_units(line);
+    planner.write_workers(line);
+  }
   if (threadIdx.x == 0) store(section<FmPlanHeader>(params, 0), make_header(line, all));
 }
 

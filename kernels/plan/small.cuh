@@ -7,14 +7,18 @@
 //   decide         cuts are evenly spaced, so a unit's thread knows which fall into its span. It says where
 //                  the first of them would snap to, sees where the first cut after its own does, and all
 //                  vote on whether whole units share out evenly enough
+//   cut_equally    units with tiles are counted on the way: where as many could be equal, all vote on whether they are
 //   write_whole    an item per unit; its thread writes the workers that begin at it
 //   write_cut      a thread per unit: parts -> scan -> first item, merge, cuts that snapped to the unit's
 //                  ends. A unit that is cut leaves a record under the number of its first inner cut; the
 //                  thread of an inner cut looks back to that number and writes the item that begins there
+//   write_equal    a thread per unit leaves it for the threads of its parts, or writes it if it is empty; then a
+//                  thread per worker writes the worker and its part
 //
-// Barriers: 3 for whole units, 5 where units are cut, 6 into equal parts; ragged, one more.
+// Barriers: 3 for whole units, 5 where units are cut; ragged, one more. One more, too, for a vote without equal parts.
 #pragma once
 #include "block.cuh"
+#include "equal_parts.h"
 
 namespace ferromla {
 namespace plan {
@@ -41,6 +45,12 @@ struct CutUnit {
   Tally before;
 };
 
+/* A unit that is cut into equal parts. */
+struct FilledUnit {
+  Unit unit;
+  int32_t empty_before; /* units without tiles before it */
+};
+
 /* Items of whole plans that go to memory by way of shared memory. */
 constexpr int kStagedItems = kMaxThreads - 64;
 
@@ -52,6 +62,7 @@ struct alignas(16) Shared {
     Request requests[kMaxThreads];
     FmWorkItem staged[kStagedItems];
     CutUnit cut_unit[kMaxWorkers + 1]; /* by first inner cut */
+    FilledUnit filled[kMaxWorkers / 2];
   };
 };
 
@@ -91,6 +102,7 @@ struct Planner {
   Shared& shared;
   int32_t index; /* of this thread, its unit and its cut */
   int32_t units;
+  int32_t filled = 0; /* units that have tiles */
   Unit unit{};
   Span<Position> span;
   Span<Position> cuts; /* those that fall on the span, whatever becomes of them */
@@ -101,6 +113,7 @@ struct Planner {
   }
 
   __device__ __forceinline__ bool has_unit() const { return index < units; }
+  __device__ __forceinline__ bool has_tiles() const { return has_unit() && tiles_of(shape, span) > 0; }
 
   __device__ __forceinline__ void read_requests() {
     Request request{};
@@ -158,7 +171,7 @@ struct Planner {
       last_to_end = snaps_to_end(line, cuts.end - 1);
       shared.snapped[cuts.begin] = first_to_end ? span.end : span.begin;
     }
-    __syncthreads();
+    filled = __syncthreads_count(has_tiles());
     bool fair = true;
     if (any) {
       const Position next = cuts.end * line.share.by < line.total ? shared.snapped[cuts.end] : line.total;
@@ -168,18 +181,11 @@ struct Planner {
     return __syncthreads_and(fair);
   }
 
-  /* Lays the units out for equal parts if they are equal and that is as good. */
-  __device__ __forceinline__ bool cut_equally(Line<Position>& line, Position share) {
-    const Position step = equal_parts(shape, share, line.total, units);
-    if (step == 0) return false;
-    const Position cost = line.total / units;
-    if (!__syncthreads_and(!has_unit() || span.end - span.begin == cost)) return false;
-    line = line_of_equal_parts(shape, step, cost, units);
-    const int32_t length = length_of_equal_parts(shape, step, cost), parts = length / step;
-    const Position first_tile = has_unit() ? index * length : 0;
-    span = {first_tile - shape.fixed_cost, first_tile - shape.fixed_cost + cost};
-    cuts = {index * parts, (index + 1) * parts};
-    return true;
+  /* Equal parts where units with tiles are equal and that is as good, else none. */
+  __device__ __forceinline__ EqualParts cut_equally(const Line<Position>& line) const {
+    const EqualParts equal = equal_parts(shape, line, filled);
+    if (equal.step == 0) return equal;
+    return __syncthreads_and(!has_tiles() || tiles_of(shape, span) == equal.tiles) ? equal : EqualParts{};
   }
 
   __device__ __forceinline__ void write_item(int32_t item, const Unit& of, const Parts<Position>& parts, int32_t j,
@@ -255,6 +261,35 @@ struct Planner {
     return all;
   }
 
+  __device__ __forceinline__ Tally write_equal(const EqualParts& equal) {
+    const Parts<Position> parts = parts_of_filled<Position>(equal);
+    if (has_unit()) write_equal_unit(equal, parts);
+    __syncthreads();
+    int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
+#pragma unroll 1
+    for (int32_t worker = index; worker <= shape.workers; worker += blockDim.x) {
+      worker_begin[worker] = first_item(shape, equal, worker);
+      if (worker >= equal.parts) continue;
+      const int32_t rank = worker / equal.count;
+      const FilledUnit& of = shared.filled[rank];
+      const int32_t item = item_of_part(shape, equal, worker, of.empty_before);
+      write_item(item, of.unit, parts, worker - rank * equal.count, before_filled(equal, rank));
+    }
+    return tally_of(equal);
+  }
+
+  /* An empty unit, or the merge of another. The tiles before it say how many of those there are. */
+  __device__ __forceinline__ void write_equal_unit(const EqualParts& equal, const Parts<Position>& parts) {
+    const int32_t rank = (span.begin - index * shape.fixed_cost) / equal.tiles;
+    if (!has_tiles()) {
+      const int32_t item = item_of_empty(shape, equal, index - rank, rank);
+      return write_item(item, unit, Parts<Position>{0, 0, 1, 0}, 0, Tally{});
+    }
+    shared.filled[rank] = {unit, index - rank};
+    if (equal.count == 1) return;
+    store(section<FmMerge>(params, params.layout.merges) + rank, make_merge(unit, parts, before_filled(equal, rank)));
+  }
+
   __device__ __forceinline__ static Tally tally(int32_t units, uint32_t packed) {
     const int32_t inner = packed & 0xffff, merges = packed >> 16;
     return {units + inner, merges, inner + merges};
@@ -301,14 +336,22 @@ __device__ __forceinline__ bool plan(const FmPlanParams& params, Shared& shared)
   Line<Position> line{Position(total), Divisor<Position>(even_share(Position(total), workers)), planner.units, 1};
   planner.find_cuts(line);
   line.whole = planner.decide(line);
-  if (!line.whole) {
+  const EqualParts equal = planner.cut_equally(line);
+  if (equal.step > 0) line.whole = 0;
+  Tally all;
+  if (line.whole) {
+    all = planner.write_whole(line);
+  } else if (equal.step > 0) {
+    line.share.by = equal.step;
+    all = planner.write_equal(equal);
+  } else {
     const Position share = cutting_share(params.shape, line.share.by);
-    if (!planner.cut_equally(line, share) && share != line.share.by) {
+    if (share != line.share.by) {
       line.share = Divisor<Position>(share);
       planner.find_cuts(line);
     }
+    all = planner.write_cut(line);
   }
-  const Tally all = line.whole ? planner.write_whole(line) : planner.write_cut(line);
   if (threadIdx.x == 0) store(section<FmPlanHeader>(params, 0), make_header(line, all));
   return true;
 }

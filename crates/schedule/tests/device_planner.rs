@@ -13,7 +13,7 @@ use proptest::prelude::prop;
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use support::sparse::{Lens, SparseCase, plan_sparse, sparse_cases, sparse_shape};
-use support::{Case, Planned, cases_of, indptr_of, plan};
+use support::{Case, Planned, cases_of, deals_out_empty_units, equal_or_empty, indptr_of, plan};
 
 const CASES_PER_MODE: usize = 100;
 /// Elements between two lengths of every second case.
@@ -24,7 +24,7 @@ fn the_device_writes_the_plan_of_the_host() {
     let jobs: Vec<Job> = dense_jobs().into_iter().chain(sparse_jobs()).collect();
     let plans = emulate(&jobs);
     let mut rest = plans.as_slice();
-    let (mut cut, mut whole) = (0, 0);
+    let (mut cut, mut whole, mut dealt) = (0, 0, 0);
     for job in &jobs {
         let ours = &job.planned;
         let (theirs, after) = rest
@@ -34,11 +34,12 @@ fn the_device_writes_the_plan_of_the_host() {
         assert_same_plan(job, theirs);
         cut += usize::from(ours.header.merges > 0);
         whole += usize::from(ours.header.whole != 0);
+        dealt += usize::from(deals_out_empty_units(ours));
     }
     assert!(rest.is_empty());
     assert!(
-        cut > 50 && whole > 10,
-        "the cases are of all kinds: {cut} cut, {whole} whole"
+        cut > 50 && whole > 10 && dealt > 50,
+        "the cases are of all kinds: {cut} cut, {whole} whole, {dealt} with empty units beside equal parts"
     );
 }
 
@@ -137,6 +138,11 @@ fn sparse_jobs() -> Vec<Job> {
         .collect();
     cases.extend([(FM_SPLIT_AUTO, 341, 3), (FM_SPLIT_AUTO, 1, 70_000)].map(many_lists));
     cases.extend([(FM_SPLIT_FIXED, 1, 3000), (FM_SPLIT_INVARIANT, 700, 2)].map(many_lists));
+    cases.extend(
+        (1..300)
+            .step_by(11)
+            .map(|batch| equal_lists(&mut runner, batch)),
+    );
     let job = |(index, case): (usize, SparseCase)| {
         let arrays = [case.topk_lengths.clone(), case.extra_lengths.clone(), None];
         Job::new(index, plan_sparse(&case), arrays, &case)
@@ -157,6 +163,19 @@ fn many_lists((split_mode, batch, q_len): (i32, i32, i32)) -> SparseCase {
             data,
             stride: [1, batch as usize],
         }),
+    }
+}
+
+/// A list for each of two tokens, empty or as long as others.
+fn equal_lists(runner: &mut TestRunner, batch: i32) -> SparseCase {
+    let case = equal_units(runner, batch, 2);
+    SparseCase {
+        shape: sparse_shape(case.shape, 2, 20_000, 0),
+        topk_lengths: Some(Lens {
+            data: case.seq_lens,
+            stride: [1, 0],
+        }),
+        extra_lengths: None,
     }
 }
 
@@ -182,6 +201,12 @@ fn seeded_cases() -> Vec<Case> {
             .step_by(7)
             .map(|batch| decode_step(&mut runner, batch)),
     );
+    let batches = (1..300).step_by(7).chain((500..1400).step_by(150));
+    cases.extend(batches.flat_map(|batch| {
+        let case = equal_units(&mut runner, batch, 1);
+        let q_lens = vec![case.shape.q_len; case.seq_lens.len()];
+        [case.clone(), ragged(case, &q_lens)]
+    }));
     cases.push(many_units(FM_SPLIT_AUTO, 65_536));
     cases.push(many_ranges(FM_SPLIT_AUTO, 65_536));
     cases.extend([0, 1].map(around_the_longest_small_line));
@@ -203,6 +228,21 @@ fn decode_step(runner: &mut TestRunner, batch: i32) -> Case {
     let lens = prop::collection::vec(0..5000i32, batch as usize);
     case.seq_lens = lens.new_tree(runner).unwrap().current();
     case.seq_lens[0] = [100, 131_072][batch as usize / 4 % 2];
+    case
+}
+
+/// Requests of one length among empty ones: in most batches so few that workers are enough to cut them.
+fn equal_units(runner: &mut TestRunner, batch: i32, lists: i32) -> Case {
+    let mut case = decode_step(runner, batch);
+    case.shape.workers = [132, 66, 255, 7, 256, 1000][batch as usize % 6];
+    case.shape.kv_heads = 1 + batch % 3 / 2;
+    let seq_lens = equal_or_empty(batch as usize);
+    case.seq_lens = seq_lens.new_tree(runner).unwrap().current();
+    if batch % 4 != 1 {
+        let most = case.shape.workers / 2 / case.shape.kv_heads / lists;
+        let filled = case.seq_lens.iter_mut().filter(|len| **len > 0);
+        filled.skip(most as usize).for_each(|len| *len = 0);
+    }
     case
 }
 

@@ -56,8 +56,8 @@ struct Block {
   ucontext_t scheduler;
   int current = 0;
   unsigned number = 0, count = 1; /* of the blocks of the grid */
-  bool barrier_and = true;      /* of the barrier being gathered */
-  bool last_barrier_and = true; /* of the barrier just passed */
+  int barrier_count = 0;      /* threads for which the predicate of the barrier being gathered is true */
+  int last_barrier_count = 0; /* the same of the barrier just passed */
   void (*kernel)(const void*) = nullptr;
   const void* argument = nullptr;
 };
@@ -135,10 +135,10 @@ inline void launch(void (*kernel)(const void*), const void* argument, int thread
     thread.context.uc_link = &block.scheduler;
     makecontext(&thread.context, enter, 0);
   }
-  block.barrier_and = true;
+  block.barrier_count = 0;
   while (run_to_barrier(random) != Stop::kDone) {
-    block.last_barrier_and = block.barrier_and;
-    block.barrier_and = true;
+    block.last_barrier_count = block.barrier_count;
+    block.barrier_count = 0;
   }
 }
 
@@ -167,13 +167,15 @@ inline emulation::Index3 blockDim{{[] { return static_cast<unsigned>(emulation::
 inline emulation::Index3 blockIdx{{[] { return emulation::block.number; }}};
 inline emulation::Index3 gridDim{{[] { return emulation::block.count; }}};
 
-inline bool __syncthreads_and(bool predicate) {
-  emulation::block.barrier_and = emulation::block.barrier_and && predicate;
+inline int __syncthreads_count(bool predicate) {
+  emulation::block.barrier_count += predicate;
   emulation::stop_at(emulation::Stop::kBarrier);
-  return emulation::block.last_barrier_and;
+  return emulation::block.last_barrier_count;
 }
 
-inline void __syncthreads() { __syncthreads_and(true); }
+inline bool __syncthreads_and(bool predicate) { return __syncthreads_count(predicate) == emulation::block.size; }
+
+inline void __syncthreads() { __syncthreads_count(false); }
 
 template <class T>
 T __shfl_sync(unsigned, T value, int lane) {

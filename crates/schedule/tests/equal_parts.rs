@@ -4,6 +4,7 @@ mod support;
 
 use ferromla_schedule::plan_layout::FM_SPLIT_AUTO;
 use ferromla_schedule::{Problem, Queries, Split, Target};
+use proptest::prelude::*;
 use support::{Case, Planned, plan};
 
 const TILE: i32 = 64;
@@ -109,5 +110,166 @@ fn the_last_part_takes_what_would_be_too_short_alone() {
         let planned = plan(&case);
         let lengths: Vec<i32> = tiles_of_workers(&planned).concat();
         assert_eq!(lengths, expected, "{tiles} tiles");
+    }
+}
+
+/// The same shape for the requests with tokens alone.
+fn without_empty(case: &Case) -> Case {
+    let mut case = case.clone();
+    case.seq_lens.retain(|&len| len > 0);
+    case.shape.batch = case.seq_lens.len() as i32;
+    case
+}
+
+/// Tiles of the parts of every worker, and its number of empty units.
+fn parts_and_empty(planned: &Planned) -> Vec<(Vec<i32>, usize)> {
+    let split = |items: Vec<i32>| {
+        let (parts, empty): (Vec<i32>, Vec<i32>) = items.iter().partition(|&&tiles| tiles > 0);
+        (parts, empty.len())
+    };
+    tiles_of_workers(planned).into_iter().map(split).collect()
+}
+
+/// Workers have the parts that they have without the empty requests, and as many of these each, or one more.
+fn assert_empty_make_no_difference(case: &Case) {
+    let (planned, alone) = (plan(case), plan(&without_empty(case)));
+    let (workers, empty) = (planned.shape.workers, case.shape.batch - alone.shape.batch);
+    let context = format!("{case:?}");
+    let expected = (0..).zip(tiles_of_workers(&alone)).map(|(worker, parts)| {
+        let one_more = worker >= workers - empty % workers;
+        (parts, (empty / workers + i32::from(one_more)) as usize)
+    });
+    assert_eq!(
+        parts_and_empty(&planned),
+        expected.collect::<Vec<_>>(),
+        "{context}"
+    );
+    let (ours, theirs) = (planned.header, alone.header);
+    assert_eq!(
+        (ours.share, ours.merges, ours.slots, ours.whole),
+        (theirs.share, theirs.merges, theirs.slots, 0),
+        "{context}"
+    );
+    assert_eq!(
+        (ours.items, ours.units),
+        (theirs.items + empty, case.shape.batch),
+        "{context}"
+    );
+}
+
+/// (heads, requests, seq_len, empty requests).
+const WITH_EMPTY: [(i32, i32, i32, i32); 9] = [
+    (16, 64, 4096, 64),
+    (128, 32, 8192, 32),
+    (128, 8, 4096, 1),
+    (128, 1, 65536, 127),
+    (64, 44, 8192, 20),
+    (64, 66, 8192, 62),
+    (16, 66, 8192, 1),
+    (128, 33, 8192, 300),
+    (16, 6, 65536, 1000),
+];
+
+#[test]
+fn empty_requests_make_no_difference_to_the_parts_of_others() {
+    for (heads, requests, seq_len, empty) in WITH_EMPTY {
+        let batch = requests + empty;
+        let places: [&dyn Fn(i32) -> bool; 5] = [
+            &|i| i < requests,
+            &|i| i >= empty,
+            &|i| i >= empty / 2 && i < empty / 2 + requests,
+            &|i| i < requests / 2 || i >= empty + requests / 2,
+            &|i| i * requests / batch < (i + 1) * requests / batch,
+        ];
+        for is_filled in places {
+            let mut case = on_h200(batch, heads, seq_len);
+            let empty = (0..batch).filter(|&i| !is_filled(i));
+            empty.for_each(|i| case.seq_lens[i as usize] = 0);
+            assert_empty_make_no_difference(&case);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(700))]
+
+    #[test]
+    fn equal_parts_stay_the_same_wherever_empty_requests_are(
+        heads in prop::sample::select(vec![16, 32, 64, 128]),
+        is_filled in prop::collection::vec(any::<bool>(), 1..90),
+        padding in 0..200usize,
+        tiles in 1..200,
+        workers in prop_oneof![1 => Just(None), 2 => (2..300).prop_map(Some)],
+        min_part in 1..8,
+    ) {
+        let mut case = on_h200((is_filled.len() + padding) as i32, heads, tiles * TILE);
+        case.shape.min_part = min_part;
+        case.shape.workers = workers.unwrap_or(case.shape.workers);
+        for (i, len) in case.seq_lens.iter_mut().enumerate() {
+            *len *= i32::from(is_filled.get(i).is_some_and(|&filled| filled));
+        }
+        let alone = plan(&without_empty(&case));
+        let workers = tiles_of_workers(&alone);
+        prop_assume!(alone.header.merges > 0 && workers.iter().all(|parts| parts.len() <= 1));
+        let parts = workers.concat();
+        let of_a_request = parts.len() / alone.header.merges as usize;
+        prop_assume!(parts.chunks(of_a_request).all(|tiles| tiles == &parts[..of_a_request]));
+        assert_empty_make_no_difference(&case);
+    }
+}
+
+proptest! {
+    #[test]
+    fn empty_requests_do_not_get_short_ones_cut(
+        heads in prop::sample::select(vec![16, 32, 64, 128]),
+        is_filled in prop::collection::vec(any::<bool>(), 1..40),
+        padding in 0..400usize,
+        tiles in 1..20,
+    ) {
+        let mut case = on_h200((is_filled.len() + padding) as i32, heads, tiles * TILE);
+        for (i, len) in case.seq_lens.iter_mut().enumerate() {
+            *len *= i32::from(is_filled.get(i).is_some_and(|&filled| filled));
+        }
+        let alone = plan(&without_empty(&case));
+        prop_assume!(alone.header.whole != 0 && 2 * alone.shape.batch <= alone.shape.workers);
+        let planned = plan(&case);
+        prop_assert_eq!(planned.header.merges, 0);
+    }
+}
+
+#[test]
+fn workers_without_a_part_take_empty_requests_first() {
+    let mut case = on_h200(64 + 8, 16, 4096);
+    case.seq_lens[30..38].fill(0);
+    let workers = parts_and_empty(&plan(&case));
+    assert_eq!(workers.len(), 132);
+    for (worker, (parts, empty)) in workers.into_iter().enumerate() {
+        assert_eq!(
+            (parts, empty),
+            (
+                vec![32; usize::from(worker < 128)],
+                usize::from(worker >= 124)
+            )
+        );
+    }
+}
+
+#[test]
+fn one_tile_is_not_empty() {
+    let mut case = on_h200(128, 16, 4096);
+    case.seq_lens[64..].fill(0);
+    case.seq_lens[64] = 1;
+    let workers = parts_and_empty(&plan(&case));
+    assert!(workers.iter().any(|(parts, _)| parts.len() > 1));
+}
+
+#[test]
+fn empty_requests_alone_are_shared_out_evenly() {
+    for batch in [1, 66, 67, 1000] {
+        let planned = plan(&on_h200(batch, 128, 0));
+        assert_eq!((planned.header.items, planned.header.merges), (batch, 0));
+        let workers = tiles_of_workers(&planned);
+        let most = workers.iter().map(Vec::len).max().unwrap();
+        assert!(most <= batch as usize / 66 + 1, "{most} of {batch}");
     }
 }

@@ -6,11 +6,18 @@ use ferromla_schedule::plan_layout::{FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INV
 use ferromla_schedule::{Merge, PlanView, Strided, WorkItem, layout, plan_into};
 use proptest::prelude::*;
 use support::{
-    Case, ExpectedUnit, Planned, cases, cases_of, expected_units, indptr_of, plan, plan_over,
-    ragged_cases, uniform_cases,
+    Case, ExpectedUnit, Planned, cases, cases_of, deals_out_empty_units, expected_units, indptr_of,
+    plan, plan_over, ragged_cases, uniform_cases,
 };
 
-/// The items of each unit, in the order of the plan.
+/// All items in the order of their units; those of a unit stay in the order of the plan.
+fn in_order_of_units(plan: &PlanView) -> Vec<WorkItem> {
+    let mut items = plan.items().to_vec();
+    items.sort_by_key(unit_key);
+    items
+}
+
+/// The items of each unit.
 fn items_by_unit(items: &[WorkItem]) -> Vec<&[WorkItem]> {
     items.chunk_by(|a, b| unit_key(a) == unit_key(b)).collect()
 }
@@ -93,7 +100,8 @@ proptest! {
         let planned = plan(&case);
         let units = expected_units(&case);
         let plan = planned.view();
-        let by_unit = items_by_unit(plan.items());
+        let items = in_order_of_units(&plan);
+        let by_unit = items_by_unit(&items);
         prop_assert_eq!(by_unit.len(), units.len());
         for (items, unit) in by_unit.iter().zip(&units) {
             let first = &items[0];
@@ -119,7 +127,8 @@ proptest! {
         let plan = planned.view();
         let mut next_slot = 0;
         let mut merges = Vec::new();
-        for items in items_by_unit(plan.items()) {
+        let items = in_order_of_units(&plan);
+        for items in items_by_unit(&items) {
             if items.len() == 1 {
                 prop_assert_eq!((items[0].slot, items[0].merge), (-1, -1));
                 continue;
@@ -143,7 +152,7 @@ proptest! {
         }
         prop_assert_eq!(plan.merges(), merges.as_slice());
         prop_assert_eq!(planned.header.slots, next_slot);
-        prop_assert_eq!(planned.header.units as usize, items_by_unit(plan.items()).len());
+        prop_assert_eq!(planned.header.units as usize, items_by_unit(&items).len());
         prop_assert!(next_slot <= planned.layout.max_slots);
         prop_assert!(planned.header.items <= planned.layout.max_items);
         prop_assert!(planned.header.merges <= planned.layout.max_merges);
@@ -162,12 +171,34 @@ proptest! {
     }
 
     #[test]
+    fn only_empty_units_beside_equal_parts_leave_the_order_of_units(case in cases()) {
+        let planned = plan(&case);
+        let plan = planned.view();
+        let place = |item: &WorkItem| (unit_key(item), item.tile_begin);
+        let in_order = |items: &[WorkItem]| items.is_sorted_by_key(place);
+        for worker in 0..plan.workers() {
+            prop_assert!(in_order(plan.worker(worker)));
+        }
+        if !deals_out_empty_units(&planned) {
+            prop_assert!(in_order(plan.items()));
+        }
+        let with_tiles = |item: &&WorkItem| item.tile_begin < item.tile_end;
+        let filled: Vec<WorkItem> = plan.items().iter().filter(with_tiles).copied().collect();
+        prop_assert!(in_order(&filled));
+    }
+
+    #[test]
     fn whole_exactly_when_whole_units_share_out_evenly(case in cases_of(FM_SPLIT_AUTO)) {
         let planned = plan(&case);
         let units = expected_units(&case);
         let (_, share) = even_share(&case, &units);
         let longest = longest_whole_stretch(&case, &units);
         let fair = longest <= share * i64::from(case.shape.whole_speed) / 256 + i64::from(case.shape.split_cost);
+        if fair && deals_out_empty_units(&planned) {
+            // Without the empty units the others would be cut, too.
+            prop_assert!(planned.header.merges > 0);
+            return Ok(());
+        }
         prop_assert_eq!(planned.header.whole != 0, fair);
         if fair {
             prop_assert_eq!((planned.header.merges, planned.header.slots), (0, 0));
@@ -182,14 +213,22 @@ proptest! {
         let planned = plan(&case);
         prop_assume!(planned.header.whole == 0);
         let min_part = i64::from(case.shape.min_part);
-        let (_, share) = even_share(&case, &expected_units(&case));
+        let units = expected_units(&case);
+        let (_, share) = even_share(&case, &units);
         let share = share.max(2 * min_part); // equal parts may be as long
         // A cut moves back over less than min_part tiles and the fixed cost, or on over less than min_part.
         let slack = i64::from(case.shape.fixed_cost) + 2 * (min_part - 1);
+        let turns = if deals_out_empty_units(&planned) {
+            let empty = units.iter().filter(|unit| unit.tiles == 0).count();
+            empty.div_ceil(case.shape.workers as usize) as i64
+        } else {
+            0
+        };
+        let slack = slack + turns * i64::from(case.shape.fixed_cost);
         for load in worker_loads(&case, &planned) {
             prop_assert!(load <= share + slack, "load {} of share {}", load, share);
         }
-        for items in items_by_unit(planned.view().items()).iter().filter(|items| items.len() > 1) {
+        for items in items_by_unit(&in_order_of_units(&planned.view())).iter().filter(|items| items.len() > 1) {
             for item in *items {
                 prop_assert!(i64::from(item.tile_end - item.tile_begin) >= min_part);
             }

@@ -2,7 +2,7 @@
 #![allow(dead_code)] // each test file uses its own part of this
 
 use ferromla_schedule::plan_layout::{FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT};
-use ferromla_schedule::{PlanHeader, PlanLayout, PlanShape, PlanView, layout, plan_into};
+use ferromla_schedule::{PlanHeader, PlanLayout, PlanShape, PlanView, WorkItem, layout, plan_into};
 use proptest::prelude::*;
 
 pub mod sparse;
@@ -64,6 +64,17 @@ impl Planned {
     pub fn view(&self) -> PlanView<'_> {
         PlanView::new(&self.shape, &self.words).expect("a plan just made is readable")
     }
+}
+
+/// Whether a plan deals out empty units: it is cut, and no worker has two parts of others.
+pub fn deals_out_empty_units(planned: &Planned) -> bool {
+    let plan = planned.view();
+    let has_tiles = |item: &&WorkItem| item.tile_begin < item.tile_end;
+    let parts = |worker| plan.worker(worker).iter().filter(has_tiles).count();
+    planned.shape.split_mode == FM_SPLIT_AUTO
+        && planned.header.whole == 0
+        && !plan.items().iter().all(|item| has_tiles(&item))
+        && (0..plan.workers()).all(|worker| parts(worker) <= 1)
 }
 
 pub fn plan(case: &Case) -> Planned {
@@ -190,9 +201,24 @@ fn seq_lens(batch: usize) -> impl Strategy<Value = Vec<i32>> {
         4 => prop::collection::vec(mixed, batch),
         2 => prop::collection::vec(0..5000i32, batch),
         2 => (0..40_000i32).prop_map(move |len| vec![len; batch]),
+        2 => equal_or_empty(batch),
         1 => Just(vec![0; batch]),
         1 => Just(vec![i32::MAX; batch]),
     ]
+}
+
+/// Requests of one length, and empty ones among them or at either end.
+pub fn equal_or_empty(batch: usize) -> impl Strategy<Value = Vec<i32>> {
+    let anywhere = prop::collection::vec(any::<bool>(), batch);
+    let at_the_ends = (0..=batch, 0..=batch)
+        .prop_map(move |(begin, end)| (0..batch).map(|i| begin <= i && i < end).collect());
+    let is_filled = prop_oneof![1 => anywhere, 1 => at_the_ends];
+    (1..20_000i32, is_filled).prop_map(|(len, is_filled): (_, Vec<bool>)| {
+        is_filled
+            .iter()
+            .map(|&filled| len * i32::from(filled))
+            .collect()
+    })
 }
 
 /// A unit as the tests see it: its place in the batch and the tiles that its rows need, counted row by row.

@@ -3,7 +3,7 @@
 use ferromla_schedule::{ListLens, PlanShape, layout, plan_sparse_into};
 use proptest::prelude::*;
 
-use super::{Case, Planned, uniform_cases};
+use super::{Case, Planned, equal_or_empty, uniform_cases};
 
 /// Lengths of the lists: `[batch, token]`, strided; a stride of 0 gives all the same.
 #[derive(Debug, Clone)]
@@ -125,7 +125,8 @@ fn lens(batch: usize, q_len: usize) -> impl Strategy<Value = Option<Lens>> {
     let stride = prop::sample::select(vec![[1, 0], [q_len, 1], [3 * q_len, 3], [1, batch], [0, 0]]);
     let lens = stride.prop_flat_map(move |stride| {
         let last = batch.max(1) * stride[0].max(1) + q_len * stride[1];
-        prop::collection::vec(value.clone(), last + 1)
+        let any = prop::collection::vec(value.clone(), last + 1);
+        prop_oneof![4 => any.boxed(), 1 => equal_or_empty(last + 1).boxed()]
             .prop_map(move |data| Some(Lens { data, stride }))
     });
     prop_oneof![1 => Just(None), 4 => lens]
