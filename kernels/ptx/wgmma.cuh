@@ -19,11 +19,6 @@ __device__ __forceinline__ uint64_t smem_descriptor(uint32_t address, uint32_t l
          1ull << 62;
 }
 
-// The descriptor of what lies `bytes` on. Within a CTA's shared memory the low word has no carry.
-__device__ __forceinline__ uint64_t descriptor_at(uint64_t descriptor, uint32_t bytes) {
-  return (descriptor & ~0xFFFFFFFFull) | (uint32_t)((uint32_t)descriptor + bytes / 16);
-}
-
 // Orders register accesses before the first wgmma that uses them.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }

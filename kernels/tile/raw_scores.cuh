@@ -86,7 +86,7 @@ __device__ __forceinline__ void multiply_rope(float (&s)[Map::kRows / 2], uint64
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 2; ++k)
-      multiply_keys<T, Map>(s, keys[i].a[k], descriptor_at(q, 8 * Map::kQueryChunkBytes + i * 64 + k * 32), true);
+      multiply_keys<T, Map>(s, keys[i].a[k], q + (8 * Map::kQueryChunkBytes + i * 64 + k * 32) / 16, true);
     wgmma_commit();
   }
 }
@@ -125,7 +125,7 @@ __device__ __forceinline__ void multiply_group(KeySums<Map>& s, KeyFragments (&k
 #pragma unroll
   for (int k = 0; k < 2; ++k)
     multiply_keys<M, Map>(s[(2 * Group + k) % kSums<Map>], own.a[k],
-                          descriptor_at(q, Group / 2 * Map::kQueryChunkBytes + Group % 2 * 64 + k * 32),
+                          q + (Group / 2 * Map::kQueryChunkBytes + Group % 2 * 64 + k * 32) / 16,
                           2 * Group + k >= kSums<Map>);
   wgmma_commit();
 }

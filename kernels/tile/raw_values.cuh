@@ -67,7 +67,7 @@ __device__ __forceinline__ void multiply_raw_values(FewAccumulators<Map::kRows>&
     else
       own.template convert<!Map::kBare>(codes[pair % kCodes][i % 2 * 2], codes[pair % kCodes][i % 2 * 2 + 1], scale[i / kScales % 2]);
     wgmma_fence();
-    wgmma_rs(M(), o[block], own.a, descriptor_at(p, step * 32), true);
+    wgmma_rs(M(), o[block], own.a, p + step * 2, true);
     wgmma_commit();
     if (i == 15) used();
   }
