@@ -263,11 +263,14 @@ __device__ __forceinline__ void prepare_rows(const FmDecodeParams& p, uint32_t s
       row.template prepare_rope<T>(format, unit);
     } else {
       row.prepare_latent(format, unit);
+      if constexpr (!Map::kHasRest) fence_async_shared();
       arrive_once_per_warp(shared_address(&control.tile_full[at]));
       if (format == FM_KV_FP8_V4) row.prepare_plain(unit);
     }
-    fence_async_shared();  // before the next copies to the place
-    arrive_once_per_warp(shared_address(&control.rest_full(at)));
+    if constexpr (Map::kHasRest) {
+      fence_async_shared();  // before the next copies to the place
+      arrive_once_per_warp(shared_address(&control.rest_full(at)));
+    }
     place.advance();
   }
 }
