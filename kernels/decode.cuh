@@ -40,8 +40,8 @@
 namespace fm {
 
 // How K gets to shared memory: whole pages of 16-bit numbers (load_tma.cuh); or single tokens of them (load_tokens.cuh); or
-// rows of e4m3 codes as they lie in the cache (raw_rows.cuh), or of codes alone, without scales (Bare); or tokens of any cache, as halves (load_tokens.cuh). With the
-// last two all that is multiplied is in half precision.
+// rows of e4m3 codes as they lie in the cache (raw_rows.cuh), Bare where they have no scales; or tokens of any cache, as
+// halves (load_tokens.cuh). With all but the first two what is multiplied is in half precision.
 enum class Loader { Tma, Gather, Codes, Raw, Bare };
 
 template <class T, Loader L, int Rows>

@@ -59,13 +59,15 @@ __device__ __forceinline__ void multiply_raw_values(FewAccumulators<Map::kRows>&
     const int step = i / 4, block = i % 4, pair = i / 2, next = pair + kCodesAhead;
     if (i % 2 == 0 && next < 8) values.load(codes[next % kCodes], next / 2, next % 2);
     const int later = i + kScales;  // whose scales are loaded
-    if (!Map::kBare && i % kScales == 0 && later < 16) values.load_scales(scale[later / kScales % 2], later / 4, later % 4);
+    if (!Map::kBare && i % kScales == 0 && later < 16)
+      values.load_scales(scale[later / kScales % 2], later / 4, later % 4);
     if (i >= kAhead) wgmma_wait<kAhead - 1>();
     ValueFragment& own = v[i % kAhead];
     if (Plain && block == 3)
       values.load_plain(own, step);
     else
-      own.template convert<!Map::kBare>(codes[pair % kCodes][i % 2 * 2], codes[pair % kCodes][i % 2 * 2 + 1], scale[i / kScales % 2]);
+      own.template convert<!Map::kBare>(codes[pair % kCodes][i % 2 * 2], codes[pair % kCodes][i % 2 * 2 + 1],
+                                        scale[i / kScales % 2]);
     wgmma_fence();
     wgmma_rs(M(), o[block], own.a, p + step * 2, true);
     wgmma_commit();
@@ -204,8 +206,8 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, uint32_t sm
         store_few_weights<Map::kRows>([&](int i) { return weights[i]; }, Map::weights(smem, at));
         if (masked) {
           const RowBlock r = load_row_block<Map>(p, item);
-          clean_raw_values<Map>(p, r, smem, at, !Map::kHasRope && !Map::kBare && control.format[at] == FM_KV_FP8_V4, r.tile_begin + i,
-                                control.present[at]);
+          const bool plain = !Map::kHasRope && !Map::kBare && control.format[at] == FM_KV_FP8_V4;
+          clean_raw_values<Map>(p, r, smem, at, plain, r.tile_begin + i, control.present[at]);
         }
         fence_async_shared();
         arrive_once_per_warp(shared_address(&control.weights_full[at]));
