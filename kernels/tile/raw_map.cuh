@@ -37,7 +37,8 @@ struct RawMap {
   static constexpr int kRows = Rows, kPlaces = Rows == kTileRows ? 3 : 4, kRopes = kPlaces;
   static constexpr bool kTokens = true, kCodes = true, kRaw = true, kPeaks = true, kSplits = Rows < kTileRows;
   static constexpr bool kHasRope = QkDim > kLatent;
-  static constexpr bool kHasRest = kHasRope || !kBare;  // rows may have a part that is not codes
+  static constexpr bool kMayBePlain = !kHasRope && !kBare;    // the last columns of V may be halves
+  static constexpr bool kHasRest = kHasRope || kMayBePlain;  // rows may have a part that is not codes
   static constexpr int kGroups = kHasRope ? 4 : 16;  // of columns
   // How much is under way at a time, as registers allow: groups of 32 columns of K, and blocks of 64 columns of V, that are
   // multiplied while the next ones are converted; groups and pairs of blocks whose codes are being loaded.

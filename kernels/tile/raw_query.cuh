@@ -54,10 +54,9 @@ __device__ __forceinline__ void load_raw_query(const FmDecodeParams& p, const Ro
       unit = q.to_half();
       __syncwarp();  // pieces of two threads change places
     }
-    constexpr bool kMixed = !Map::kHasRope && !Map::kBare;
 #pragma unroll
     for (int i = 0; i < 8; ++i)
-      store_raw_query(to + i * Map::kQueryChunkBytes, block_row, first, q.piece[i], kMixed && i == 7);
+      store_raw_query(to + i * Map::kQueryChunkBytes, block_row, first, q.piece[i], Map::kMayBePlain && i == 7);
     if constexpr (Map::kHasRope) store_shared(to + 8 * Map::kQueryChunkBytes + swizzled(block_row, first), q.piece[8]);
     if (first == 0) control.row[block_row] = make_float2(p.scale_log2 * unit, kNoReference), control.lift()[block_row] = 1.f;
   }

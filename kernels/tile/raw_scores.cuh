@@ -114,7 +114,7 @@ template <class M, class Map, int Group, int Ahead>
 __device__ __forceinline__ void multiply_group(KeySums<Map>& s, KeyFragments (&keys)[Ahead],
                                                KeyCodes<Map> (&codes)[Map::kKeyCodesAhead + 1], uint64_t q, const KeyPlace<Map>& at,
                                                bool plain) {
-  constexpr bool kMixed = !Map::kHasRope && !Map::kBare && Group >= 14;
+  constexpr bool kMixed = Map::kMayBePlain && Group >= 14;
   KeyFragments& own = keys[Group % Ahead];
   constexpr int kNext = Group + Map::kKeyCodesAhead, kCodes = Map::kKeyCodesAhead + 1;
   if constexpr (kNext < 16) codes[kNext % kCodes].template load<kNext>(at);
@@ -145,7 +145,7 @@ __device__ __forceinline__ void multiply_raw(KeySums<Map>& s, uint32_t smem, con
   bool plain = false;
   const auto group = [&](auto number) {
     constexpr int kGroup = decltype(number)::value;
-    if constexpr (!Map::kHasRope && !Map::kBare && kGroup == 14) plain = rest();
+    if constexpr (Map::kMayBePlain && kGroup == 14) plain = rest();
     multiply_group<M, Map, kGroup, kAhead>(s, keys, codes, q, at, plain);
     if constexpr (Scaled && kGroup % 4 == 3) {
       wgmma_wait<0>();

@@ -187,9 +187,8 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, uint32_t sm
             if (lane() < p.multicast) mbarrier_arrive_at(empty, lane());
           }
         };
-        constexpr bool kMixed = !Map::kHasRope && !Map::kBare;
-        if (kMixed && own() == 1 && control.format[before] == FM_KV_FP8_V4)
-          multiply_raw_values<M, Map, kMixed>(o, values, Map::weights(smem, before), used);
+        if (Map::kMayBePlain && own() == 1 && control.format[before] == FM_KV_FP8_V4)
+          multiply_raw_values<M, Map, Map::kMayBePlain>(o, values, Map::weights(smem, before), used);
         else
           multiply_raw_values<M, Map, false>(o, values, Map::weights(smem, before), used);
       }
@@ -206,7 +205,7 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, uint32_t sm
         store_few_weights<Map::kRows>([&](int i) { return weights[i]; }, Map::weights(smem, at));
         if (masked) {
           const RowBlock r = load_row_block<Map>(p, item);
-          const bool plain = !Map::kHasRope && !Map::kBare && control.format[at] == FM_KV_FP8_V4;
+          const bool plain = Map::kMayBePlain && control.format[at] == FM_KV_FP8_V4;
           clean_raw_values<Map>(p, r, smem, at, plain, r.tile_begin + i, control.present[at]);
         }
         fence_async_shared();

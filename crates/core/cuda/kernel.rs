@@ -117,8 +117,12 @@ impl Variant {
             }
             Self::Gather32 | Self::Codes16 => FM_DECODE_THREADS_2_LOADERS,
             Self::Gather16 => FM_DECODE_THREADS_4_LOADERS,
-            Self::Raw64 | Self::Raw32 | Self::Raw16 => FM_DECODE_THREADS_RAW,
-            Self::Bare64 | Self::Bare32 | Self::Bare16 => FM_DECODE_THREADS_RAW,
+            Self::Raw64
+            | Self::Raw32
+            | Self::Raw16
+            | Self::Bare64
+            | Self::Bare32
+            | Self::Bare16 => FM_DECODE_THREADS_RAW,
         }
     }
 }

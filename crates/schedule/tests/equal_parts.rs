@@ -121,6 +121,13 @@ fn without_empty(case: &Case) -> Case {
     case
 }
 
+/// Empties the requests that `is_filled` does not say are filled, and those past its end.
+fn keep_filled(case: &mut Case, is_filled: &[bool]) {
+    for (i, len) in case.seq_lens.iter_mut().enumerate() {
+        *len *= i32::from(is_filled.get(i).is_some_and(|&filled| filled));
+    }
+}
+
 /// Tiles of the parts of every worker, and its number of empty units.
 fn parts_and_empty(planned: &Planned) -> Vec<(Vec<i32>, usize)> {
     let split = |items: Vec<i32>| {
@@ -205,9 +212,7 @@ proptest! {
         let mut case = on_h200((is_filled.len() + padding) as i32, heads, tiles * TILE);
         case.shape.min_part = min_part;
         case.shape.workers = workers.unwrap_or(case.shape.workers);
-        for (i, len) in case.seq_lens.iter_mut().enumerate() {
-            *len *= i32::from(is_filled.get(i).is_some_and(|&filled| filled));
-        }
+        keep_filled(&mut case, &is_filled);
         let alone = plan(&without_empty(&case));
         let workers = tiles_of_workers(&alone);
         prop_assume!(alone.header.merges > 0 && workers.iter().all(|parts| parts.len() <= 1));
@@ -227,9 +232,7 @@ proptest! {
         tiles in 1..20,
     ) {
         let mut case = on_h200((is_filled.len() + padding) as i32, heads, tiles * TILE);
-        for (i, len) in case.seq_lens.iter_mut().enumerate() {
-            *len *= i32::from(is_filled.get(i).is_some_and(|&filled| filled));
-        }
+        keep_filled(&mut case, &is_filled);
         let alone = plan(&without_empty(&case));
         prop_assume!(alone.header.whole != 0 && 2 * alone.shape.batch <= alone.shape.workers);
         let planned = plan(&case);
