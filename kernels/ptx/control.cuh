@@ -19,6 +19,10 @@ __device__ __forceinline__ int opaque(int v) {
   return v;
 }
 
+// The same value, by a whole warp whose lanes all have it, which the compiler sees then: descriptors from it stay in uniform
+// registers instead of being moved there one by one.
+__device__ __forceinline__ uint32_t uniform(uint32_t v) { return __shfl_sync(~0u, v, 0); }
+
 // Lets the next launch of the stream begin, where it may begin early: as CTAs of this one leave room.
 __device__ __forceinline__ void let_next_launch_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 

@@ -67,7 +67,7 @@ __device__ __forceinline__ void multiply_key_query(float (&s)[Map::kRows / 2], u
   wait_for_tile<Map>(control, place);
   wgmma_fence();
   if (kHasRope) {
-    const uint32_t keys = smem + Map::rope_offset(place.rope());
+    const uint32_t keys = uniform(smem + Map::rope_offset(place.rope()));
 #pragma unroll
     for (int k = 0; k < 4; ++k)
       wgmma_ss_few<0>(T(), sums[k], smem_descriptor(keys + k * 32, 0, kAtomBytes),
@@ -75,7 +75,7 @@ __device__ __forceinline__ void multiply_key_query(float (&s)[Map::kRows / 2], u
   }
 #pragma unroll
   for (int chunk = 0; chunk < 8; ++chunk) {
-    const uint32_t keys = smem + block_offset(place.block(chunk / 2)) + chunk % 2 * kAtomBytes;
+    const uint32_t keys = uniform(smem + block_offset(place.block(chunk / 2)) + chunk % 2 * kAtomBytes);
 #pragma unroll
     for (int k = 0; k < 4; ++k)
       wgmma_ss_few<0>(T(), sums[k], smem_descriptor(keys + k * 32, 0, kGroupBytes),
@@ -144,12 +144,17 @@ __device__ __forceinline__ void mask_few(const FmDecodeParams& p, const RowBlock
   const int thread = warpgroup_thread(), lane = thread % 32, token = thread / 32 * 16 + lane / 4;
   const int start = tile * kTileTokens;
   present = existing(present, r.seq_len - start);
-#pragma unroll
+  uint32_t hidden[2] = {0, 0};  // a bit for each column
+#pragma unroll 1
   for (int c = 0; c < Layout::kColumns; ++c) {
     const uint64_t sees = existing(present, r.visible(p, r.row_begin + Layout::row(c, lane)) - start) >> token;
-    if (!(sees & 1)) s[Layout::value(c, 0)] = kNegInf;
-    if (!(sees >> 8 & 1)) s[Layout::value(c, 1)] = kNegInf;
+    hidden[0] |= (~(uint32_t)sees & 1) << c, hidden[1] |= (~(uint32_t)(sees >> 8) & 1) << c;
   }
+#pragma unroll
+  for (int c = 0; c < Layout::kColumns; ++c)
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+      if (hidden[h] >> c & 1) s[Layout::value(c, h)] = kNegInf;
 }
 
 // The logarithm of a power of two, or of 0.

@@ -95,8 +95,8 @@ __device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, i
       const int first = place.block(2 * half), second = place.block(2 * half + 1);
       wait_for_block<Map>(control, place, 2 * half);
       wait_for_block<Map>(control, place, 2 * half + 1);
-      multiply_values_weights<M, Map::kRows>(o, smem + block_offset(first), smem + block_offset(second),
-                                             smem + Map::rope_offset(place.rope()));
+      multiply_values_weights<M, Map::kRows>(o, uniform(smem + block_offset(first)), uniform(smem + block_offset(second)),
+                                             uniform(smem + Map::rope_offset(place.rope())));
       if (lane == 0) {
         if (!Map::kCodes) {
           mbarrier_arrive(shared_address(&control.block_empty[first]));

@@ -151,7 +151,7 @@ template <class T, class Map, int Block>
 __device__ __forceinline__ void multiply_block(float (&s)[32], const QueryFragments<Map::kRegisterChunks>& q,
                                                uint32_t q_shared, uint32_t smem, TilePlace<Map> place,
                                                bool accumulate) {
-  const uint32_t keys = smem + block_offset(place.block(Block));
+  const uint32_t keys = uniform(smem + block_offset(place.block(Block)));
 #pragma unroll
   for (int k = 0; k < 4; ++k)
     multiply_step<T, Map, 2 * Block>(s, q, q_shared, k, keys, kGroupBytes, accumulate || k != 0);
@@ -171,9 +171,10 @@ __device__ __forceinline__ void multiply_query_key(float (&s)[32], const QueryFr
   // The rope part comes with the first blocks where it has as many places, else with the last.
   constexpr bool kRopeFirst = Map::kRopes == 3;
   const auto multiply_rope_part = [&](bool accumulate) {
+    const uint32_t rope = uniform(smem + Map::rope_offset(place.rope()));
 #pragma unroll
     for (int k = 0; k < 4; ++k)
-      multiply_step<T, Map, 8>(s, q, q_shared, k, smem + Map::rope_offset(place.rope()), kAtomBytes, accumulate || k != 0);
+      multiply_step<T, Map, 8>(s, q, q_shared, k, rope, kAtomBytes, accumulate || k != 0);
   };
   wait_for_keys<0, kEarlyBlocks, kRopeFirst>(control, place, held);
   fence_copies<Map>();
