@@ -75,51 +75,45 @@ struct PartCount {
   }
 };
 
-// Parts base .. base + Batch of a pair of rows, `Pieces` times 32 pairs of columns. `stride`: numbers from one part to
-// the next.
-template <int Batch, int Pieces>
-__device__ __forceinline__ void load_parts(float4 (&v)[Batch][Pieces], const float* from, int64_t stride, int base,
-                                           int parts) {
-#pragma unroll
-  for (int j = 0; j < Batch; ++j)
-#pragma unroll
-    for (int i = 0; i < Pieces; ++i)
-      v[j][i] = base + j < parts ? __ldcg(reinterpret_cast<const float4*>(from + (base + j) * stride + 128 * i))
-                                 : make_float4(0.f, 0.f, 0.f, 0.f);
-}
-
 // Adds up the parts of a pair of rows, by a warp: `Pieces` times 32 pairs of columns, from pair of columns 32 `first` on.
-// `r` has the unit's first slot. For weights lanes 0 .. 15 have parts of the first row, the others of the second.
+// `r` has the unit's first slot. For weights lanes 0 .. 15 have parts of the first row, the others of the second. What runs
+// here runs once or twice, so that it has to be short: fetching instructions takes longer than they do.
 template <class T, class Map, int Pieces>
 __device__ __forceinline__ void add_parts_of_pair(const FmDecodeParams& p, const RowBlock& r, int parts, int pair,
                                                   int first) {
   constexpr int kBatch = 16 / Pieces;
   const int lane = block_thread() % 32, block_row = first_row_of_pair(pair) + lane / 16 * 8;
-  const int64_t stride = (int64_t)p.team * kTileRows;  // rows from one slot to the next
+  const int stride = p.team * kTileRows;  // rows from one slot to the next
   const float* lse = p.partial_lse + slot_row<Map>(p, r, block_row) + lane % 16 * stride;
   const float* from = p.partial_out + slot_row<Map>(p, r, 0) * kLatent + pair * kPairNumbers + first * 128 + lane * 4;
-  float4 v[kBatch][Pieces];
-  load_parts(v, from, stride * kLatent, 0, parts);  // under way while the weights are found
-  float own = lane % 16 < parts ? __ldcg(lse) : kNegInf, top = own;
-#pragma unroll 4
-  for (int j = 16; j < parts; j += 16)
-    if (j + lane % 16 < parts) top = fmaxf(top, __ldcg(lse + j * stride));
-#pragma unroll
-  for (int d = 1; d < 16; d *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
-  top = fmaxf(top, -__FLT_MAX__);
-  float weight = exp2_approx(own - top), sum = weight;
+  float own = kNegInf, top = -__FLT_MAX__, weight = 0.f, sum = 0.f;
   float4 total[Pieces] = {};
 #pragma unroll 1
   for (int base = 0; base < parts; base += kBatch) {
-    if (base > 0) load_parts(v, from, stride * kLatent, base, parts);
-    if (base > 0 && base % 16 == 0) {
-      own = base + lane % 16 < parts ? __ldcg(lse + base * stride) : kNegInf;
+    float4 v[kBatch][Pieces];
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {  // past the last part: that one again
+      const float* part = from + (uint64_t)(uint32_t)min(base + j, parts - 1) * (uint32_t)(stride * kLatent);
+#pragma unroll
+      for (int i = 0; i < Pieces; ++i) v[j][i] = __ldcg(reinterpret_cast<const float4*>(part + 128 * i));
+    }
+    if (base % 16 == 0) {
+      own = base + lane % 16 < parts ? __ldcg(lse + base * (int64_t)stride) : kNegInf;
+      if (base == 0) {
+        top = fmaxf(top, own);
+#pragma unroll 1
+        for (int j = 16; j + lane % 16 < parts; j += 16) top = fmaxf(top, __ldcg(lse + j * (int64_t)stride));
+        __syncwarp();
+#pragma unroll
+        for (int d = 1; d < 16; d *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
+      }
       weight = exp2_approx(own - top);
       sum += weight;
     }
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
       const float a = __shfl_sync(~0u, weight, base % 16 + j), b = __shfl_sync(~0u, weight, base % 16 + j + 16);
+      if (base + j >= parts) continue;
 #pragma unroll
       for (int i = 0; i < Pieces; ++i) {
         total[i].x += a * v[j][i].x, total[i].y += a * v[j][i].y;
@@ -132,12 +126,12 @@ __device__ __forceinline__ void add_parts_of_pair(const FmDecodeParams& p, const
   RowBlock whole = r;
   whole.slot = -1;
   const float factor = row_factor<Map>(p, whole, block_row, top, sum, first == 0 && lane % 16 == 0);
+  const int64_t own_offset = row_offset(p, r, r.row_begin + block_row, p.out_stride);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const int row = r.row_begin + first_row_of_pair(pair) + h * 8;
     const float f = __shfl_sync(~0u, factor, 16 * h);
-    if (row >= r.rows) return;
-    T* out = reinterpret_cast<T*>(p.out) + row_offset(p, r, row, p.out_stride) + first * 64 + lane * 2;
+    T* out = reinterpret_cast<T*>(p.out) + __shfl_sync(~0u, own_offset, 16 * h) + first * 64 + lane * 2;
+    if (r.row_begin + first_row_of_pair(pair) + h * 8 >= r.rows) return;
 #pragma unroll
     for (int i = 0; i < Pieces; ++i)
       *reinterpret_cast<uint32_t*>(out + 64 * i) = h == 0 ? pack_result(T(), total[i].x * f, total[i].y * f)
@@ -158,14 +152,13 @@ __device__ __forceinline__ void add_parts_of_pairs(const FmDecodeParams& p, cons
 // A split unit as a CTA sees it when it has computed a part of it.
 struct SplitUnit {
   PartCount count;
-  int first_slot;
   int next_worker;  // where the next worker's items begin
 };
 
 template <class Map>
 __device__ __forceinline__ SplitUnit load_split_unit(const FmDecodeParams& p, const RowBlock& r) {
   FmMerge* merge = p.merges + r.merge;
-  return {{merge, (unsigned)r.block, load_once(&merge->parts)}, load_once(&merge->first_slot), next_worker_item<Map>(p)};
+  return {{merge, (unsigned)r.block, load_once(&merge->parts)}, next_worker_item<Map>(p)};
 }
 
 // By both values warpgroups when their partial results have been stored.
@@ -174,9 +167,10 @@ __device__ __forceinline__ void finish_part(const FmDecodeParams& p, const Split
                                             DecodeControl& control) {
   const int thread = block_thread() - 128, parts = unit.count.parts;
   named_barrier<kAddBarrier, 256>();
+  const int first_slot = __ldcg(&unit.count.merge->first_slot);  // registers are short before
   if (thread == 0) control.pieces = unit.count.arrive(item + 1 >= unit.next_worker);
   RowBlock r = load_row_block<Map>(p, item);
-  r.slot = unit.first_slot;
+  r.slot = first_slot;
   named_barrier<kAddBarrier, 256>();
   uint32_t pieces = control.pieces;
 #pragma unroll 1
