@@ -63,6 +63,24 @@ __device__ __forceinline__ void bulk_multicast(uint32_t destination, const void*
       : "memory");
 }
 
+// Four of them, to places `step` apart, by one lane of a whole warp. Operands are the same for all lanes, which the compiler
+// has to see: else it makes a loop over the lanes of each copy.
+__device__ __forceinline__ void bulk_load_four(uint32_t to, uint32_t step, const uint64_t (&from)[4], uint32_t bytes,
+                                               uint32_t barrier) {
+  asm volatile(
+      "{\n"
+      ".reg .pred one;\n"
+      "elect.sync _|one, 0xffffffff;\n"
+      "@one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%4], %8, [%9];\n"
+      "@one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%1], [%5], %8, [%9];\n"
+      "@one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%2], [%6], %8, [%9];\n"
+      "@one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%3], [%7], %8, [%9];\n"
+      "}" ::"r"(to),
+      "r"(to + step), "r"(to + 2 * step), "r"(to + 3 * step), "l"(from[0]), "l"(from[1]), "l"(from[2]), "l"(from[3]),
+      "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
 // Asks the L2 for the line that holds an address.
 __device__ __forceinline__ void prefetch_l2(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 

@@ -34,7 +34,7 @@ __device__ __forceinline__ int lane_token(int token) {
 template <int Rows, int QkDim, bool Bare>
 struct RawMap {
   static constexpr bool kBare = Bare;
-  static constexpr int kRows = Rows, kPlaces = Rows == kTileRows ? 3 : 4, kRopes = kPlaces;
+  static constexpr int kRows = Rows, kPlaces = Rows == kTileRows ? 3 : 4;
   static constexpr bool kTokens = true, kCodes = true, kRaw = true, kPeaks = true, kSplits = Rows < kTileRows;
   static constexpr bool kHasRope = QkDim > kLatent;
   static constexpr bool kMayBePlain = !kHasRope && !kBare;    // the last columns of V may be halves
@@ -92,6 +92,25 @@ struct alignas(16) RawControl : std::conditional<Rows == kTileRows, DecodeContro
   // What a row's weights relative to that number are multiplied with, a power of two; until it has a result.
   __device__ __forceinline__ float* lift() { return this->result; }
   __device__ __forceinline__ const float* lift() const { return this->result; }
+};
+
+// Where a tile is: tiles take turns in the places.
+template <class Map>
+struct RawPlace {
+  static constexpr unsigned kLast = Map::kPlaces - 1;
+  unsigned state = 0;  // the place, and above its two bits the parity of its barriers: they are read more often than moved on
+
+  __device__ __forceinline__ int at() const { return state & 3; }
+  __device__ __forceinline__ uint32_t parity() const { return state >> 2; }
+  __device__ __forceinline__ void advance() {
+    state = kLast == 3 ? (state + 1) & 7 : at() == kLast ? ~state & 4 : state + 1;
+  }
+  // Of the tile before.
+  __device__ __forceinline__ RawPlace last() const {
+    RawPlace r;
+    r.state = kLast == 3 ? (state - 1) & 7 : at() == 0 ? (~state & 4) | kLast : state - 1;
+    return r;
+  }
 };
 
 }  // namespace fm

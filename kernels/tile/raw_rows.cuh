@@ -39,6 +39,22 @@ __device__ __forceinline__ void ask_for_scales(int format, uint32_t to, const ui
     cp_async_16(to + Map::kScales, scales);
 }
 
+__device__ __forceinline__ const uint8_t* row_at(const FmKvCache& kv, TokenPlace token) {
+  return reinterpret_cast<const uint8_t*>(kv.rows) + token.page * kv.row_stride[0] + token.offset * kv.row_stride[1];
+}
+
+// Bulk copies of each lane's row, to places `step` apart.
+__device__ __forceinline__ void ask_for_32_rows(uint32_t to, uint32_t step, const uint8_t* from, uint32_t bytes,
+                                                uint32_t barrier) {
+#pragma unroll 1
+  for (int row = 0; row < 32; row += 4) {
+    uint64_t four[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) four[i] = __shfl_sync(~0u, reinterpret_cast<uint64_t>(from), row + i);
+    bulk_load_four(to + row * step, step, four, bytes, barrier);
+  }
+}
+
 // By an asking warp: tile after tile. Where whole boxes of a page can be had, by tensor map, they are; else single rows. The two
 // CTAs of a cluster ask for half of them each: a warp of each for its boxes, half of each warp's lanes for rows.
 template <int QkDim, class Map, class Control>
@@ -47,7 +63,7 @@ __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const CUte
   const int warp = TokenWarps<Map>::warp(), lane = TokenWarps<Map>::lane();
   const bool shared = !Map::kSplits && p.multicast > 1;
   constexpr uint16_t kBoth = 3;
-  TilePlace<Map> place;
+  RawPlace<Map> place;
   TileCursor<Map> cursor;
   cursor.begin(p);
 #pragma unroll 1
@@ -55,12 +71,17 @@ __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const CUte
     const FmKvCache& kv = p.kv[cursor.cache];
     const TokenPlace token = cursor.place(p);
     cursor.advance(p);
-    const int at = place.rope(), format = kv.format;
-    // The compiler sees by the shuffles that these are the same for all lanes, which copies have their turns with.
-    const uint32_t barrier = __shfl_sync(~0u, shared_address(&control.landed[at][warp]), 0);
+    const int at = place.at(), format = kv.format;
+    // Copies whose operands the compiler does not see to be uniform have turns, a lane after another.
+    const uint32_t barrier = uniform(shared_address(&control.landed[at][warp]));
     const uint32_t to = Map::row(smem, at, 32 * warp + lane);
     const uint32_t present = __ballot_sync(~0u, token.page >= 0);
-    mbarrier_wait(shared_address(&control.tile_empty[at]), place.rope_parity() ^ 1);
+    const uint8_t* from = nullptr;
+    if constexpr (Map::kSplits) {  // found while the place is waited for
+      from = row_at(kv, token);
+      asm volatile("" : "+l"(from));
+    }
+    mbarrier_wait(shared_address(&control.tile_empty[at]), place.parity() ^ 1);
     if (lane == 0) {
       reinterpret_cast<uint32_t*>(&control.present[at])[warp] = present;
       control.format[at] = format;
@@ -77,15 +98,16 @@ __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const CUte
         if (first) tma_multicast_3d(to, rows_map, barrier, kBoth, 0, token.offset, token.page);
       }
     } else {
-      const uint32_t bytes = __shfl_sync(~0u, raw_bytes<Map>(Map::kBare ? FM_KV_FP8 : format), 0);
+      const uint32_t bytes = uniform(raw_bytes<Map>(Map::kBare ? FM_KV_FP8 : format));
       if (lane == 0) mbarrier_arrive_expect(barrier, __popc(present) * bytes);
       __syncwarp();
+      const bool together = Map::kSplits && present == ~0u;
+      if (together) ask_for_32_rows(uniform(to), Map::kRowBytes, from, bytes, barrier);
       if (token.page >= 0) {
-        const uint8_t* from = reinterpret_cast<const uint8_t*>(kv.rows) + token.page * kv.row_stride[0] +
-                              token.offset * kv.row_stride[1];
-        if (!shared)
+        if (!Map::kSplits) from = row_at(kv, token);
+        if (!shared && !together)
           bulk_load(to, from, bytes, barrier);
-        else if (lane / 16 == (int)cluster_rank())
+        else if (shared && lane / 16 == (int)cluster_rank())
           bulk_multicast(to, from, bytes, barrier, kBoth);
         if (!Map::kHasRope && !Map::kBare) ask_for_scales<Map>(format, to, from + scales_after(kv, token.offset));
       }
@@ -105,48 +127,54 @@ struct RowPreparation {
   __device__ __forceinline__ void leave_unit(float unit) const {
     store_shared(scales + offsetof(typename Map::Scales, unit) + token * 4, present ? unit : 0.f);
   }
-  // Group `group`'s scale, a half in the low bits.
-  __device__ __forceinline__ void leave_of_column(int group, uint32_t half) const {
-    const uint32_t of_column = scales + offsetof(typename Map::Scales, of_column);
-    store_shared_bytes<2>(of_column + (group * kTileTokens + lane_token(token)) * 2, present ? half : 0);
-  }
-  // Words of two halves of groups.
-  __device__ __forceinline__ void leave_of_token(int word, uint32_t halves) const {
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(scales + token * Map::kGroups * 2 + word * 4), "r"(halves) : "memory");
-  }
-  __device__ __forceinline__ void leave_ones() const {
-    leave_unit(1.f);
-    if constexpr (!Map::kBare) {
-#pragma unroll 4
-      for (int i = 0; i < Map::kGroups; ++i) leave_of_column(i, 0x3C00);
-#pragma unroll 4
-      for (int i = 0; i < Map::kGroups / 2; ++i) leave_of_token(i, 0x3C003C00u);
+  // The scales of groups for the scores, pairs of halves.
+  __device__ __forceinline__ void leave_of_token(const uint32_t (&halves)[Map::kGroups / 2]) const {
+    const uint32_t to = scales + token * Map::kGroups * 2;
+    if constexpr (Map::kGroups == 4) {
+      store_shared(to, make_uint2(halves[0], halves[1]));
+    } else {
+#pragma unroll
+      for (int i = 0; i < Map::kGroups / 8; ++i)
+        store_shared(to + 16 * i, make_uint4(halves[4 * i], halves[4 * i + 1], halves[4 * i + 2], halves[4 * i + 3]));
     }
   }
+  // And for the values.
+  __device__ __forceinline__ void leave_of_column(const uint32_t (&halves)[Map::kGroups / 2]) const {
+    const uint32_t to = scales + offsetof(typename Map::Scales, of_column) + lane_token(token) * 2;
+#pragma unroll
+    for (int i = 0; i < Map::kGroups; ++i)
+      store_shared_bytes<2>(to + i * kTileTokens * 2, present ? halves[i / 2] >> i % 2 * 16 & 0xFFFF : 0);
+  }
 
-  // Rows of 576: their scales and unit; returns whether scales are more than powers of two.
+  // Rows of 576: their unit and scales for the scores; returns whether scales are more than powers of two.
   __device__ __forceinline__ bool prepare_scales(int format, RowUnit& unit) const {
-    if (format == FM_KV_FP8) {
-      leave_ones();
+    if (Map::kBare || format == FM_KV_FP8) {
+      leave_unit(1.f);
+      if constexpr (!Map::kBare) leave_of_token({0x3C003C00u, 0x3C003C00u});
       return false;
     }
     const uint4 v = load_shared_4(row + Map::kFloatScales);
     const uint32_t scale[4] = {v.x, v.y, v.z, v.w};
-    uint32_t largest = 0, fractions = 0, power[4];
+    uint32_t largest = 0, fractions = 0;
+    float power[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) largest = max(largest, scale[i] & 0x7F800000u), fractions |= scale[i] & 0x7FFFFFu;
     unit = RowUnit(RowUnit::of_largest_code(largest));
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float whole = __uint_as_float(scale[i]) * unit.inverse();
-      power[i] = __float_as_uint(__uint_as_float(scale[i] & 0xFF800000u) * unit.inverse());
-      leave_of_column(i, pack(__half(), whole, whole));
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-      leave_of_token(i, pack(__half(), __uint_as_float(power[2 * i]), __uint_as_float(power[2 * i + 1])));
+    for (int i = 0; i < 4; ++i) power[i] = __uint_as_float(scale[i] & 0xFF800000u) * unit.inverse();
+    leave_of_token({pack(__half(), power[0], power[1]), pack(__half(), power[2], power[3])});
     leave_unit(unit.unit());
     return present && fractions != 0;
+  }
+  // And their scales for the values, when the scores may begin.
+  __device__ __forceinline__ void prepare_value_scales(int format, RowUnit unit) const {
+    if (format == FM_KV_FP8) {
+      leave_of_column({0x3C003C00u, 0x3C003C00u});
+      return;
+    }
+    const uint4 v = load_shared_4(row + Map::kFloatScales);
+    const auto scale = [&](uint32_t bits) { return __uint_as_float(bits) * unit.inverse(); };
+    leave_of_column({pack(__half(), scale(v.x), scale(v.y)), pack(__half(), scale(v.z), scale(v.w))});
   }
   // Their rope part. T: of Q.
   template <class T>
@@ -173,19 +201,23 @@ struct RowPreparation {
     }
   }
 
-  // Rows of 512: their scales and unit.
-  __device__ __forceinline__ void prepare_latent(int format, RowUnit& unit) const {
-    if (format == FM_KV_FP8) {
-      leave_ones();
+  // Rows of 512: their unit and scales for the scores; `pairs` are also those for the values.
+  __device__ __forceinline__ void prepare_latent(int format, RowUnit& unit, uint32_t (&pairs)[Map::kGroups / 2]) const {
+    if (Map::kBare || format == FM_KV_FP8) {
+      leave_unit(1.f);
+      if constexpr (!Map::kBare) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) pairs[i] = 0x3C003C00u;
+        leave_of_token(pairs);
+      }
       return;
     }
-    const bool plain = format == FM_KV_FP8_V4;
-    uint32_t bytes[4] = {0, 0, 0, 0}, largest = 0;
-    if (plain) {
+    const auto byte = [](uint32_t word, int i) { return word >> i % 4 * 8 & 0xFF; };
+    const auto power = [&](uint32_t byte) { return __uint_as_float(ue8m0_bits(byte)) * unit.inverse(); };
+    uint32_t top = 0, largest = 0;
+    if (format == FM_KV_FP8_V4) {  // seven scales, of two groups each
       const float2 v = load_shared_2(row + Map::kScalesAfterPlain);
-      const uint32_t low = __float_as_uint(v.x), high = __float_as_uint(v.y) & 0xFFFFFF;
-      bytes[0] = __byte_perm(low, 0, 0x1100), bytes[1] = __byte_perm(low, 0, 0x3322);
-      bytes[2] = __byte_perm(high, 0, 0x1100), bytes[3] = __byte_perm(high, 0, 0x3322);
+      const uint32_t words[2] = {__float_as_uint(v.x), __float_as_uint(v.y)};
 #pragma unroll 1
       for (int i = 0; i < 8; i += 4) {
         uint4 piece[4];
@@ -194,25 +226,26 @@ struct RowPreparation {
 #pragma unroll
         for (int j = 0; j < 4; ++j) largest = max(largest, largest_bf16(piece[j]));
       }
+#pragma unroll
+      for (int i = 0; i < 7; ++i) top = max(top, byte(words[i / 4], i));
+      unit = RowUnit(max(largest, RowUnit::of_largest_code(ue8m0_bits(top) & 0x7F800000u)));
+#pragma unroll
+      for (int i = 0; i < 7; ++i) {
+        const float scale = power(byte(words[i / 4], i));
+        pairs[i] = pack(__half(), scale, scale);
+      }
+      pairs[7] = 0;
     } else {
       const uint4 v = load_shared_4(row + Map::kScales);
-      bytes[0] = v.x, bytes[1] = v.y, bytes[2] = v.z, bytes[3] = v.w;
-    }
-    uint32_t top = 0;
+      const uint32_t words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-    for (int i = 0; i < 16; ++i)
-      if (!plain || i < 14) top = max(top, bytes[i / 4] >> i % 4 * 8 & 0xFF);
-    largest = max(largest, RowUnit::of_largest_code(ue8m0_bits(top) & 0x7F800000u));
-    unit = RowUnit(largest);
+      for (int i = 0; i < 16; ++i) top = max(top, byte(words[i / 4], i));
+      unit = RowUnit(RowUnit::of_largest_code(ue8m0_bits(top) & 0x7F800000u));
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const auto scale = [&](int j) {
-        return __uint_as_float(ue8m0_bits(bytes[j / 4] >> j % 4 * 8 & 0xFF)) * unit.inverse();
-      };
-      const uint32_t pair = pack(__half(), scale(2 * i), scale(2 * i + 1));
-      leave_of_token(i, pair);
-      leave_of_column(2 * i, pair & 0xFFFF), leave_of_column(2 * i + 1, pair >> 16);
+      for (int i = 0; i < 8; ++i)
+        pairs[i] = pack(__half(), power(byte(words[i / 2], 2 * i)), power(byte(words[i / 2], 2 * i + 1)));
     }
+    leave_of_token(pairs);
     leave_unit(unit.unit());
   }
   // Their last columns, where these are not codes.
@@ -242,11 +275,11 @@ __device__ __forceinline__ int count_tiles(const FmDecodeParams& p) {
 template <class T, class Map, class Control>
 __device__ __forceinline__ void prepare_rows(const FmDecodeParams& p, uint32_t smem, Control& control) {
   const int warp = TokenWarps<Map>::warp(), lane = TokenWarps<Map>::lane();
-  TilePlace<Map> place;
+  RawPlace<Map> place;
 #pragma unroll 1
   for (int tiles = count_tiles<Map>(p); tiles > 0; --tiles) {
-    const int at = place.rope();
-    mbarrier_wait(shared_address(&control.landed[at][warp]), place.rope_parity());
+    const int at = place.at();
+    mbarrier_wait(shared_address(&control.landed[at][warp]), place.parity());
     const int format = Map::kBare ? FM_KV_FP8 : control.format[at], token = 32 * warp + lane;
     const bool present = reinterpret_cast<const uint32_t*>(&control.present[at])[warp] >> lane & 1;
     if (!present) {
@@ -260,11 +293,14 @@ __device__ __forceinline__ void prepare_rows(const FmDecodeParams& p, uint32_t s
       const bool scaled = __any_sync(~0u, row.prepare_scales(format, unit));
       if (!Map::kBare && lane == 0) control.scaled[at][warp] = scaled;
       arrive_once_per_warp(shared_address(&control.tile_full[at]));
+      if constexpr (!Map::kBare) row.prepare_value_scales(format, unit);
       row.template prepare_rope<T>(format, unit);
     } else {
-      row.prepare_latent(format, unit);
+      uint32_t pairs[Map::kGroups / 2];
+      row.prepare_latent(format, unit, pairs);
       if constexpr (!Map::kHasRest) fence_async_shared();
       arrive_once_per_warp(shared_address(&control.tile_full[at]));
+      if constexpr (!Map::kBare) row.leave_of_column(pairs);
       if (format == FM_KV_FP8_V4) row.prepare_plain(unit);
     }
     if constexpr (Map::kHasRest) {

@@ -167,13 +167,13 @@ __device__ __forceinline__ void multiply_raw(KeySums<Map>& s, uint32_t smem, con
 // S^T of a tile, without what Q counts in.
 template <class T, class M, class Map, class Control>
 __device__ __forceinline__ void multiply_raw_query(float (&s)[Map::kRows / 2], uint32_t smem, Control& control,
-                                                   TilePlace<Map> place, float2 unit) {
+                                                   RawPlace<Map> place, float2 unit) {
   using Layout = FewLayout<Map::kRows>;
-  const int place_at = place.rope();
+  const int place_at = place.at();
   const KeyPlace<Map> at(smem, place_at);
   const auto rest = [&] {
-    const int at = place.rope();  // found anew: registers are short
-    mbarrier_wait(shared_address(&control.rest_full(at)), place.rope_parity());
+    const int at = place.at();  // found anew: registers are short
+    mbarrier_wait(shared_address(&control.rest_full(at)), place.parity());
     return !Map::kHasRope && control.format[at] == FM_KV_FP8_V4;
   };
   KeySums<Map> sums;
@@ -263,11 +263,25 @@ struct RawState {
       if (!move) break;
     }
   }
+  // Combines what lanes have found for the same rows, a number of each of a thread's columns: the first kKept become those of
+  // row(0) and so on.
+  template <class Combine>
+  static __device__ __forceinline__ void combine_lanes(float (&v)[kColumns], Combine combine) {
+    if constexpr (kSpread) {
+      spread<16, 8>(v, combine), spread<8, 4>(v, combine), spread<4, 2>(v, combine);
+    } else {
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c)
+#pragma unroll
+        for (int d = 4; d < 32; d *= 2) v[c] = combine(v[c], __shfl_xor_sync(~0u, v[c], d));
+    }
+  }
+  // Whether this lane is to leave what it has of row(0) and so on then.
+  static __device__ __forceinline__ bool leaves() { return kSpread || warpgroup_thread() % 32 < 4; }
+
   // Adds this thread's weights of a tile.
   __device__ __forceinline__ void add(float (&added)[kColumns]) {
-    if constexpr (kSpread) {
-      spread<16, 8>(added), spread<8, 4>(added), spread<4, 2>(added);
-    }
+    if constexpr (kSpread) combine_lanes(added, [](float a, float b) { return a + b; });
 #pragma unroll
     for (int i = 0; i < kKept; ++i) sum[i] += added[i];
   }
@@ -290,7 +304,7 @@ struct RawState {
 #pragma unroll
         for (int d = 4; d < 32; d *= 2) v += __shfl_xor_sync(~0u, v, d);
       }
-      if (kSpread || warpgroup_thread() % 32 < 4) control.warp_top[warp][row(i)] = v;
+      if (leaves()) control.warp_top[warp][row(i)] = v;
     }
     named_barrier_of_warpgroup(barrier);
   }
@@ -331,14 +345,14 @@ struct RawState {
     return __half2float(__hmax(__low2half(top), __high2half(top))) > kMostWeight;
   }
 
-  // Of 2 Half columns each lane keeps those that its bit says, added to what the lane beyond that bit has of them.
-  template <int Bit, int Half>
-  static __device__ __forceinline__ void spread(float (&v)[kColumns]) {
+  // Of 2 Half columns each lane keeps those that its bit says, combined with what the lane beyond that bit has of them.
+  template <int Bit, int Half, class Combine>
+  static __device__ __forceinline__ void spread(float (&v)[kColumns], Combine combine) {
     const bool upper = warpgroup_thread() & Bit;
 #pragma unroll
     for (int i = 0; i < Half; ++i) {
       const float sent = upper ? v[i] : v[i + Half], kept = upper ? v[i + Half] : v[i];
-      v[i] = kept + __shfl_xor_sync(~0u, sent, Bit);
+      v[i] = combine(kept, __shfl_xor_sync(~0u, sent, Bit));
     }
   }
 
@@ -353,14 +367,16 @@ struct RawState {
                                                   int barrier) {
     const auto larger = [](float a, float b) { return fmaxf(a, b); };
     const int thread = warpgroup_thread(), lane = thread % 32;
+    float tops[kColumns];
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
       const float scale = control.row[Layout::row(c, lane)].x;
-      float v = fmaxf(counted(s[Layout::value(c, 0)] * scale, unit.x), counted(s[Layout::value(c, 1)] * scale, unit.y));
-#pragma unroll
-      for (int d = 4; d < 32; d *= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, d));
-      if (lane < 4) control.warp_top[thread / 32][Layout::row(c, lane)] = v;
+      tops[c] = fmaxf(counted(s[Layout::value(c, 0)] * scale, unit.x), counted(s[Layout::value(c, 1)] * scale, unit.y));
     }
+    combine_lanes(tops, larger);
+#pragma unroll
+    for (int i = 0; i < kKept; ++i)
+      if (leaves()) control.warp_top[thread / 32][row(i)] = tops[i];
     named_barrier_of_warpgroup(barrier);
     if (thread == 0) control.rescale[place][0] = true;
     if (thread < Map::kRows) {
@@ -383,16 +399,20 @@ struct RawState {
 // The highest scaled scores so far, by warp, where they are wanted; base 2.
 template <class Map, class Control>
 __device__ __forceinline__ void keep_peaks(const float (&s)[Map::kRows / 2], Control& control, bool first) {
-  using Layout = FewLayout<Map::kRows>;
+  using State = RawState<Map>;
+  using Layout = typename State::Layout;
   const int thread = warpgroup_thread(), lane = thread % 32;
+  float peaks[State::kColumns];
 #pragma unroll
-  for (int c = 0; c < Layout::kColumns; ++c) {
+  for (int c = 0; c < State::kColumns; ++c) {
     const float scale = control.row[Layout::row(c, lane)].x;
-    float v = fmaxf(s[Layout::value(c, 0)] * scale, s[Layout::value(c, 1)] * scale);
+    peaks[c] = fmaxf(s[Layout::value(c, 0)] * scale, s[Layout::value(c, 1)] * scale);
+  }
+  State::combine_lanes(peaks, [](float a, float b) { return fmaxf(a, b); });
 #pragma unroll
-    for (int d = 4; d < 32; d *= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, d));
-    float& peak = control.warp_peak[thread / 32][Layout::row(c, lane)];
-    if (lane < 4) peak = first ? v : fmaxf(peak, v);
+  for (int i = 0; i < State::kKept; ++i) {
+    float& peak = control.warp_peak[thread / 32][State::row(i)];
+    if (State::leaves()) peak = first ? peaks[i] : fmaxf(peak, peaks[i]);
   }
 }
 

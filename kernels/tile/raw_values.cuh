@@ -30,14 +30,26 @@ struct ValuePlace {
   __device__ __forceinline__ void load(uint32_t (&codes)[4], int step, int pair) const {
     load_matrices<true>(codes, matrices + step * 16 * Map::kRowBytes + pair * 128);
   }
-  // The last 64 columns of all, where they are halves: 8 tokens x 8 columns each, tokens 0 .. 7 and 8 .. 15 of even columns,
-  // then of odd ones.
-  __device__ __forceinline__ void load_plain(ValueFragment& v, int step) const {
+  // The last 64 columns of all, where they are halves, of a step as its fragment has them: even columns of tokens 0 .. 7, odd
+  // ones, and the same of tokens 8 .. 15.
+  __device__ __forceinline__ void load_plain(uint32_t (&halves)[4], int step) const {
     const int lane = warpgroup_thread() % 32, warp = warpgroup_thread() / 32;
-    uint32_t halves[4];
-    load_matrices<true>(halves, matrices - warp * 16 - 256 - lane / 16 * 64 + Map::kPlain + warp * 32 + lane / 16 * 16 +
-                                    step * 16 * Map::kRowBytes);
-    v.a[0] = halves[0], v.a[2] = halves[1], v.a[1] = halves[2], v.a[3] = halves[3];
+    const uint32_t first = matrices - lane % 16 * Map::kRowBytes - warp * 16 - 256 - lane / 16 * 64;  // of the tile
+    load_matrices<true>(halves, first + (step * 16 + lane % 8 + lane / 16 * 8) * Map::kRowBytes + Map::kPlain + warp * 32 +
+                                    lane / 8 % 2 * 16);
+  }
+};
+
+// Codes of V on their way from shared memory, and their scales. Those of a tile's first blocks come while other things are
+// looked at.
+template <class Map>
+struct ValueCodes {
+  uint32_t codes[Map::kValueCodesAhead + 1][4], scale[2][2];
+
+  __device__ __forceinline__ explicit ValueCodes(const ValuePlace<Map>& values) {
+#pragma unroll
+    for (int i = 0; i < Map::kValueCodesAhead; ++i) values.load(codes[i], i / 2, i % 2);
+    if (!Map::kBare) values.load_scales(scale[0], 0, 0);
   }
 };
 
@@ -45,15 +57,14 @@ struct ValuePlace {
 // halves. Calls used() when all of the tile's rows and scales are in registers.
 template <class M, class Map, bool Plain, class Used>
 __device__ __forceinline__ void multiply_raw_values(FewAccumulators<Map::kRows>& o, const ValuePlace<Map>& values,
-                                                    uint32_t weights, Used used) {
+                                                    ValueCodes<Map>& under_way, uint32_t weights, Used used) {
   constexpr int kAhead = Map::kValuesAhead, kCodesAhead = Map::kValueCodesAhead, kCodes = kCodesAhead + 1;
-  const uint64_t p = smem_descriptor(weights, 0, kAtomBytes);
+  const uint64_t p = smem_descriptor(uniform(weights), 0, kAtomBytes);
   ValueFragment v[kAhead];
   constexpr int kScales = Map::kHasRope ? 2 : 1;  // blocks with the same ones
-  uint32_t codes[kCodes][4], scale[2][2];
-#pragma unroll
-  for (int i = 0; i < kCodesAhead; ++i) values.load(codes[i], i / 2, i % 2);
-  if (!Map::kBare) values.load_scales(scale[0], 0, 0);
+  auto& codes = under_way.codes;
+  auto& scale = under_way.scale;
+  uint32_t halves[4];  // of the step's last block
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     const int step = i / 4, block = i % 4, pair = i / 2, next = pair + kCodesAhead;
@@ -63,8 +74,9 @@ __device__ __forceinline__ void multiply_raw_values(FewAccumulators<Map::kRows>&
       values.load_scales(scale[later / kScales % 2], later / 4, later % 4);
     if (i >= kAhead) wgmma_wait<kAhead - 1>();
     ValueFragment& own = v[i % kAhead];
+    if (Plain && block == 2) values.load_plain(halves, step);
     if (Plain && block == 3)
-      values.load_plain(own, step);
+      own.take(halves);
     else
       own.template convert<!Map::kBare>(codes[pair % kCodes][i % 2 * 2], codes[pair % kCodes][i % 2 * 2 + 1],
                                         scale[i / kScales % 2]);
@@ -142,7 +154,7 @@ template <class T, class M, int QkDim, class Map, class Control>
 __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, uint32_t smem, Control& control) {
   const auto own = [] { return (unsigned)block_thread() / 128 - 1; };  // read anew each time: registers are short
   const auto lane = [] { return (unsigned)block_thread() % 32; };
-  TilePlace<Map> place;  // of the tile whose scores are next
+  RawPlace<Map> place;  // of the tile whose scores are next
   uint32_t parts_parity = 0;
   for_each_row_block<Map>(p, [&](int item, const RowBlock& range) {
     RawState<Map> state;
@@ -161,24 +173,33 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, uint32_t sm
       const bool scores = i % 2 == own() && i < tiles;
       float s[Map::kRows / 2];
       float2 unit;
-      const int at = place.rope();
+      const int at = place.at();
       if (scores) {
-        mbarrier_wait(shared_address(&control.tile_full[at]), place.rope_parity());
+        mbarrier_wait(shared_address(&control.tile_full[at]), place.parity());
         const uint32_t own_unit = Map::scales(smem, at) + offsetof(typename Map::Scales, unit) +
                                   (warpgroup_thread() / 32 * 16 + warpgroup_thread() % 32 / 4) * 4;
         unit = make_float2(__uint_as_float(load_shared_word(own_unit)), __uint_as_float(load_shared_word(own_unit + 32)));
+        const bool masked = i >= first_masked || control.present[at] != ~0ull;
         multiply_raw_query<T, M, Map>(s, smem, control, place, unit);
+        if (masked) {
+          const RowBlock r = load_row_block<Map>(p, item);
+          mask_few<Map>(p, r, s, r.tile_begin + i, control.present[at]);
+          named_barrier_of_warpgroup(kOwnBarrier + own());  // every warp has read K
+          const bool plain = Map::kMayBePlain && control.format[at] == FM_KV_FP8_V4;
+          clean_raw_values<Map>(p, r, smem, at, plain, r.tile_begin + i, control.present[at]);
+        }
       }
       if (i > 0) {
-        const TilePlace<Map> last = place.last();
-        const int before = last.rope();
-        mbarrier_wait(shared_address(&control.weights_full[before]), last.rope_parity());
+        const RawPlace<Map> last = place.last();
+        const int before = last.at();
+        mbarrier_wait(shared_address(&control.weights_full[before]), last.parity());
+        // P is overwritten when both warpgroups have gone on for more than a tile from here.
+        const ValuePlace<Map> values(smem, before, own());
+        ValueCodes<Map> codes(values);
         if (control.rescale[before][0]) {
           scale_few_rows<Map::kRows>(o, control.factor[before], lane());
           if (i % 2 == own()) state.rescale(control, before);  // that was the other warpgroup's tile
         }
-        // P is overwritten when both warpgroups have gone on for more than a tile from here.
-        const ValuePlace<Map> values(smem, before, own());
         const auto used = [&] {
           const uint32_t empty = shared_address(&control.tile_empty[before]);
           if constexpr (Map::kSplits) {
@@ -188,26 +209,16 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, uint32_t sm
           }
         };
         if (Map::kMayBePlain && own() == 1 && control.format[before] == FM_KV_FP8_V4)
-          multiply_raw_values<M, Map, Map::kMayBePlain>(o, values, Map::weights(smem, before), used);
+          multiply_raw_values<M, Map, Map::kMayBePlain>(o, values, codes, Map::weights(smem, before), used);
         else
-          multiply_raw_values<M, Map, false>(o, values, Map::weights(smem, before), used);
+          multiply_raw_values<M, Map, false>(o, values, codes, Map::weights(smem, before), used);
       }
       if (scores) {
-        const bool masked = i >= first_masked || control.present[at] != ~0ull;
-        if (masked) {
-          const RowBlock r = load_row_block<Map>(p, item);
-          mask_few<Map>(p, r, s, r.tile_begin + i, control.present[at]);
-        }
         if (p.max_logits != nullptr) keep_peaks<Map>(s, control, i == 0);
         uint32_t weights[Map::kRows / 4];
         float added[RawState<Map>::kColumns];
         state.weigh(weights, added, s, unit, control, at, kOwnBarrier + own(), i == 0);
         store_few_weights<Map::kRows>([&](int i) { return weights[i]; }, Map::weights(smem, at));
-        if (masked) {
-          const RowBlock r = load_row_block<Map>(p, item);
-          const bool plain = Map::kMayBePlain && control.format[at] == FM_KV_FP8_V4;
-          clean_raw_values<Map>(p, r, smem, at, plain, r.tile_begin + i, control.present[at]);
-        }
         fence_async_shared();
         arrive_once_per_warp(shared_address(&control.weights_full[at]));
         state.add(added);

@@ -148,13 +148,13 @@ __device__ __forceinline__ uint32_t latent_swizzled(int row, int piece) {
 // of one goes through their phases one by one: a wait for a parity never sees a phase two passes old.
 template <class Map>
 struct TilePlace {
-  static constexpr int kCycle = Map::kRopes == 4 ? 8 : 12;
-  int count = 0;  // of tiles, modulo two passes over four, or over one, two and three places: one register
+  static constexpr int kCycle = 12;
+  int count = 0;  // of tiles, modulo two passes over one, two and three places: one register
 
   __device__ __forceinline__ int thirds() const { return count * 11 >> 5; }  // count / 3
   __device__ __forceinline__ int third() const { return count - thirds() * 3; }
-  __device__ __forceinline__ int rope() const { return Map::kRopes == 4 ? count & 3 : Map::kRopes == 3 ? third() : count & 1; }
-  __device__ __forceinline__ uint32_t rope_parity() const { return (Map::kRopes == 4 ? count >> 2 : Map::kRopes == 3 ? thirds() : count >> 1) & 1; }
+  __device__ __forceinline__ int rope() const { return Map::kRopes == 3 ? third() : count & 1; }
+  __device__ __forceinline__ uint32_t rope_parity() const { return (Map::kRopes == 3 ? thirds() : count >> 1) & 1; }
   __device__ __forceinline__ int block(int quarter) const {
     return quarter < Map::kTriple ? quarter * 3 + third() : Map::kTriple + quarter * 2 + (count & 1);
   }
