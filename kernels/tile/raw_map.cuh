@@ -42,7 +42,7 @@ struct RawMap {
   static constexpr int kGroups = kHasRope ? 4 : 16;  // of columns
   // How much is under way at a time, as registers allow: groups of 32 columns of K, and blocks of 64 columns of V, that are
   // multiplied while the next ones are converted; groups and pairs of blocks whose codes are being loaded.
-  static constexpr int kKeysAhead = kSplits ? 4 : 2, kKeyCodesAhead = 2;
+  static constexpr int kKeysAhead = kSplits ? 4 : 2, kKeyCodesAhead = Rows == 16 && !kBare ? 1 : 2;
   static constexpr int kValuesAhead = kSplits || kHasRope ? 4 : 3, kValueCodesAhead = kSplits ? 3 : 2;
   // Of a row: an odd multiple of 16, for ldmatrix.
   static constexpr uint32_t kRowBytes = kHasRope ? FM_RAW_ROW_BYTES_576 : FM_RAW_ROW_BYTES_512;
