@@ -4,8 +4,8 @@
 #   ./run.sh [support|rust|python|soak|sanitize|demo|bench|rust-bench|all]...
 #                                            (all but soak and sanitize when none is named)
 #
-# WORKERS sets the processes of pytest (one per core, 12 at most) and of sanitize; PYTEST_ARGS, SOAK_ARGS and BENCH_ARGS add
-# options to theirs; TOOLS names the sanitizer's.
+# WORKERS sets the processes of pytest (one per core and 10 GiB of GPU memory, 12 at most) and of sanitize; PYTEST_ARGS,
+# SOAK_ARGS and BENCH_ARGS add options to theirs; TOOLS names the sanitizer's.
 set -euo pipefail
 cd "$(dirname "$0")"
 python=${PYTHON:-python3}
@@ -25,11 +25,17 @@ rust() {
   done
 }
 
+# As many processes of pytest as there are cores and 10 GiB of GPU memory, 12 at most.
+workers() {
+  local most=12 memory limit
+  memory=$(nvidia-smi -i 0 --query-gpu=memory.total --format=csv,noheader,nounits)
+  for limit in "$(nproc)" "$((memory / 10240))"; do most=$((limit < most ? limit : most)); done
+  echo "$((most > 0 ? most : 1))"
+}
+
 python() {
-  local cores
-  cores=$(nproc)
   # shellcheck disable=SC2086 # several options
-  "$python" -m pytest -q -m gpu -n "${WORKERS:-$((cores < 12 ? cores : 12))}" --dist worksteal \
+  "$python" -m pytest -q -m gpu -n "${WORKERS:-$(workers)}" --dist worksteal \
     --timeout-method=thread ${PYTEST_ARGS:-}
 }
 
