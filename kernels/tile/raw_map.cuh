@@ -82,7 +82,7 @@ struct alignas(16) RawControl : std::conditional<Rows == kTileRows, DecodeContro
   uint32_t scaled[kTiles][2];   // preparing warps -> scores: some scale of the 32 rows is not a power of two
   int32_t format[kTiles];       // asking warps -> others
 
-  // Preparing warps -> scores: what of a tile's rows is not codes. The barrier of a block elsewhere.
+  // Preparing warps -> scores: the scales of V, and what of a tile's rows is not codes. The barrier of a block elsewhere.
   __device__ __forceinline__ uint64_t& rest_full(int place) { return this->block_full[place]; }
 
   // Where a row goes in the output, in elements, when its scores are no longer needed; negative: nowhere.

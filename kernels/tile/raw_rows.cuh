@@ -1,7 +1,7 @@
 // The loader of raw rows. Of its four warps two ask for rows, 32 of each tile: for boxes of whole pages by tensor map where
-// there is one, else for each row by a bulk copy. Two prepare what has come: what rows count in, scales relative to that,
-// and then, since it is multiplied last, the part of a row that is not codes as it will be multiplied (rest_full); rows that
-// are absent become zeros.
+// there is one, else for each row by a bulk copy. Two prepare what has come: what rows count in and the scales of K relative to
+// that (tile_full); and then the scales of V and the part of a row that is not codes, as it will be multiplied, which is last
+// (rest_full). Rows that are absent become zeros.
 //
 // fp8 and fp8_v32 (576 columns); fp8, fp8_v4, fp8_v41 and fp8_v41_split (512). Bare rows are of fp8 alone.
 #pragma once

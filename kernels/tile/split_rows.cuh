@@ -86,7 +86,7 @@ __device__ __forceinline__ void add_parts_of_pair(const FmDecodeParams& p, const
   const int stride = p.team * kTileRows;  // rows from one slot to the next
   const float* lse = p.partial_lse + slot_row<Map>(p, r, block_row) + lane % 16 * stride;
   const float* from = p.partial_out + slot_row<Map>(p, r, 0) * kLatent + pair * kPairNumbers + first * 128 + lane * 4;
-  float own = kNegInf, top = -__FLT_MAX__, weight = 0.f, sum = 0.f;
+  float top = -__FLT_MAX__, weight = 0.f, sum = 0.f;
   float4 total[Pieces] = {};
 #pragma unroll 1
   for (int base = 0; base < parts; base += kBatch) {
@@ -98,7 +98,7 @@ __device__ __forceinline__ void add_parts_of_pair(const FmDecodeParams& p, const
       for (int i = 0; i < Pieces; ++i) v[j][i] = __ldcg(reinterpret_cast<const float4*>(part + 128 * i));
     }
     if (base % 16 == 0) {
-      own = base + lane % 16 < parts ? __ldcg(lse + base * (int64_t)stride) : kNegInf;
+      const float own = base + lane % 16 < parts ? __ldcg(lse + base * (int64_t)stride) : kNegInf;
       if (base == 0) {
         top = fmaxf(top, own);
 #pragma unroll 1
