@@ -54,7 +54,7 @@ struct Kernel {
   using FewSizes = Either<L == Loader::Tma, FewPages<Rows>, FewTokens<Rows, kCodes>>;
   using Map = SharedMap<Either<Rows == kTileRows, WideSizes, FewSizes>>;
   static constexpr int kLoaderArrivals = L == Loader::Tma ? 1 : TokenWarps<Map>::kArrivals;  // for a block
-  static_assert(Map::kControlOffset + (Rows == kTileRows ? sizeof(DecodeControl) : sizeof(FewControl)) <=
+  static_assert(Map::kControlOffset + (Rows == kTileRows ? sizeof(WideControl) : sizeof(FewControl)) <=
                 FM_DECODE_SMEM_BYTES);
 };
 
@@ -80,23 +80,34 @@ __device__ __forceinline__ void init_part_barriers(FewControl& control, int spli
   mbarrier_init(shared_address(&control.parts_empty), 8 * splits);
 }
 
-// After it every CTA of the cluster may use the barriers of every other, and all threads may read what earlier launches
-// wrote: until here a CTA has touched nothing but its own shared memory.
+// After it every CTA of the cluster may use the barriers of every other.
 __device__ __forceinline__ void publish_barriers() {
   if (cluster_size() > 1)
     cluster_barrier_relaxed();
   else
     __syncthreads();
-  wait_for_earlier_launches();
 }
 
 template <class T, int QkDim, Loader L, class Map>
 __device__ __forceinline__ void load_tiles(const CUtensorMap& latent_map, const CUtensorMap& rope_map,
-                                           const FmDecodeParams& p, uint32_t smem, DecodeControl& control) {
+                                           const FmDecodeParams& p, const FirstItem& first, uint32_t smem,
+                                           DecodeControl& control) {
   if constexpr (L == Loader::Tma)
-    load_tiles_tma<T, QkDim, Map>(p, &latent_map, &rope_map, smem, control);
+    load_tiles_tma<T, QkDim, Map>(p, &latent_map, &rope_map, first, smem, control);
   else
-    load_tiles_tokens<T, QkDim, Map>(p, smem, control);
+    load_tiles_tokens<T, QkDim, Map>(p, first, smem, control);
+}
+
+// By the warpgroups of the values role, which have nothing else to do: what the L2 can fetch while earlier launches end. Where
+// that is soon, Q only: tiles take as long whoever asks for them.
+template <class T, int QkDim, Loader L, class Map>
+__device__ __forceinline__ void prefetch(const CUtensorMap& latent_map, const CUtensorMap& rope_map, const FmDecodeParams& p,
+                                         const FirstItem& first, int half) {
+  if (L != Loader::Tma || !first.exists() || first.block.empty()) return;
+  if (half == 1)
+    prefetch_query<T, QkDim, Map>(p, first.block);
+  else if (p.waits_aside)
+    prefetch_tile<QkDim>(p, &latent_map, &rope_map, first.block);
 }
 
 // Registers per thread of a role. The launch gives each thread 128 with 4 warpgroups, 96 with 5 and 72 with 7: what the
@@ -127,7 +138,8 @@ __device__ __forceinline__ void decode_wide(const CUtensorMap& latent_map, const
   using Map = typename K::Map;
   using M = typename K::Multiplied;
   using R = Registers<L, kTileRows, QkDim>;
-  DecodeControl& control = *reinterpret_cast<DecodeControl*>(smem + Map::kControlOffset);
+  WideControl& control = *reinterpret_cast<WideControl*>(smem + Map::kControlOffset);
+  const FirstItem first = load_first_item<Map>(p);
   if (threadIdx.x == 0) {
     init_barriers(control, K::kLoaderArrivals, p.multicast);
     mbarrier_init_fence();
@@ -135,14 +147,18 @@ __device__ __forceinline__ void decode_wide(const CUtensorMap& latent_map, const
   publish_barriers();
   const int warpgroup = threadIdx.x / 128;
   if (warpgroup == 0) {
+    wait_for_earlier_launches();
     R::template take<R::kScores>();
-    compute_scores<T, M, QkDim, Map>(p, smem, control);
+    compute_scores<T, M, QkDim, Map>(p, first, smem, control);
   } else if (warpgroup == 3) {
+    wait_for_earlier_launches();
     R::template take<R::kLoader>();
-    load_tiles<T, QkDim, L, Map>(latent_map, rope_map, p, shared_address(smem), control);
+    load_tiles<T, QkDim, L, Map>(latent_map, rope_map, p, first, shared_address(smem), control);
   } else {
+    prefetch<T, QkDim, L, Map>(latent_map, rope_map, p, first, warpgroup - 1);
+    wait_for_earlier_launches();
     R::template take<R::kValues>();
-    accumulate_values<T, M, Map>(p, warpgroup - 1, shared_address(smem), control);
+    accumulate_values<T, M, Map>(p, first, warpgroup - 1, shared_address(smem), control);
   }
   __syncwarp();
   if (p.multicast > 1) cluster_barrier();  // no CTA leaves while another may still write to its shared memory
@@ -157,6 +173,7 @@ __device__ __forceinline__ void decode_few(const CUtensorMap& latent_map, const 
   using M = typename K::Multiplied;
   using R = Registers<L, Rows, QkDim>;
   FewControl& control = *reinterpret_cast<FewControl*>(smem + Map::kControlOffset);
+  const FirstItem first = load_first_item<Map>(p);
   if (threadIdx.x == 0) {
     init_barriers(control, K::kLoaderArrivals, 1);
     init_part_barriers(control, p.splits);
@@ -165,14 +182,18 @@ __device__ __forceinline__ void decode_few(const CUtensorMap& latent_map, const 
   publish_barriers();
   const int warpgroup = threadIdx.x / 128;
   if (warpgroup == 0) {
+    wait_for_earlier_launches();
     if (!R::kPages) R::template take<R::kScores>();
-    compute_few_scores<T, M, QkDim, Map>(p, smem, control);
+    compute_few_scores<T, M, QkDim, Map>(p, first, smem, control);
   } else if (warpgroup >= 3) {
+    wait_for_earlier_launches();
     if (!R::kPages) R::template take<R::kLoader>();
-    load_tiles<T, QkDim, L, Map>(latent_map, rope_map, p, shared_address(smem), control);
+    load_tiles<T, QkDim, L, Map>(latent_map, rope_map, p, first, shared_address(smem), control);
   } else {
+    prefetch<T, QkDim, L, Map>(latent_map, rope_map, p, first, warpgroup - 1);
+    wait_for_earlier_launches();
     if (!R::kPages) R::template take<R::kValues>();
-    accumulate_few_values<T, M, Map>(p, warpgroup - 1, shared_address(smem), control);
+    accumulate_few_values<T, M, Map>(p, first, warpgroup - 1, shared_address(smem), control);
   }
 }
 
@@ -185,6 +206,7 @@ __device__ __forceinline__ void decode_raw(const CUtensorMap& rows_map, const Fm
   constexpr int kCompute = 232, kLoader = 40;  // registers, of 168 that the launch gives
   const uint32_t smem = shared_address(shared);
   Control& control = *reinterpret_cast<Control*>(shared + Map::kControlOffset);
+  const FirstItem first = load_first_item<Map>(p);
   if (threadIdx.x == 0) {
     init_barriers(control, kPreparingWarps, Map::kSplits ? 1 : p.multicast, 4);
     init_raw_barriers(control);
@@ -195,10 +217,11 @@ __device__ __forceinline__ void decode_raw(const CUtensorMap& rows_map, const Fm
   const int warpgroup = threadIdx.x / 128;
   if (warpgroup == 0) {
     registers_shrink<kLoader>();
-    load_raw_tiles<T, QkDim, Map>(p, &rows_map, smem, control);
+    load_raw_tiles<T, QkDim, Map>(p, &rows_map, first, smem, control);
   } else {
+    wait_for_earlier_launches();
     registers_grow<kCompute>();
-    compute_raw<T, __half, QkDim, Map>(p, smem, control);
+    compute_raw<T, __half, QkDim, Map>(p, first, smem, control);
   }
   __syncwarp();
   if (!Map::kSplits && p.multicast > 1) cluster_barrier();  // no CTA leaves while another may still write to its shared memory

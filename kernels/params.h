@@ -75,6 +75,7 @@ typedef struct FmDecodeParams {
   int32_t head_chunks_nope; /* 64-wide column blocks from one KV head to the next in the tensor maps */
   int32_t head_chunks_rope;
   int32_t q_codes;     /* 1: Q is e4m3; codes kernels only */
+  int32_t waits_aside; /* 1: CTAs fit on the GPU beside those of such a launch before, so that they wait for long */
   const float* q_scale; /* of e4m3 rows, or null: then it is in scale_log2 */
   int64_t q_scale_stride[3];
   float scale_log2;    /* softmax_scale * log2(e), times the scale of the cache's codes */

@@ -15,9 +15,11 @@ extern "C" __global__ void __launch_bounds__(FM_PLAN_THREADS, 1)
     small::Shared small;
     large::Shared large;
   } shared;
-  if (small::fits(params)) {
-    if (small::plan(params, shared.small)) return;
+  if (!small::fits(params) || !small::plan(params, shared.small)) {
     __syncthreads(); /* the memory is used again */
+    large::plan(params, shared.large);
   }
-  large::plan(params, shared.large);
+  /* Attention kernels read their first items before they wait for launches before them to be complete (FirstItem in
+     tile/work.cuh). They begin when this block has ended at the earliest: what it wrote can be read then. */
+  __threadfence();
 }

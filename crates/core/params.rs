@@ -158,6 +158,8 @@ pub struct FmDecodeParams {
     pub head_chunks_rope: i32,
     #[doc = " 1: Q is e4m3; codes kernels only"]
     pub q_codes: i32,
+    #[doc = " 1: CTAs fit on the GPU beside those of such a launch before, so that they wait for long"]
+    pub waits_aside: i32,
     #[doc = " of e4m3 rows, or null: then it is in scale_log2"]
     pub q_scale: *const f32,
     pub q_scale_stride: [i64; 3usize],
@@ -222,6 +224,8 @@ const _: () = {
         [::core::mem::offset_of!(FmDecodeParams, head_chunks_rope) - 324usize];
     ["Offset of field: FmDecodeParams::q_codes"]
         [::core::mem::offset_of!(FmDecodeParams, q_codes) - 328usize];
+    ["Offset of field: FmDecodeParams::waits_aside"]
+        [::core::mem::offset_of!(FmDecodeParams, waits_aside) - 332usize];
     ["Offset of field: FmDecodeParams::q_scale"]
         [::core::mem::offset_of!(FmDecodeParams, q_scale) - 336usize];
     ["Offset of field: FmDecodeParams::q_scale_stride"]

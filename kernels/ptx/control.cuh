@@ -35,6 +35,12 @@ __device__ __forceinline__ void named_barrier() {
   asm volatile("bar.sync %0, %1;" ::"n"(Id), "n"(Threads) : "memory");
 }
 
+// Arrives at one without waiting.
+template <int Id, int Threads>
+__device__ __forceinline__ void named_barrier_arrive() {
+  asm volatile("bar.arrive %0, %1;" ::"n"(Id), "n"(Threads) : "memory");
+}
+
 // The same with a barrier of a number known at run time.
 __device__ __forceinline__ void named_barrier_of_warpgroup(int id) {
   asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");

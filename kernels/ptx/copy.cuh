@@ -16,6 +16,13 @@ __device__ __forceinline__ void tma_load_5d(uint32_t destination, const CUtensor
       : "memory");
 }
 
+// Asks the L2 for a box.
+__device__ __forceinline__ void tma_prefetch_5d(const CUtensorMap* map, int c0, int c1, int c2, int c3, int c4) {
+  asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global [%0, {%1, %2, %3, %4, %5}];" ::"l"(map), "r"(c0), "r"(c1),
+               "r"(c2), "r"(c3), "r"(c4)
+               : "memory");
+}
+
 // A 3-D box.
 __device__ __forceinline__ void tma_load_3d(uint32_t destination, const CUtensorMap* map, uint32_t barrier, int c0,
                                             int c1, int c2) {

@@ -344,11 +344,12 @@ __device__ __forceinline__ void finish_few_rows(const FmDecodeParams& p, const R
 
 // T: of Q and the output; M: what is multiplied.
 template <class T, class M, int QkDim, class Map>
-__device__ __forceinline__ void compute_few_scores(const FmDecodeParams& p, uint8_t* smem, FewControl& control) {
+__device__ __forceinline__ void compute_few_scores(const FmDecodeParams& p, const FirstItem& first, uint8_t* smem,
+                                                   FewControl& control) {
   using Layout = FewLayout<Map::kRows>;
   TilePlace<Map> place;
   uint32_t result_parity = 1;
-  for_each_row_block<Map>(p, [&](int, const RowBlock& r) {
+  for_each_row_block<Map>(p, first, [&](int, const RowBlock& r) {
     FewState<Map::kRows, Map::kPeaks, Map::kCodes> state;
     const int first_masked = min(r.visible(p, r.row_begin), r.seq_len) / kTileTokens;
     if (!r.empty()) {

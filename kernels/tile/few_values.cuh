@@ -77,12 +77,12 @@ __device__ __forceinline__ void store_few_partial(const FmDecodeParams& p, const
 
 // T: of the output; M: what is multiplied.
 template <class T, class M, class Map>
-__device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, int half, uint32_t smem,
-                                                      FewControl& control) {
+__device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, const FirstItem& first_item, int half,
+                                                      uint32_t smem, FewControl& control) {
   const int lane = threadIdx.x % 32;
   TilePlace<Map> place;
   uint32_t result_parity = 0, parts_parity = 0;
-  for_each_row_block<Map>(p, [&](int, const RowBlock& r) {
+  for_each_row_block<Map>(p, first_item, [&](int, const RowBlock& r) {
     FewAccumulators<Map::kRows> o;
 #pragma unroll
     for (int m = 0; m < 4; ++m)

@@ -37,11 +37,13 @@ struct QuarterPieces {
 };
 
 template <int QkDim, class Map>
-__device__ __forceinline__ void load_quarters(const FmDecodeParams& p, uint32_t smem, DecodeControl& control) {
+__device__ __forceinline__ void load_quarters(const FmDecodeParams& p, const FirstItem& first, uint32_t smem,
+                                              DecodeControl& control) {
   static_assert(TokenWarps<Map>::kRows == 16);
   TilePlace<Map> place;
   TileCursor<Map> cursor;  // a tile ahead
-  cursor.begin(p);
+  cursor.begin(p, first);
+  cursor.start(p);
 #pragma unroll 1
   while (!cursor.done()) {
     const TokenPlace token = cursor.place(p);

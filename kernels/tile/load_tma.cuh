@@ -11,12 +11,13 @@
 namespace fm {
 
 // The page of box `box` of the request, or -1 when there is none. Boxes are counted from the request's first token.
+template <bool Early>
 __device__ __forceinline__ int page_of_box(const FmDecodeParams& p, const RowBlock& r, int box) {
   const int token = box << p.box_shift;
   if (token >= r.seq_len) return -1;
   const int column = token / p.kv[0].page_size;
   if (column >= p.max_pages) return -1;
-  const int page = load_once(p.block_table + r.request * p.block_table_stride + column);
+  const int page = load_once<Early>(p.block_table + r.request * p.block_table_stride + column);
   return (unsigned)page < (unsigned)p.kv[0].num_pages ? page : -1;
 }
 
@@ -51,15 +52,17 @@ __device__ __forceinline__ uint32_t box_bytes(const FmDecodeParams& p, uint32_t 
 }
 
 // The pages of 32 boxes from a multiple of 32 on, one per lane: those around the first box of `tile`.
+template <bool Early>
 __device__ __forceinline__ int page_window(const FmDecodeParams& p, const RowBlock& r, int tile) {
   const int box = tile * (kTileTokens >> opaque(p.box_shift));
-  return page_of_box(p, r, box / 32 * 32 + threadIdx.x % 32);
+  return page_of_box<Early>(p, r, box / 32 * 32 + threadIdx.x % 32);
 }
 
 // This lane's box of a tile; the window is renewed where the tile is the first of it.
+template <bool Early>
 __device__ __forceinline__ TileBox locate_box(const FmDecodeParams& p, const RowBlock& r, int tile, int& window) {
   const int shift = opaque(p.box_shift), boxes = kTileTokens >> shift, lane = threadIdx.x % 32, box = tile * boxes;
-  if (box % 32 == 0) window = page_window(p, r, tile);
+  if (box % 32 == 0) window = page_window<Early>(p, r, tile);
   const int page = __shfl_sync(~0u, window, (box + lane) % 32);
   return {lane < boxes ? page : -1, ((box + lane) << shift) % p.kv[0].page_size / 8};
 }
@@ -67,18 +70,19 @@ __device__ __forceinline__ TileBox locate_box(const FmDecodeParams& p, const Row
 // Warp w of the loader keeps latent block w of every tile coming, warp 0 also the rope block.
 template <class T, int QkDim, class Map>
 __device__ __forceinline__ void load_tiles_tma(const FmDecodeParams& p, const CUtensorMap* latent_map,
-                                               const CUtensorMap* rope_map, uint32_t smem, DecodeControl& control) {
+                                               const CUtensorMap* rope_map, const FirstItem& first, uint32_t smem,
+                                               DecodeControl& control) {
   static_assert(kTileBlocks == 4, "one warp per block of a tile");
   const auto warp = [] { return warpgroup_thread() / 32; };  // read anew each time: registers are short
   const bool leader = threadIdx.x % 32 == 0;
   // Bit mask of the CTAs this warp loads for: all of the cluster, or none, since they take turns.
   const uint32_t ctas = warp() % p.multicast == cluster_rank() % p.multicast ? (1u << p.multicast) - 1 : 0;
   TilePlace<Map> place;
-  for_each_row_block<Map>(p, [&](int item, const RowBlock& r) {
-    int window = page_window(p, r, r.tile_begin);
+  for_each_row_block<Map>(p, first, [&](int item, const RowBlock& r) {
+    int window = page_window<false>(p, r, r.tile_begin);
 #pragma unroll 1
     for (int tile = r.tile_begin; tile < r.tile_end; ++tile) {
-      const TileBox box = locate_box(p, r, tile, window);
+      const TileBox box = locate_box<false>(p, r, tile, window);
       const uint32_t boxes = __ballot_sync(~0u, box.page >= 0);
       if (warp() == 0) {
         const uint32_t full = shared_address(&control.tile_full[place.rope()]);
@@ -94,13 +98,27 @@ __device__ __forceinline__ void load_tiles_tma(const FmDecodeParams& p, const CU
       const int block = place.block(warp());
       const uint32_t full = shared_address(&control.block_full[block]);
       mbarrier_wait(shared_address(&control.block_empty[block]), place.block_parity(warp()) ^ 1);
+      if (holds_tiles<Map>(p, r) && item == first.number && tile == r.tile_begin + 1) named_barrier<kQueryBarrier, 256>();
       if (leader) mbarrier_arrive_expect(full, 2 * box_bytes(p, boxes));
       __syncwarp();
       box.load(p, latent_map, r.kv_head * p.head_chunks_nope + 2 * warp(), smem + block_offset(block), 2, full, ctas);
       place.advance();
     }
-    if (item + 1 < next_worker_item<Map>(p)) prefetch_query<T, QkDim, Map>(p, item + 1);
+    if (item + 1 < next_worker_item<Map>(p)) prefetch_query<T, QkDim, Map>(p, load_row_block<Map>(p, item + 1));
   });
+}
+
+// Asks the L2 for the first tile while earlier launches may be running, as the loader's warps will load it: a block to each of
+// four warps. If the block table is not what it will be, for another.
+template <int QkDim>
+__device__ __forceinline__ void prefetch_tile(const FmDecodeParams& p, const CUtensorMap* latent_map,
+                                              const CUtensorMap* rope_map, const RowBlock& r) {
+  const int warp = warpgroup_thread() / 32;
+  int window = page_window<true>(p, r, r.tile_begin);
+  const TileBox box = locate_box<true>(p, r, r.tile_begin, window);
+  if (box.page < 0 || warp % p.multicast != cluster_rank() % p.multicast) return;
+  if (QkDim > kLatent && warp == 0) tma_prefetch_5d(rope_map, 0, 0, r.kv_head * p.head_chunks_rope, box.group, box.page);
+  tma_prefetch_5d(latent_map, 0, 0, r.kv_head * p.head_chunks_nope + 2 * warp, box.group, box.page);
 }
 
 }  // namespace fm

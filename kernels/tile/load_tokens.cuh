@@ -32,11 +32,13 @@ __device__ __forceinline__ void copy_tile(const FmDecodeParams& p, const TileCur
 
 // A warp's way through its tiles of 16-bit numbers.
 template <int QkDim, class Map>
-__device__ __forceinline__ void copy_tiles(const FmDecodeParams& p, uint32_t smem, DecodeControl& control) {
+__device__ __forceinline__ void copy_tiles(const FmDecodeParams& p, const FirstItem& first, uint32_t smem,
+                                           DecodeControl& control) {
   TilePlace<Map> place;
   place.count = TokenWarps<Map>::turn();
   TileCursor<Map> now, next;
-  now.begin(p);
+  now.begin(p, first);
+  now.start(p);
   next = now;
 #pragma unroll 1
   while (!now.done()) {
@@ -88,12 +90,14 @@ __device__ __forceinline__ void copy_tile_as_halves(const FmDecodeParams& p, con
 // A warp's way through its tiles where they may be of codes. Batches of rows take turns in registers: the next is asked
 // for as soon as the last one is stored, so that some are always under way, also while places are waited for.
 template <class T, int QkDim, class Map>
-__device__ __forceinline__ void convert_tiles(const FmDecodeParams& p, uint32_t smem, DecodeControl& control) {
+__device__ __forceinline__ void convert_tiles(const FmDecodeParams& p, const FirstItem& first, uint32_t smem,
+                                              DecodeControl& control) {
   using Batch = RowBatch<T, QkDim, Map>;
   constexpr int kRows = TokenWarps<Map>::kRows, kBatches = 2, kAhead = kBatches * Batch::kRows;
   TilePlace<Map> place;
   TileCursor<Map> cursor;  // a tile ahead
-  cursor.begin(p);
+  cursor.begin(p, first);
+  cursor.start(p);
   bool going = !cursor.done();
   CodedRows rows = coded_rows<QkDim, Map>(p, cursor);
   cursor.advance(p);
@@ -145,13 +149,14 @@ __device__ __forceinline__ void convert_tiles(const FmDecodeParams& p, uint32_t 
 }
 
 template <class T, int QkDim, class Map>
-__device__ __forceinline__ void load_tiles_tokens(const FmDecodeParams& p, uint32_t smem, DecodeControl& control) {
+__device__ __forceinline__ void load_tiles_tokens(const FmDecodeParams& p, const FirstItem& first, uint32_t smem,
+                                                  DecodeControl& control) {
   if constexpr (Map::kCodes)
-    convert_tiles<T, QkDim, Map>(p, smem, control);
+    convert_tiles<T, QkDim, Map>(p, first, smem, control);
   else if constexpr (Map::kRows == kTileRows)
-    load_quarters<QkDim, Map>(p, smem, control);
+    load_quarters<QkDim, Map>(p, first, smem, control);
   else
-    copy_tiles<QkDim, Map>(p, smem, control);
+    copy_tiles<QkDim, Map>(p, first, smem, control);
 }
 
 }  // namespace fm

@@ -79,35 +79,50 @@ __device__ __forceinline__ void store_four(T* to, float4 v, float factor) {
       make_uint2(pack_result(T(), v.x * factor, v.y * factor), pack_result(T(), v.z * factor, v.w * factor));
 }
 
-// Finishes this CTA's share of rows first .. first + 16.
-template <class T, class Map>
+// Finishes this CTA's share of rows first .. first + 16, of a cluster of `Splits`: a warp has one row's quarters of columns,
+// as many as make eight reads of parts, which are all under way at once.
+template <class T, class Map, int Splits>
 __device__ __forceinline__ void finish_parts(const FmDecodeParams& p, const RowBlock& r, int first, int thread,
                                              uint32_t part, const FewControl& control) {
-  const int lane = thread % 32;
-  row_share(p).for_each(thread, [&](int own, int column) {
-    const int block_row = first + own;
-    float2 state = make_float2(kNegInf, 0.f);  // of CTA `lane`
-    if (lane < p.splits) state = load_cluster_2(cluster_address(shared_address(&control.part_state[own]), lane));
-    const float top = fmaxf(warp_max(state.x), -__FLT_MAX__);  // finite: weights of parts without keys are zero
-    const float weight = exp2_approx(state.x - top);
-    float sum = 0.f;
-    float4 total = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll 4
-    for (int j = 0; j < p.splits; ++j) {
-      const float w = __shfl_sync(~0u, weight, j);
-      sum += w * __shfl_sync(~0u, state.y, j);
-      add_scaled(total, w, load_cluster_4(cluster_address(part + (own * kPartStride + column) * 4, j)));
-    }
-    if (r.row_begin + block_row >= r.rows) return;
-    const float factor = row_factor<Map>(p, r, block_row, top, sum, column == 0);
-    if (r.slot >= 0) {
-      total.x *= factor, total.y *= factor, total.z *= factor, total.w *= factor;
-      *reinterpret_cast<float4*>(p.partial_out + slot_row<Map>(p, r, block_row) * kLatent + column) = total;
-    } else {
-      store_four(reinterpret_cast<T*>(p.out) + row_offset(p, r, r.row_begin + block_row, p.out_stride) + column,
-                 total, factor);
-    }
-  });
+  constexpr int kQuarters = 8 / Splits, kWarps = Splits / 2;  // of a row: to a warp, and warps
+  const int lane = thread % 32, warp = thread / 32;
+  const int own = cluster_rank() * (kPartRows / Splits) + warp / kWarps, block_row = first + own;
+  const int column = warp % kWarps * kQuarters * 128 + lane * 4;
+  const float2 state = load_cluster_2(cluster_address(shared_address(&control.part_state[own]), lane % Splits));
+  float4 v[Splits][kQuarters];
+#pragma unroll
+  for (int j = 0; j < Splits; ++j) {
+    const uint32_t from = cluster_address(part + (own * kPartStride + column) * 4, j);
+#pragma unroll
+    for (int i = 0; i < kQuarters; ++i) v[j][i] = load_cluster_4(from + i * 512);
+  }
+  if (r.row_begin + block_row >= r.rows) return;
+  float top = fmaxf(state.x, -__FLT_MAX__);  // finite: weights of parts without keys are zero
+#pragma unroll
+  for (int d = 1; d < Splits; d *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
+  const float weight = exp2_approx(state.x - top);
+  float sum = weight * state.y;
+#pragma unroll
+  for (int d = 1; d < Splits; d *= 2) sum += __shfl_xor_sync(~0u, sum, d);
+  float4 total[kQuarters] = {};
+#pragma unroll
+  for (int j = 0; j < Splits; ++j) {
+    const float w = __shfl_sync(~0u, weight, j);
+#pragma unroll
+    for (int i = 0; i < kQuarters; ++i) add_scaled(total[i], w, v[j][i]);
+  }
+  const float factor = row_factor<Map>(p, r, block_row, top, sum, column == 0);
+  if (r.slot >= 0) {
+    float* to = p.partial_out + slot_row<Map>(p, r, block_row) * kLatent + column;
+#pragma unroll
+    for (int i = 0; i < kQuarters; ++i)
+      *reinterpret_cast<float4*>(to + 128 * i) =
+          make_float4(total[i].x * factor, total[i].y * factor, total[i].z * factor, total[i].w * factor);
+  } else {
+    T* to = reinterpret_cast<T*>(p.out) + row_offset(p, r, r.row_begin + block_row, p.out_stride) + column;
+#pragma unroll
+    for (int i = 0; i < kQuarters; ++i) store_four(to + 128 * i, total[i], factor);
+  }
 }
 
 // Adds up the partial results of a row of a split unit, `Pieces` times four columns of it, 128 columns apart.
@@ -187,7 +202,13 @@ __device__ __forceinline__ void merge_parts(const FmDecodeParams& p, const RowBl
     arrive_at_all(control.parts_full, p.splits, lane);
     if (first + kPartRows == Map::kRows) arrive_once_per_warp(shared_address(&control.result_empty));
     mbarrier_wait_acquire_cluster(shared_address(&control.parts_full), parity);
-    finish_parts<T, Map>(p, r, first, thread, smem + Map::kPartOffset, control);
+    const uint32_t parts = smem + Map::kPartOffset;
+    if (p.splits == 2)
+      finish_parts<T, Map, 2>(p, r, first, thread, parts, control);
+    else if (p.splits == 4)
+      finish_parts<T, Map, 4>(p, r, first, thread, parts, control);
+    else
+      finish_parts<T, Map, 8>(p, r, first, thread, parts, control);
     arrive_at_all(control.parts_empty, p.splits, lane);
     parity ^= 1;
   }

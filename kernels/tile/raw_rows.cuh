@@ -58,14 +58,16 @@ __device__ __forceinline__ void ask_for_32_rows(uint32_t to, uint32_t step, cons
 // By an asking warp: tile after tile. Where whole boxes of a page can be had, by tensor map, they are; else single rows. The two
 // CTAs of a cluster ask for half of them each: a warp of each for its boxes, half of each warp's lanes for rows.
 template <int QkDim, class Map, class Control>
-__device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const CUtensorMap* rows_map, uint32_t smem,
-                                             Control& control) {
+__device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const CUtensorMap* rows_map, const FirstItem& first_item,
+                                             uint32_t smem, Control& control) {
   const int warp = TokenWarps<Map>::warp(), lane = TokenWarps<Map>::lane();
   const bool shared = !Map::kSplits && p.multicast > 1;
   constexpr uint16_t kBoth = 3;
   RawPlace<Map> place;
   TileCursor<Map> cursor;
-  cursor.begin(p);
+  cursor.begin(p, first_item);
+  wait_for_earlier_launches();
+  cursor.start(p);
 #pragma unroll 1
   while (!cursor.done()) {
     const FmKvCache& kv = p.kv[cursor.cache];
@@ -265,19 +267,21 @@ struct RowPreparation {
 
 // The tiles of this CTA's worker.
 template <class Map>
-__device__ __forceinline__ int count_tiles(const FmDecodeParams& p) {
+__device__ __forceinline__ int count_tiles(const FmDecodeParams& p, const FirstItem& first) {
   int tiles = 0;
-  for_each_row_block<Map>(p, [&](int, const RowBlock& r) { tiles += max(r.tile_end - r.tile_begin, 0); });
+  for_each_row_block<Map>(p, first, [&](int, const RowBlock& r) { tiles += max(r.tile_end - r.tile_begin, 0); });
   return tiles;
 }
 
 // By a preparing warp.
 template <class T, class Map, class Control>
-__device__ __forceinline__ void prepare_rows(const FmDecodeParams& p, uint32_t smem, Control& control) {
+__device__ __forceinline__ void prepare_rows(const FmDecodeParams& p, const FirstItem& first, uint32_t smem,
+                                             Control& control) {
   const int warp = TokenWarps<Map>::warp(), lane = TokenWarps<Map>::lane();
+  wait_for_earlier_launches();
   RawPlace<Map> place;
 #pragma unroll 1
-  for (int tiles = count_tiles<Map>(p); tiles > 0; --tiles) {
+  for (int tiles = count_tiles<Map>(p, first); tiles > 0; --tiles) {
     const int at = place.at();
     mbarrier_wait(shared_address(&control.landed[at][warp]), place.parity());
     const int format = Map::kBare ? FM_KV_FP8 : control.format[at], token = 32 * warp + lane;
@@ -312,12 +316,12 @@ __device__ __forceinline__ void prepare_rows(const FmDecodeParams& p, uint32_t s
 }
 
 template <class T, int QkDim, class Map, class Control>
-__device__ __forceinline__ void load_raw_tiles(const FmDecodeParams& p, const CUtensorMap* rows_map, uint32_t smem,
-                                               Control& control) {
+__device__ __forceinline__ void load_raw_tiles(const FmDecodeParams& p, const CUtensorMap* rows_map, const FirstItem& first,
+                                               uint32_t smem, Control& control) {
   if (TokenWarps<Map>::thread() < 64)
-    ask_for_rows<QkDim, Map>(p, rows_map, smem, control);
+    ask_for_rows<QkDim, Map>(p, rows_map, first, smem, control);
   else
-    prepare_rows<T, Map>(p, smem, control);
+    prepare_rows<T, Map>(p, first, smem, control);
 }
 
 }  // namespace fm

@@ -151,12 +151,13 @@ __device__ __forceinline__ void store_raw_partial(const FmDecodeParams& p, const
 //
 // T: of Q and the output; M: what is multiplied.
 template <class T, class M, int QkDim, class Map, class Control>
-__device__ __forceinline__ void compute_raw(const FmDecodeParams& p, uint32_t smem, Control& control) {
+__device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const FirstItem& first, uint32_t smem,
+                                            Control& control) {
   const auto own = [] { return (unsigned)block_thread() / 128 - 1; };  // read anew each time: registers are short
   const auto lane = [] { return (unsigned)block_thread() % 32; };
   RawPlace<Map> place;  // of the tile whose scores are next
   uint32_t parts_parity = 0;
-  for_each_row_block<Map>(p, [&](int item, const RowBlock& range) {
+  for_each_row_block<Map>(p, first, [&](int item, const RowBlock& range) {
     RawState<Map> state;
     FewAccumulators<Map::kRows> o;
 #pragma unroll

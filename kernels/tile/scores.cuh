@@ -370,10 +370,11 @@ __device__ __forceinline__ void finish_rows(const FmDecodeParams& p, const RowBl
 
 // T: of Q and the output; M: what is multiplied.
 template <class T, class M, int QkDim, class Map>
-__device__ __forceinline__ void compute_scores(const FmDecodeParams& p, uint8_t* smem, DecodeControl& control) {
+__device__ __forceinline__ void compute_scores(const FmDecodeParams& p, const FirstItem& first, uint8_t* smem,
+                                               DecodeControl& control) {
   TilePlace<Map> place;
   uint32_t result_parity = 1;
-  for_each_row_block<Map>(p, [&](int item, const RowBlock& range) {
+  for_each_row_block<Map>(p, first, [&](int item, const RowBlock& range) {
     QueryFragments<Map::kRegisterChunks> q;
     RowState<Map::kPeaks> state;
     WeightFactors weights;  // of codes only
@@ -385,6 +386,7 @@ __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, uint8_t*
       else
         load_query<T, QkDim, Map>(p, range, q, shared_address(smem) + Map::kQueryOffset);
     }
+    if (holds_tiles<Map>(p, range) && item == first.number) named_barrier_arrive<kQueryBarrier, 256>();
     HeldTile held;
     for (int tile = range.tile_begin; tile < range.tile_end; ++tile) {
       float s[32];

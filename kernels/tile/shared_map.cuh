@@ -113,6 +113,11 @@ struct DecodeControl {
   uint32_t pieces;                // values: the pieces of a split unit's rows that this CTA adds up
 };
 
+// What CTAs of 64 rows have besides.
+struct WideControl : DecodeControl {
+  alignas(8) float2 part_weight[kTileRows];  // values: of two parts of a row, this CTA's and the other's
+};
+
 // What CTAs of few rows have besides.
 struct FewControl : DecodeControl {
   uint64_t parts_full;            // values of the whole cluster -> values: every CTA's part can be read

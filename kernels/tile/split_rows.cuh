@@ -4,6 +4,8 @@
 // more items, or has waited for long, it gives its piece up to the one that comes last, which never waits: nothing depends
 // on all CTAs being on the GPU at the same time.
 //
+// Of two parts (two_parts.cuh) each CTA adds up one half of the columns instead.
+//
 // Partial results are normalised, with their base-2 log-sum-exps. With m = max_j l_j,
 // out = sum_j 2^(l_j - m) o_j / sum_j 2^(l_j - m) and lse = ln 2 (m + log2 sum_j 2^(l_j - m)). Parts are added in their
 // order: the result depends neither on timing nor on who adds them.
@@ -37,32 +39,43 @@ struct PartCount {
 
   // Leaves a part. Returns the pieces that are this CTA's to add up, now that all parts are there: a bit each.
   __device__ __forceinline__ uint32_t arrive(bool wait) const {
-    uint64_t* word = arrived();
     fence_gpu();
-    uint64_t before;
-    asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;" : "=l"(before) : "l"(word), "l"(1ll) : "memory");
+    const uint64_t before = count();
     const uint32_t order = (uint32_t)before, own = piece_of(order);
     uint32_t mine = own;
-    if (order + 1 == parts) {
+    if (order + 1 == parts)
       mine |= before >> 32;
-    } else {
-      const int64_t begin = clock64();
-      bool all = false;
-      while (!all && wait && clock64() - begin < kMostWait) {
-        uint64_t now;
-        asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(now) : "l"(word) : "memory");
-        all = (uint32_t)now == parts;
-      }
-      if (!all) {  // the last one sees that this piece has been given up, or this one that the last has been here
-        asm volatile("atom.relaxed.gpu.global.or.b64 %0, [%1], %2;"
-                     : "=l"(before)
-                     : "l"(word), "l"((uint64_t)own << 32)
-                     : "memory");
-        if ((uint32_t)before != parts) mine = 0;
-      }
-    }
+    else if (!(wait && wait_for_all()) && !give_up(own))
+      mine = 0;
     fence_gpu();
     return mine;
+  }
+  // This part among those that are there; what the word was.
+  __device__ __forceinline__ uint64_t count() const {
+    uint64_t before;
+    asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;" : "=l"(before) : "l"(arrived()), "l"(1ll) : "memory");
+    return before;
+  }
+  __device__ __forceinline__ uint64_t look() const {
+    uint64_t now;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(now) : "l"(arrived()) : "memory");
+    return now;
+  }
+  // Not for long.
+  __device__ __forceinline__ bool wait_for_all() const {
+    const int64_t begin = clock64();
+    while (clock64() - begin < kMostWait)
+      if ((uint32_t)look() == parts) return true;
+    return false;
+  }
+  // Leaves a piece to the last one: that sees it, or this one that the last has been here. Returns whether it has.
+  __device__ __forceinline__ bool give_up(uint32_t piece) const {
+    uint64_t before;
+    asm volatile("atom.relaxed.gpu.global.or.b64 %0, [%1], %2;"
+                 : "=l"(before)
+                 : "l"(arrived()), "l"((uint64_t)piece << 32)
+                 : "memory");
+    return (uint32_t)before == parts;
   }
   // Who is done last prepares the next launch.
   __device__ __forceinline__ void leave() const {
@@ -149,16 +162,20 @@ __device__ __forceinline__ void add_parts_of_pairs(const FmDecodeParams& p, cons
     add_parts_of_pair<T, Map, Pieces>(p, r, parts, task / kTasks, task % kTasks * Pieces);
 }
 
+static_assert(offsetof(FmMerge, q_len) == 16 && offsetof(FmMerge, first_slot) == 20 && offsetof(FmMerge, parts) == 24);
+
 // A split unit as a CTA sees it when it has computed a part of it.
 struct SplitUnit {
   PartCount count;
+  int part;         // which one this is
   int next_worker;  // where the next worker's items begin
 };
 
 template <class Map>
 __device__ __forceinline__ SplitUnit load_split_unit(const FmDecodeParams& p, const RowBlock& r) {
   FmMerge* merge = p.merges + r.merge;
-  return {{merge, (unsigned)r.block, load_once(&merge->parts)}, next_worker_item<Map>(p)};
+  const int4 v = load_once(reinterpret_cast<const int4*>(&merge->q_len));  // first_slot and parts are in it
+  return {{merge, (unsigned)r.block, v.z}, r.slot - v.y, next_worker_item<Map>(p)};
 }
 
 // By both values warpgroups when their partial results have been stored.

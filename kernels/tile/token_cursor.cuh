@@ -71,11 +71,20 @@ struct TileCursor {
 
   __device__ __forceinline__ bool done() const { return item == kDone; }
 
-  // To the warp's first tile.
-  __device__ __forceinline__ void begin(const FmDecodeParams& p) {
-    item = first_worker_item<Map>(p) - 1;
-    cache = 0, found = -1;
-    enter_next(p, TokenWarps<Map>::turn());
+  // To the warp's first tile. Of an item that has it only the plan is read: by begin() while earlier launches may be running.
+  __device__ __forceinline__ void begin(const FmDecodeParams& p, const FirstItem& first) {
+    item = kDone, cache = 0, found = -1;
+    if (!first.exists()) return;
+    item = first.number;
+    const RowBlock r = load_row_block<Map, true>(p, item);
+    if (has(p, r, TokenWarps<Map>::turn())) enter(p, r, TokenWarps<Map>::turn());
+  }
+  __device__ __forceinline__ void start(const FmDecodeParams& p) {
+    if (done()) return;
+    if (left <= 0)
+      enter_next(p, -left);
+    else
+      look_up(p);
   }
   // To its next tile.
   __device__ __forceinline__ void advance(const FmDecodeParams& p) {
@@ -88,19 +97,28 @@ struct TileCursor {
     if (position >= tokens) enter_cache(p, load_row_block<Map>(p, item), position);
     look_up(p);
   }
+  // Whether a row block has a tile `tiles` after its first; how many from that on or, negative, how many are to be left out
+  // after its end.
+  __device__ __forceinline__ bool has(const FmDecodeParams& p, const RowBlock& r, int tiles) {
+    const bool own = Map::kSplits || r.row_begin < r.rows || p.multicast > 1;
+    left = (own ? max(r.tile_end - r.tile_begin, 0) : 0) - tiles;
+    return left > 0;
+  }
+  // To that tile.
+  __device__ __forceinline__ void enter(const FmDecodeParams& p, const RowBlock& r, int tiles) {
+    kv_head = r.kv_head;
+    enter_cache(p, r, (r.tile_begin + tiles) * kTileTokens);
+  }
   // To what is `tiles` tiles after the end of this item.
   __device__ __forceinline__ void enter_next(const FmDecodeParams& p, int tiles) {
     const int last = next_worker_item<Map>(p);
     while (++item < last) {
       const RowBlock r = load_row_block<Map>(p, item);
-      if (!Map::kSplits && r.row_begin >= r.rows && p.multicast == 1) continue;
-      left = max(r.tile_end - r.tile_begin, 0) - tiles;
-      if (left <= 0) {
+      if (!has(p, r, tiles)) {
         tiles = -left;
         continue;
       }
-      kv_head = r.kv_head;
-      enter_cache(p, r, (r.tile_begin + tiles) * kTileTokens);
+      enter(p, r, tiles);
       look_up(p);
       return;
     }

@@ -5,7 +5,7 @@
 #include "../ptx/control.cuh"
 #include "../ptx/math.cuh"
 #include "../ptx/wgmma.cuh"
-#include "split_rows.cuh"
+#include "two_parts.cuh"
 #include "work.cuh"
 
 namespace fm {
@@ -57,40 +57,84 @@ __device__ __forceinline__ void store_row(const float (&o)[64], int h, T* row, b
   }
 }
 
+// A quarter of the columns of this thread's rows.
 template <class T>
-__device__ __forceinline__ void store_result(const FmDecodeParams& p, const RowBlock& r, const Accumulators& o,
-                                             int row0, int half, int lane) {
+__device__ __forceinline__ void store_quarter(const FmDecodeParams& p, const RowBlock& r, const float (&o)[64], int quarter) {
+  const int lane = warpgroup_thread() % 32, row0 = warpgroup_thread() / 32 * 16 + lane / 4;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int row = r.row_begin + row0 + 8 * h;
     const bool present = row < r.rows;
     T* out = reinterpret_cast<T*>(p.out) + (present ? row_offset(p, r, row, p.out_stride) : 0);
-#pragma unroll
-    for (int b = 0; b < 2; ++b) store_row<T>(o[b], h, out + quarter(half, b) * kBlockWidth, present, lane);
+    store_row<T>(o, h, out + quarter * kBlockWidth, present, lane);
   }
 }
 
-// To the row block's place in its slot, of which split_rows.cuh says how it lies.
+// This thread's numbers of a quarter of a row block in its slot, of which split_rows.cuh says how it lies: of each eight columns
+// two of two rows, and four steps on those of the next eight.
+template <class Map>
+__device__ __forceinline__ float4* partial_result(const FmDecodeParams& p, const RowBlock& r, int quarter) {
+  const int thread = warpgroup_thread();
+  return reinterpret_cast<float4*>(p.partial_out + slot_row<Map>(p, r, 0) * kLatent + thread / 4 * kPairNumbers +
+                                   quarter * 2 * kBlockWidth + thread % 4 * 4);
+}
+
+// The column quarters of a warpgroup whose bits are set.
 template <class Map>
 __device__ __forceinline__ void store_partial_result(const FmDecodeParams& p, const RowBlock& r, const Accumulators& o,
-                                                     int warp, int half, int lane) {
-  float* partial = p.partial_out + slot_row<Map>(p, r, 0) * kLatent + (warp * 8 + lane / 4) * kPairNumbers + lane % 4 * 4;
+                                                     uint32_t quarters, int half) {
 #pragma unroll
-  for (int b = 0; b < 2; ++b)
+  for (int b = 0; b < 2; ++b) {
+    if (!(quarters >> b & 1)) continue;
+    float4* partial = partial_result<Map>(p, r, quarter(half, b));
 #pragma unroll
     for (int g = 0; g < 16; ++g)
-      *reinterpret_cast<float4*>(partial + quarter(half, b) * 2 * kBlockWidth + g * 16) =
-          make_float4(o[b][4 * g], o[b][4 * g + 1], o[b][4 * g + 2], o[b][4 * g + 3]);
+      partial[4 * g] = make_float4(o[b][4 * g], o[b][4 * g + 1], o[b][4 * g + 2], o[b][4 * g + 3]);
+  }
+}
+
+template <class Map>
+__device__ __forceinline__ void load_partial_result(const FmDecodeParams& p, const RowBlock& r, float (&o)[64], int quarter) {
+  const float4* partial = partial_result<Map>(p, r, quarter);
+#pragma unroll
+  for (int g = 0; g < 16; ++g) {
+    const float4 v = __ldcg(partial + 4 * g);
+    o[4 * g] = v.x, o[4 * g + 1] = v.y, o[4 * g + 2] = v.z, o[4 * g + 3] = v.w;
+  }
+}
+
+// Adds up a warpgroup's column quarter of two parts, `o` being what this CTA has of it, and stores the result.
+template <class T, class Map, int Quarter>
+__device__ __forceinline__ void add_other_part(const FmDecodeParams& p, int item, float (&o)[64], int half,
+                                               const WideControl& control) {
+  constexpr int kReads = 8;  // at a time
+  const float4* partial = partial_result<Map>(p, load_other_part<Map>(p, item), quarter(half, Quarter));
+  const int row0 = warpgroup_thread() / 32 * 16 + warpgroup_thread() % 32 / 4;
+  const float2 first = control.part_weight[row0], second = control.part_weight[row0 + 8];
+#pragma unroll
+  for (int i = 0; i < 16; i += kReads) {
+    float4 other[kReads];
+#pragma unroll
+    for (int j = 0; j < kReads; ++j) other[j] = __ldcg(partial + 4 * (i + j));
+#pragma unroll
+    for (int j = 0; j < kReads; ++j) {
+      float* own = &o[4 * (i + j)];
+      own[0] = add_two(first, own[0], other[j].x), own[1] = add_two(first, own[1], other[j].y);
+      own[2] = add_two(second, own[2], other[j].z), own[3] = add_two(second, own[3], other[j].w);
+    }
+    asm volatile("" ::: "memory");
+  }
+  store_quarter<T>(p, load_row_block<Map>(p, item), o, quarter(half, Quarter));
 }
 
 // T: of the output; M: what is multiplied.
 template <class T, class M, class Map>
-__device__ __forceinline__ void accumulate_values(const FmDecodeParams& p, int half, uint32_t smem,
-                                                  DecodeControl& control) {
+__device__ __forceinline__ void accumulate_values(const FmDecodeParams& p, const FirstItem& first_item, int half, uint32_t smem,
+                                                  WideControl& control) {
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, row0 = warp * 16 + lane / 4;
   TilePlace<Map> place;
   uint32_t result_parity = 0;
-  for_each_row_block<Map>(p, [&](int item, const RowBlock& range) {
+  for_each_row_block<Map>(p, first_item, [&](int item, const RowBlock& range) {
     Accumulators o;
 #pragma unroll
     for (int i = 0; i < 128; ++i) o[i / 64][i % 64] = 0.f;
@@ -121,10 +165,22 @@ __device__ __forceinline__ void accumulate_values(const FmDecodeParams& p, int h
     result_parity ^= 1;
     const RowBlock r = load_row_block<Map>(p, item);
     if (r.slot < 0) {
-      store_result<T>(p, r, o, row0, half, lane);
+#pragma unroll
+      for (int b = 0; b < 2; ++b) store_quarter<T>(p, r, o[b], quarter(half, b));
+      return;
+    }
+    const SplitUnit unit = load_split_unit<Map>(p, r);  // before the stores, which fill the queue
+    const auto store = [&](const RowBlock& r, uint32_t quarters) { store_partial_result<Map>(p, r, o, quarters, half); };
+    if (unit.count.parts == 2) {
+      finish_part_in_two<Map>(
+          p, item, control, store,
+          [&](auto number) {
+            constexpr int kQuarter = decltype(number)::value;
+            add_other_part<T, Map, kQuarter>(p, item, o[kQuarter], half, control);
+          },
+          [&](const RowBlock& r) { load_partial_result<Map>(p, r, o[1], quarter(half, 1)); });
     } else {
-      const SplitUnit unit = load_split_unit<Map>(p, r);  // before the stores, which fill the queue
-      store_partial_result<Map>(p, r, o, warp, half, lane);
+      store(r, kBothHalves);
       finish_part<T, Map>(p, unit, item, control);
     }
   });

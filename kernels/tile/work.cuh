@@ -39,23 +39,32 @@ struct RowBlock {
   __device__ __forceinline__ bool empty() const { return tile_begin >= tile_end; }
 };
 
-// Loads that are volatile so that a second read does not keep the first one's registers alive.
+// Loads that are volatile so that a second read does not keep the first one's registers alive. Early ones are for what is
+// read while earlier launches may be running: past the L1, which would keep it.
+template <bool Early = false>
 __device__ __forceinline__ int load_once(const int* at) {
   int v;
-  asm volatile("ld.global.nc.s32 %0, [%1];" : "=r"(v) : "l"(at));
+  if (Early)
+    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(at));
+  else
+    asm volatile("ld.global.nc.s32 %0, [%1];" : "=r"(v) : "l"(at));
   return v;
 }
+template <bool Early = false>
 __device__ __forceinline__ int4 load_once(const int4* at) {
   int4 v;
-  asm volatile("ld.global.nc.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
+  if (Early)
+    asm volatile("ld.relaxed.gpu.global.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
+  else
+    asm volatile("ld.global.nc.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
   return v;
 }
 
-template <class Map>
+template <class Map, bool Early = false>
 __device__ __forceinline__ RowBlock load_row_block(const FmDecodeParams& p, int item) {
   asm volatile("" : "+r"(item));  // no pointer into the items is kept across the caller's loop
   const int4* at = reinterpret_cast<const int4*>(p.items) + 3 * item;
-  const int4 a = load_once(at), b = load_once(at + 1), c = load_once(at + 2);
+  const int4 a = load_once<Early>(at), b = load_once<Early>(at + 1), c = load_once<Early>(at + 2);
   RowBlock r;
   r.block = Map::kSplits ? 0 : cta_index() % p.team;
   r.request = a.x, r.kv_head = a.y, r.row_begin = a.z + r.block * Map::kRows, r.q_begin = a.w;
@@ -79,22 +88,53 @@ __device__ __forceinline__ const int* worker_items(const FmDecodeParams& p) {
   return p.worker_begin + cta_index() / (Map::kSplits ? p.splits : p.team);
 }
 template <class Map>
-__device__ __forceinline__ int first_worker_item(const FmDecodeParams& p) {
-  return load_once(worker_items<Map>(p));
-}
-template <class Map>
 __device__ __forceinline__ int next_worker_item(const FmDecodeParams& p) {
   return load_once(worker_items<Map>(p) + 1);
+}
+
+// The first item of this CTA's worker. It is read while earlier launches may be running: the kernel that plans has made
+// sure that who is launched after it sees the plan.
+struct FirstItem {
+  int number, end;  // of its items
+  RowBlock block;
+
+  __device__ __forceinline__ bool exists() const { return number < end; }
+};
+
+template <class Map>
+__device__ __forceinline__ FirstItem load_first_item(const FmDecodeParams& p) {
+  FirstItem first;
+  first.number = load_once<true>(worker_items<Map>(p));
+  first.end = load_once<true>(worker_items<Map>(p) + 1);
+  if (first.exists()) first.block = load_row_block<Map, true>(p, first.number);
+  return first;
+}
+
+// Whether the first item's second tile is loaded when its Q is there: where all CTAs begin with both, Q is needed first.
+constexpr int kQueryBarrier = 4;  // named barrier of scores and loader
+template <class Map>
+__device__ __forceinline__ bool holds_tiles(const FmDecodeParams& p, const RowBlock& first) {
+  return !Map::kSplits && !Map::kTokens && !p.waits_aside && first.tile_end - first.tile_begin > 1;
 }
 
 // Calls body(item, row block) for each item of this CTA's worker; items whose rows do not reach this CTA's block are
 // left out unless other CTAs of the cluster count on this one. A role that is short of registers keeps the item's
 // number and loads the row block again where it needs it.
 template <class Map, class Body>
-__device__ __forceinline__ void for_each_row_block(const FmDecodeParams& p, Body body) {
-  for (int item = first_worker_item<Map>(p); item < next_worker_item<Map>(p); ++item) {
-    const RowBlock r = load_row_block<Map>(p, item);
+__device__ __forceinline__ void for_each_row_block(const FmDecodeParams& p, const FirstItem& first, Body body) {
+  if constexpr (Map::kTokens) {  // registers are short: read anew
+    for (int item = load_once(worker_items<Map>(p)); item < next_worker_item<Map>(p); ++item) {
+      const RowBlock r = load_row_block<Map>(p, item);
+      if (Map::kSplits || r.row_begin < r.rows || p.multicast > 1) body(item, r);
+    }
+    return;
+  }
+  if (!first.exists()) return;
+  RowBlock r = first.block;
+  for (int item = first.number;;) {
     if (Map::kSplits || r.row_begin < r.rows || p.multicast > 1) body(item, r);
+    if (++item >= next_worker_item<Map>(p)) break;
+    r = load_row_block<Map>(p, item);
   }
 }
 static_assert(sizeof(FmWorkItem) == 48, "items are read as three int4");
@@ -171,9 +211,8 @@ struct QueryRow {
 // Asks the L2 for the query rows that this CTA needs for an item, by the threads of one warpgroup. A loader is a few
 // tiles ahead of the scores role: they are there when it gets to the item.
 template <class T, int QkDim, class Map>
-__device__ __forceinline__ void prefetch_query(const FmDecodeParams& p, int item) {
+__device__ __forceinline__ void prefetch_query(const FmDecodeParams& p, const RowBlock& r) {
   constexpr int kThreads = 128 / Map::kRows;  // to a row
-  const RowBlock r = load_row_block<Map>(p, item);
   const int row = r.row_begin + warpgroup_thread() / kThreads, part = warpgroup_thread() % kThreads;
   if (row >= r.rows) return;
   const T* nope = reinterpret_cast<const T*>(p.q_nope) + row_offset(p, r, row, p.q_nope_stride);

@@ -177,6 +177,8 @@ inline bool __syncthreads_and(bool predicate) { return __syncthreads_count(predi
 
 inline void __syncthreads() { __syncthreads_count(false); }
 
+inline void __threadfence() {}
+
 template <class T>
 T __shfl_sync(unsigned, T value, int lane) {
   return static_cast<T>(emulation::exchange(value, lane));

@@ -1,0 +1,120 @@
+// The end of a part of a unit that has been split in two, in a CTA of 64 rows. Each of the two CTAs adds up one half of the
+// columns, which it has in registers: it stores the other half only, and reads this half of the other part. That is half of
+// what is written and read where there are more parts (split_rows.cuh), with the same counts. A CTA that has more items does
+// not wait: it stores all, and the other adds up all, from its registers; it stores nothing if it comes last.
+//
+// Half h of the columns is those whose accumulators have b = h (values.cuh), and is that of part h.
+#pragma once
+#include "split_rows.cuh"
+
+namespace fm {
+
+constexpr uint32_t kBothHalves = 3;  // a bit each
+constexpr uint32_t kNotYet = ~0u;
+
+// What this CTA has to do for its part: store halves, and then add up halves, or say that it is there.
+struct PartInTwo {
+  SplitUnit unit;
+  bool wait;  // it has nothing else to do
+
+  __device__ __forceinline__ uint32_t own() const { return 1u << unit.part; }
+  __device__ __forceinline__ uint32_t other() const { return 2u >> unit.part; }
+
+  // By one thread, before anything is stored: both halves if the other part is there and its half has been given up.
+  __device__ __forceinline__ uint32_t before_stores() const {
+    const uint64_t now = unit.count.look();
+    if ((uint32_t)now == 0 || (now >> 32) == 0) return kNotYet;
+    fence_gpu();
+    return kBothHalves;
+  }
+  // Which half to store, or both.
+  __device__ __forceinline__ uint32_t stored() const { return wait ? other() : kBothHalves; }
+  // By one thread, when they are stored. Returns the halves to add up, or kNotYet if it has waited for long: then its own half
+  // is to be stored as well, and given up.
+  __device__ __forceinline__ uint32_t arrive() const {
+    fence_gpu();
+    const uint64_t before = unit.count.count();
+    uint32_t mine = own();
+    if ((uint32_t)before == 1)
+      mine |= before >> 32;
+    else if (wait ? !unit.count.wait_for_all() : !unit.count.give_up(own()))
+      mine = wait ? kNotYet : 0;
+    fence_gpu();
+    return mine;
+  }
+  __device__ __forceinline__ uint32_t give_up() const {
+    fence_gpu();
+    const uint32_t mine = unit.count.give_up(own()) ? own() : 0;
+    fence_gpu();
+    return mine;
+  }
+};
+
+// What rows of two parts are multiplied with, by the threads of one warpgroup; `write`: and their lse.
+template <class Map>
+__device__ __forceinline__ void weigh_two_parts(const FmDecodeParams& p, const RowBlock& r, const RowBlock& other_part, int thread,
+                                                bool write, float2* weights) {
+  if (thread >= kTileRows) return;
+  const float own = __ldcg(p.partial_lse + slot_row<Map>(p, r, thread));
+  const float other = __ldcg(p.partial_lse + slot_row<Map>(p, other_part, thread));
+  const float top = fmaxf(fmaxf(own, other), -__FLT_MAX__);
+  const float2 weight = make_float2(exp2_approx(own - top), exp2_approx(other - top));
+  RowBlock whole = r;
+  whole.slot = -1;
+  const float factor = row_factor<Map>(p, whole, thread, top, weight.x + weight.y, write);
+  weights[thread] = make_float2(weight.x * factor, weight.y * factor);
+}
+// In the same way whichever of the two CTAs does it.
+__device__ __forceinline__ float add_two(float2 weight, float own, float other) {
+  return __fadd_rn(__fmul_rn(weight.x, own), __fmul_rn(weight.y, other));
+}
+
+// The other part of an item's unit.
+template <class Map>
+__device__ __forceinline__ RowBlock load_other_part(const FmDecodeParams& p, int item) {
+  RowBlock r = load_row_block<Map>(p, item);
+  r.slot += load_split_unit<Map>(p, r).part == 0 ? 1 : -1;
+  return r;
+}
+
+// By both values warpgroups. `store(r, halves)` stores halves of this part; `add(half)` adds up a half; `take_back(r)` loads the
+// second half again. Registers are few: what is read once in a while is loaded anew.
+template <class Map, class Store, class Add, class TakeBack>
+__device__ __forceinline__ void finish_part_in_two(const FmDecodeParams& p, int item, WideControl& control, Store store, Add add,
+                                                   TakeBack take_back) {
+  const auto thread = [] { return block_thread() - 128; };
+  const auto own = [&] { return load_row_block<Map>(p, item); };
+  const auto part = [&] {
+    const SplitUnit unit = load_split_unit<Map>(p, own());
+    return PartInTwo{unit, item + 1 >= unit.next_worker};
+  };
+  const auto halves = [&](auto by_one) {
+    named_barrier<kAddBarrier, 256>();
+    if (thread() == 0) control.pieces = by_one();
+    named_barrier<kAddBarrier, 256>();
+    return control.pieces;
+  };
+  uint32_t mine = halves([&] { return part().before_stores(); });
+#pragma unroll 1
+  for (bool late = false; mine == kNotYet; late = true) {
+    store(own(), late ? part().own() : part().stored());
+    mine = halves([&] { return late ? part().give_up() : part().arrive(); });
+  }
+  if (mine != 0)
+    weigh_two_parts<Map>(p, own(), load_other_part<Map>(p, item), thread(), mine & 1, control.part_weight);
+  named_barrier<kAddBarrier, 256>();
+  if (mine == 2) {
+    add(std::integral_constant<int, 1>());
+  } else if (mine != 0) {
+    if (mine == kBothHalves) store(own(), 2);  // there are registers for one half and the other part's
+    add(std::integral_constant<int, 0>());
+    if (mine == kBothHalves) {
+      take_back(own());
+      add(std::integral_constant<int, 1>());
+    }
+  }
+  named_barrier<kAddBarrier, 256>();
+  if (thread() == 0) part().unit.count.leave();
+}
+
+}  // namespace fm
