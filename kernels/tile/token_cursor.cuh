@@ -144,6 +144,12 @@ struct TileCursor {
     }
     found = load_entry(entries + entry, here);
   }
+  // Asks the L2 for entries of listed tokens that begin() has come to.
+  __device__ __forceinline__ void prefetch_entries(const FmDecodeParams& p) const {
+    if (done() || left <= 0 || p.kv[0].indices == nullptr) return;
+    const int entry = position + TokenWarps<Map>::row();
+    if (entry < tokens) prefetch_l2(entries + entry);
+  }
   // Where the token is.
   __device__ __forceinline__ TokenPlace place(const FmDecodeParams& p) const {
     return in_cache<Map>(p, cache, [&](const FmKvCache& kv) { return place_in(kv); });
