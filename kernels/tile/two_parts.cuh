@@ -1,7 +1,7 @@
 // The end of a part of a unit that has been split in two, in a CTA of 64 rows. Each of the two CTAs adds up one half of the
 // columns, which it has in registers: it stores the other half only, and reads this half of the other part. That is half of
 // what is written and read where there are more parts (split_rows.cuh), with the same counts. A CTA that has more items does
-// not wait: it stores all, and the other adds up all, from its registers; it stores nothing if it comes last.
+// not wait: it stores all, and the other adds up all, and stores no half for it if it comes last.
 //
 // Half h of the columns is those whose accumulators have b = h (values.cuh), and is that of part h.
 #pragma once
@@ -12,7 +12,7 @@ namespace fm {
 constexpr uint32_t kBothHalves = 3;  // a bit each
 constexpr uint32_t kNotYet = ~0u;
 
-// What this CTA has to do for its part: store halves, and then add up halves, or say that it is there.
+// What a CTA has to do for its part: store halves, say that they are there, and add up halves.
 struct PartInTwo {
   SplitUnit unit;
   bool wait;  // it has nothing else to do
@@ -106,7 +106,7 @@ __device__ __forceinline__ void finish_part_in_two(const FmDecodeParams& p, int 
   if (mine == 2) {
     add(std::integral_constant<int, 1>());
   } else if (mine != 0) {
-    if (mine == kBothHalves) store(own(), 2);  // there are registers for one half and the other part's
+    if (mine == kBothHalves) store(own(), 2);  // set aside: there are registers for one half and that of the other part
     add(std::integral_constant<int, 0>());
     if (mine == kBothHalves) {
       take_back(own());

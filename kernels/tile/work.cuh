@@ -93,7 +93,7 @@ __device__ __forceinline__ int next_worker_item(const FmDecodeParams& p) {
 }
 
 // The first item of this CTA's worker. It is read while earlier launches may be running: the kernel that plans has made
-// sure that who is launched after it sees the plan.
+// sure that who is launched after it sees the plan (docs/kernels.md, "Launches").
 struct FirstItem {
   int number, end;  // of its items
   RowBlock block;
