@@ -99,7 +99,7 @@ __device__ __forceinline__ void load_tiles(const CUtensorMap& latent_map, const 
 }
 
 // By the warpgroups of the values role, which have nothing else to do: what the L2 can fetch while earlier launches end. Where
-// that is soon, Q only: tiles take as long whoever asks for them.
+// that is soon, Q and the first pages' numbers only: tiles take as long whoever asks for them.
 template <class T, int QkDim, Loader L, class Map>
 __device__ __forceinline__ void prefetch(const CUtensorMap& latent_map, const CUtensorMap& rope_map, const FmDecodeParams& p,
                                          const FirstItem& first, int half) {
