@@ -109,7 +109,7 @@ __device__ __forceinline__ void prefetch(const CUtensorMap& latent_map, const CU
   else if (p.waits_aside)
     prefetch_tile<QkDim>(p, &latent_map, &rope_map, first.block);
   else if (warpgroup_thread() == 0)
-    prefetch_pages(p, first.block, first.block.tile_begin);
+    prefetch_pages(p, first.block);
 }
 
 // Registers per thread of a role. The launch gives each thread 128 with 4 warpgroups, 96 with 5 and 72 with 7: what the

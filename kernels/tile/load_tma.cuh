@@ -21,9 +21,9 @@ __device__ __forceinline__ int page_of_box(const FmDecodeParams& p, const RowBlo
   return (unsigned)page < (unsigned)p.kv[0].num_pages ? page : -1;
 }
 
-// Asks the L2 for what the block table has of a tile's pages, by one thread.
-__device__ __forceinline__ void prefetch_pages(const FmDecodeParams& p, const RowBlock& r, int tile) {
-  const int column = min(tile * kTileTokens / p.kv[0].page_size, p.max_pages - 1);
+// Asks the L2 for what the block table has of the first tile's pages, by one thread.
+__device__ __forceinline__ void prefetch_pages(const FmDecodeParams& p, const RowBlock& r) {
+  const int column = min(r.tile_begin * kTileTokens / p.kv[0].page_size, p.max_pages - 1);
   if (column >= 0) prefetch_l2(p.block_table + r.request * p.block_table_stride + column);
 }
 
