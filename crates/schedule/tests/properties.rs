@@ -218,16 +218,15 @@ proptest! {
         let (_, share) = even_share(&case, &units);
         let share = share.max(2 * min_part); // equal parts may be as long
         // A cut moves back over less than min_part tiles and the fixed cost, or on over less than min_part.
-        let slack = i64::from(case.shape.fixed_cost) + 2 * (min_part - 1);
-        let slack = slack + if deals_out_empty_units(&planned) {
+        let fixed_cost = i64::from(case.shape.fixed_cost);
+        let mut slack = fixed_cost + 2 * (min_part - 1);
+        if deals_out_empty_units(&planned) {
+            if planned.header.merges == 0 { // the others may be whole, where cutting would cost more than it saves
+                slack = slack.max(case.shape.split_cost.into());
+            }
             let empty = units.iter().filter(|unit| unit.tiles == 0).count();
-            let turns = empty.div_ceil(case.shape.workers as usize) as i64;
-            // The others may be whole, where cutting would cost more than it saves.
-            let saved = if planned.header.merges == 0 { case.shape.split_cost } else { 0 };
-            turns * i64::from(case.shape.fixed_cost) + i64::from(saved)
-        } else {
-            0
-        };
+            slack += empty.div_ceil(case.shape.workers as usize) as i64 * fixed_cost;
+        }
         for load in worker_loads(&case, &planned) {
             prop_assert!(load <= share + slack, "load {} of share {}", load, share);
         }
