@@ -7,7 +7,8 @@
 //   FmPlanHeader                       at 0
 //   int32 worker_begin[workers + 1]    items of worker w: worker_begin[w] .. worker_begin[w + 1]
 //   FmMerge   merges[max_merges]       the units that were split
-//   FmWorkItem items[max_items]        those of a worker by unit and tile, and so those of all units that have tiles
+//   FmWorkItem items[max_items]        those of a worker by unit and tile, and so those of all units that have tiles;
+//                                      where the number of parts is fixed and units are few: dealt by size
 //   int64 unit_start[units + 1]        planner scratch: position of each unit on the work line
 //   int32 unit_item[units + 1]         planner scratch: first item of each unit
 //   int32 first_unit[batch]            planner scratch, ragged only: first unit of each request
@@ -101,7 +102,7 @@ typedef struct FmMerge {
   int32_t parts;
   int32_t reserved;
   int32_t arrived[FM_MAX_SPLITS][2]; /* by a CTA's place in its team or cluster: parts in, pieces given up (bits) */
-  int32_t done[FM_MAX_SPLITS]; /* likewise: CTAs that need the unit no more. All are 0 between launches */
+  int32_t done[FM_MAX_SPLITS]; /* likewise: pieces that are added up. All are 0 between launches */
 } FmMerge;
 
 typedef struct FmPlanLayout {

@@ -40,6 +40,7 @@
 
 mod algorithm;
 mod choose;
+mod dealt;
 mod equal_parts;
 mod error;
 mod layout;

@@ -1,10 +1,11 @@
-//! The planner: two passes over the units, or three where they may be equal, and one over the workers.
+//! The planner: two passes over the units, or three where they may be equal or are dealt, and one over the workers.
 
 use crate::algorithm::{
     Line, Parts, Starts, Tally, Unit, blocks_of, clamp_seq_len, cut_of, cutting_share, end_of_keys,
     even_share, make_header, make_item, make_merge, parts_of, query_range, unit_tiles,
     whole_stretch_is_fair,
 };
+use crate::dealt::{Deal, MOST_DEALT_UNITS, Ranks, shares_out_on_a_line};
 use crate::equal_parts::{EqualParts, equal_parts};
 use crate::plan_layout::{
     FM_SPLIT_AUTO, FmMerge, FmPlanHeader, FmPlanLayout, FmPlanShape, FmWorkItem,
@@ -232,6 +233,8 @@ fn write(
     let all = if let Some(equal) = planner.cut_equally(&line, filled) {
         (line.whole, line.share) = (false, equal.step.into());
         planner.write_equal(&equal, buffer.items, buffer.merges, buffer.worker_begin)
+    } else if planner.deals_parts(&line) {
+        planner.write_dealt(&line, buffer.items, buffer.merges, buffer.worker_begin)
     } else {
         let all = planner.write_units(&line, buffer.items, buffer.merges, buffer.unit_item);
         planner.write_workers(&line, buffer.unit_item, buffer.worker_begin);
@@ -402,6 +405,57 @@ impl Planner<'_> {
             *begin = equal.first_item(self.shape, worker);
         }
         equal.tally()
+    }
+
+    /// Whether parts are dealt by size: those whose number is fixed, of few units, if they are not about equally long.
+    fn deals_parts(&self, line: &Line) -> bool {
+        if self.shape.split_mode == FM_SPLIT_AUTO || line.units as usize > MOST_DEALT_UNITS {
+            return false;
+        }
+        let (mut items, mut longest) = (0, 0);
+        for unit in 0..line.units {
+            let parts = parts_of(self.shape, line, unit);
+            items += parts.count;
+            longest = longest.max(parts.tile(1));
+        }
+        !shares_out_on_a_line(longest, items, self.shape.workers, line.share)
+    }
+
+    fn write_dealt(
+        &self,
+        line: &Line,
+        items: &mut [FmWorkItem],
+        merges: &mut [FmMerge],
+        worker_begin: &mut [i32],
+    ) -> Tally {
+        let mut all = Tally::default();
+        let mut ranks = Ranks::new();
+        for unit in 0..line.units {
+            let parts = parts_of(self.shape, line, unit);
+            ranks.push(unit, &parts);
+            all.add(&parts);
+        }
+        ranks.sort();
+        let deal = Deal {
+            items: all.items,
+            workers: self.shape.workers,
+        };
+        let mut tally = Tally::default();
+        self.for_each_unit(|index, unit| {
+            let parts = parts_of(self.shape, line, index);
+            for j in 0..parts.count {
+                let item = deal.item(ranks.of(index, &parts, j));
+                items[item as usize] = make_item(unit, &parts, j, tally);
+            }
+            if parts.count > 1 {
+                merges[tally.merges as usize] = make_merge(unit, &parts, tally);
+            }
+            tally.add(&parts);
+        });
+        for (worker, begin) in (0..).zip(worker_begin.iter_mut()) {
+            *begin = deal.first_item(worker);
+        }
+        all
     }
 
     /// Writes the items and merges of every unit, and where its items begin.

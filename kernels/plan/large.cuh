@@ -8,6 +8,7 @@
 //   write_units      a thread per unit: parts -> scan -> items, merge, first item of the unit
 //   write_workers    a thread per cut: which item it falls on; in a cut unit, that item
 //   write_equal      equal parts, instead of both: a thread per unit, then one per worker
+//   write_dealt      parts whose number is fixed, of few units, if they are not about equally long: likewise
 //
 // A unit's thread writes the unit's first item and a cut's thread the item that begins there, so nobody
 // loops over the parts of a long request. In the modes that fix the parts of a unit its thread writes all.
@@ -20,6 +21,7 @@
 // clamped by itself.
 #pragma once
 #include "block.cuh"
+#include "dealt.h"
 #include "equal_parts.h"
 
 namespace ferromla {
@@ -27,11 +29,13 @@ namespace plan {
 namespace large {
 
 constexpr int kSharedUnits = 2560;
+constexpr int kDealtBehind = kMostDealtUnits + 2; /* an even number: entries of sixteen bytes */
+static_assert(kDealtBehind % 2 == 0 && kDealtBehind + 2 * kMostDealtUnits <= kSharedUnits, "they fit");
 
 using Position = int64_t;
 
-struct Shared {
-  Position unit_start[kSharedUnits + 1];
+struct alignas(16) Shared {
+  Position unit_start[kSharedUnits + 1]; /* behind those of few units, what is dealt of them */
   int64_t warp_sum[2][kMaxWarps];
   uint32_t filled[kMaxWarps]; /* units with tiles, by the warp that laid them out */
   int32_t unit_item[kSharedUnits + 1];
@@ -81,6 +85,7 @@ struct Planner {
   const FmPlanParams& params;
   const FmPlanShape& shape;
   Position* unit_start;
+  DealtUnit* dealt;
   int32_t* unit_item;
   int32_t* first_unit;
   int64_t (*warp_sum)[kMaxWarps];
@@ -92,6 +97,7 @@ struct Planner {
       : params(p), shape(p.shape), warp_sum(shared.warp_sum), filled(shared.filled), units(p.layout.units) {
     const bool few = units <= kSharedUnits;
     unit_start = few ? shared.unit_start : section<Position>(p, p.layout.unit_start);
+    dealt = reinterpret_cast<DealtUnit*>(shared.unit_start + kDealtBehind);
     unit_item = few ? shared.unit_item : section<int32_t>(p, p.layout.unit_item);
     first_unit = shape.batch <= kSharedUnits ? shared.first_unit : section<int32_t>(p, p.layout.first_unit);
   }
@@ -255,6 +261,59 @@ struct Planner {
     store(merge, make_merge(unit_at(index), parts, before_filled(equal, rank)));
   }
 
+  /* Leaves the parts of all units, of which there are few. */
+  __device__ Tally count_parts(const Line<Position>& line) {
+    const int64_t all = scan_all<1>(
+        units,
+        [&](int32_t index, int) {
+          const Parts<Position> parts = parts_of(shape, line, span_of(index));
+          const int32_t more = parts.count - 1;
+          dealt[index] = {static_cast<int32_t>(parts.step), parts.tiles - part_tile(parts, more), more, 0};
+          return pack(parts);
+        },
+        [&](int32_t index, int, int64_t before) {
+          const Tally tally = unpack(before, index);
+          unit_item[index] = tally.items;
+          dealt[index].merges = tally.merges;
+        });
+    return unpack(all, units);
+  }
+
+  __device__ bool parts_share_out(const Line<Position>& line, const Tally& all) const {
+    bool fair = true;
+    for (uint32_t index = threadIdx.x; index < units; index += blockDim.x) {
+      fair = fair && shares_out_on_a_line(dealt[index].longest(), all.items, shape.workers, line.share.by);
+    }
+    return __syncthreads_and(fair);
+  }
+
+  __device__ void write_dealt(const Line<Position>& line, const Tally& all) {
+    const Deal deal{all.items, shape.workers};
+    for (uint32_t index = threadIdx.x; index < units; index += blockDim.x) write_dealt_unit(line, deal, index);
+    int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
+    for (uint32_t worker = threadIdx.x; worker <= uint32_t(shape.workers); worker += blockDim.x) {
+      worker_begin[worker] = first_item(deal, worker);
+    }
+  }
+
+  __device__ void write_dealt_unit(const Line<Position>& line, const Deal& deal, int32_t index) {
+    const DealtUnit own = dealt[index];
+    const Unit unit = unit_at(index);
+    const Parts<Position> parts = parts_of(shape, line, span_of(index));
+    const Tally before{unit_item[index], own.merges, unit_item[index] - (index - own.merges)};
+    FmWorkItem* items = section<FmWorkItem>(params, params.layout.items);
+    const int32_t first = own.more > 0 ? rank_of(dealt, units, index, own.step) : 0;
+    for (int32_t j = 0; j < own.more; ++j) {
+      store(items + item_of_rank(deal, first + j), make_item(unit, parts, j, before));
+    }
+    /* Equally long ones of its own unit come before the last, too. */
+    const int32_t last = rank_of(dealt, units, index, own.last) + (own.step == own.last ? own.more : 0);
+    store(items + item_of_rank(deal, last), make_item(unit, parts, own.more, before));
+    if (own.more > 0) {
+      store(section<FmMerge>(params, params.layout.merges) + before.merges, make_merge(unit, parts, before));
+    }
+  }
+
   __device__ Tally write_units(const Line<Position>& line) {
     constexpr int kUnitsToWrite = 2; /* that fit the registers */
     Parts<Position> parts[kUnitsToWrite];
@@ -309,10 +368,17 @@ __device__ __forceinline__ void plan(const FmPlanParams& params, Shared& shared)
   EqualParts equal{};
   if (params.shape.split_mode == FM_SPLIT_AUTO) equal = planner.cut_equally(line);
   Tally all;
+  bool dealt = params.shape.split_mode != FM_SPLIT_AUTO && planner.units <= kMostDealtUnits;
+  if (dealt) {
+    all = planner.count_parts(line);
+    dealt = !planner.parts_share_out(line, all);
+  }
   if (equal.step > 0) {
     line.whole = 0;
     line.share.by = equal.step;
     all = planner.write_equal(equal);
+  } else if (dealt) {
+    planner.write_dealt(line, all);
   } else {
     all = planner.write_units(line);
     planner.write_workers(line);

@@ -51,8 +51,9 @@ struct FilledUnit {
   int32_t empty_before; /* units without tiles before it */
 };
 
-/* Items of whole plans that go to memory by way of shared memory. */
+/* Items that go to memory by way of shared memory: of whole plans, and of others, the first ones of units. */
 constexpr int kStagedItems = kMaxThreads - 64;
+constexpr int kStagedBesideCuts = 640;
 
 struct alignas(16) Shared {
   uint32_t warp_sum[2][kMaxWarps];
@@ -61,7 +62,10 @@ struct alignas(16) Shared {
   union {
     Request requests[kMaxThreads];
     FmWorkItem staged[kStagedItems];
-    CutUnit cut_unit[kMaxWorkers + 1]; /* by first inner cut */
+    struct {
+      CutUnit unit[kMaxWorkers + 1]; /* by first inner cut */
+      FmWorkItem staged[kStagedBesideCuts];
+    } of_cut;
     FilledUnit filled[kMaxWorkers / 2];
   };
 };
@@ -202,29 +206,30 @@ struct Planner {
     }
   }
 
-  /* The items of a warp by way of shared memory, which nobody else uses any more, so that a store of the warp
-     covers 512 bytes in a row. */
-  __device__ __forceinline__ void write_whole_item(const FmWorkItem& item) const {
+  /* An item of each of a warp's units, at place `at`, by way of shared memory that nobody else uses: then a store of the warp
+     covers 512 bytes, nearly in a row, as units do not lie far apart. */
+  __device__ __forceinline__ void write_items_of_units(FmWorkItem* staged, int32_t at, const FmWorkItem& item) const {
     constexpr int kPieces = sizeof(FmWorkItem) / sizeof(int4);
     const int32_t lane = index % 32, warp_begin = index - lane;
-    int4* staged = reinterpret_cast<int4*>(&shared) + warp_begin * kPieces;
-    store(reinterpret_cast<FmWorkItem*>(staged) + lane, item);
+    store(staged + index, item);
     __syncwarp();
-    int4* to = section<int4>(params, params.layout.items) + warp_begin * kPieces;
-    const int32_t pieces = (units - warp_begin) * kPieces;
+    const int4* from = reinterpret_cast<const int4*>(staged + warp_begin);
+    int4* to = section<int4>(params, params.layout.items);
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
-      const int32_t piece = i * 32 + lane;
-      if (piece < pieces) to[piece] = staged[piece];
+      const int32_t piece = i * 32 + lane, of = piece / kPieces;
+      const int32_t place = __shfl_sync(~0u, at, of);
+      if (warp_begin + of < units) to[place * kPieces + piece % kPieces] = from[piece];
     }
   }
 
   __device__ __forceinline__ Tally write_whole(const Line<Position>& line) const {
     int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
+    const Parts<Position> whole{0, 0, 1, tiles_of(shape, span)};
     const bool staged = blockDim.x <= kStagedItems;
-    if (staged) write_whole_item(make_item<Position>(unit, {0, 0, 1, tiles_of(shape, span)}, 0, {index, 0, 0}));
+    if (staged) write_items_of_units(shared.staged, index, make_item(unit, whole, 0, Tally{index, 0, 0}));
     if (has_unit()) {
-      if (!staged) write_item(index, unit, {0, 0, 1, tiles_of(shape, span)}, 0, {index, 0, 0});
+      if (!staged) write_item(index, unit, whole, 0, {index, 0, 0});
 #pragma unroll 1
       for (Position cut = cuts.begin; cut < cuts.end; ++cut) {
         worker_begin[cut] = index + (snaps_to_end(line, cut) ? 1 : 0);
@@ -243,12 +248,14 @@ struct Planner {
     const Tally before = tally(index, scanned.before);
     if (parts.count > 1) {
       const Position first = first_inner_cut(shape, line, span);
-      shared.cut_unit[first] = {unit, parts, before};
+      shared.of_cut.unit[first] = {unit, parts, before};
       atomicOr(&shared.cut_units[first / 32], 1u << first % 32);
     }
     __syncthreads();
+    const bool staged = blockDim.x <= kStagedBesideCuts;
+    if (staged) write_items_of_units(shared.of_cut.staged, before.items, make_item(unit, parts, 0, before));
     if (has_unit()) {
-      write_item(before.items, unit, parts, 0, before);
+      if (!staged) write_item(before.items, unit, parts, 0, before);
       write_snapped_cuts(line, parts, before);
       if (parts.count > 1) {
         store(section<FmMerge>(params, params.layout.merges) + before.merges, make_merge(unit, parts, before));
@@ -317,7 +324,7 @@ struct Planner {
     while (bits == 0 && word > 0) bits = shared.cut_units[--word];
     if (bits == 0) return;
     const int32_t first = word * 32 + 31 - __clz(bits);
-    const CutUnit& of = shared.cut_unit[first];
+    const CutUnit& of = shared.of_cut.unit[first];
     const int32_t part = cut - first + 1;
     if (part >= of.parts.count) return;
     write_item(of.before.items + part, of.unit, of.parts, part, of.before);

@@ -1,0 +1,172 @@
+//! Parts whose number is fixed: which worker has which. Few that differ in length are dealt by size, others lie on a line.
+
+mod support;
+
+use ferromla_schedule::WorkItem;
+use ferromla_schedule::plan_layout::{FM_SPLIT_FIXED, FM_SPLIT_INVARIANT};
+use proptest::prelude::*;
+use support::{Case, Planned, cases_of, plan};
+
+fn unit_key(item: &WorkItem) -> (i32, i32, i32) {
+    (item.request, item.kv_head, item.row_begin)
+}
+
+fn tiles(item: &WorkItem) -> i32 {
+    item.tile_end - item.tile_begin
+}
+
+/// All parts, and to whom they go: the longest first, there and back again over the workers.
+fn dealt(planned: &Planned) -> Vec<Vec<WorkItem>> {
+    let mut parts = planned.view().items().to_vec();
+    parts.sort_by_key(|item| (-tiles(item), unit_key(item), item.tile_begin));
+    let workers = planned.shape.workers as usize;
+    let mut hands = vec![Vec::new(); workers];
+    let there_and_back = (0..workers).chain((0..workers).rev()).cycle();
+    for (part, worker) in parts.into_iter().zip(there_and_back) {
+        hands[worker].push(part);
+    }
+    hands
+}
+
+fn hands(planned: &Planned) -> Vec<Vec<WorkItem>> {
+    let plan = planned.view();
+    (0..plan.workers())
+        .map(|worker| plan.worker(worker).to_vec())
+        .collect()
+}
+
+/// Whether as many parts to each worker, as long as the longest, are an eighth more than an even share at most.
+fn share_out_on_a_line(planned: &Planned) -> bool {
+    let items = planned.view().items().to_vec();
+    let longest = items.iter().map(tiles).max().unwrap_or(0) as i64;
+    let most = items.len().div_ceil(planned.shape.workers as usize) as i64;
+    most * longest * 8 <= even_share_of(planned) * 9
+}
+
+/// Where each boundary between parts stands on the work line, the line's end included.
+fn boundaries(planned: &Planned) -> Vec<i64> {
+    let mut position = 0;
+    let mut boundaries = vec![0];
+    for item in planned.view().items() {
+        let fixed = if item.tile_begin == 0 {
+            planned.shape.fixed_cost
+        } else {
+            0
+        };
+        position += i64::from(fixed + tiles(item));
+        boundaries.push(position);
+    }
+    boundaries
+}
+
+fn even_share_of(planned: &Planned) -> i64 {
+    let total = *boundaries(planned).last().unwrap();
+    let workers = i64::from(planned.shape.workers);
+    (total + workers - 1) / workers
+}
+
+/// Parts in the order of their units, each worker beginning at the part nearest to its share.
+fn assert_on_a_line(planned: &Planned) {
+    let plan = planned.view();
+    assert!(
+        plan.items()
+            .is_sorted_by_key(|item| (unit_key(item), item.tile_begin))
+    );
+    let boundaries = boundaries(planned);
+    let total = *boundaries.last().unwrap();
+    let mut begin = 0;
+    for worker in 0..plan.workers() {
+        let x = (worker as i64 * even_share_of(planned)).min(total);
+        let nearest = boundaries.iter().min_by_key(|&&at| ((at - x).abs(), at));
+        assert_eq!(Some(&boundaries[begin]), nearest, "worker {worker}");
+        begin += plan.worker(worker).len();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(700))]
+
+    #[test]
+    fn few_parts_of_fixed_number_are_dealt_by_size_if_they_do_not_share_out(
+        mut case in prop_oneof![cases_of(FM_SPLIT_FIXED), cases_of(FM_SPLIT_INVARIANT)],
+    ) {
+        case.shape.fixed_cost = case.shape.fixed_cost.max(1); // so that no two parts begin at one place
+        let planned = plan(&case);
+        if planned.header.units <= 512 && !share_out_on_a_line(&planned) {
+            prop_assert_eq!(hands(&planned), dealt(&planned));
+        } else {
+            assert_on_a_line(&planned);
+        }
+    }
+}
+
+/// `batch` requests of one token, 16 heads, whose lengths `len_of` says.
+fn batch_of(batch: i32, split_mode: i32, len_of: impl Fn(i32) -> i32) -> Case {
+    let shape = ferromla_schedule::PlanShape {
+        batch,
+        q_len: 1,
+        group: 16,
+        kv_heads: 1,
+        causal: 1,
+        unit_rows: 16,
+        workers: 132,
+        split_mode,
+        num_splits: 3,
+        max_seq_len: 1 << 20,
+        fixed_cost: 3,
+        split_cost: 8,
+        min_part: 1,
+        whole_speed: 384,
+        ..Default::default()
+    };
+    Case {
+        shape,
+        seq_lens: (0..batch).map(len_of).collect(),
+        qo_indptr: Vec::new(),
+    }
+}
+
+/// Lengths from 1 to 9,000 or so, in no order.
+fn scattered(i: i32) -> i32 {
+    i * 7919 % 9001 + 1
+}
+
+#[test]
+fn no_worker_has_much_more_than_others() {
+    let planned = plan(&batch_of(128, FM_SPLIT_INVARIANT, scattered));
+    let loads: Vec<i32> = hands(&planned)
+        .iter()
+        .map(|hand| hand.iter().map(tiles).sum())
+        .collect();
+    let even = loads.iter().sum::<i32>() / 132;
+    let most = *loads.iter().max().unwrap();
+    assert!(most <= even * 3 / 2, "{most} tiles, {even} on average");
+}
+
+#[test]
+fn empty_requests_go_to_those_who_have_least() {
+    let planned = plan(&batch_of(128 + 8, FM_SPLIT_INVARIANT, |i| {
+        if i % 17 == 0 { 0 } else { 4096 }
+    }));
+    for (worker, hand) in hands(&planned).iter().enumerate() {
+        let lengths: Vec<i32> = hand.iter().map(tiles).collect();
+        let expected = if worker < 128 { vec![64] } else { vec![0, 0] };
+        assert_eq!(lengths, expected, "worker {worker}");
+    }
+}
+
+#[test]
+fn parts_of_many_units_lie_on_a_line() {
+    for split_mode in [FM_SPLIT_FIXED, FM_SPLIT_INVARIANT] {
+        for batch in [513, 700, 3000] {
+            assert_on_a_line(&plan(&batch_of(batch, split_mode, scattered)));
+        }
+    }
+}
+
+#[test]
+fn parts_that_are_about_equally_long_lie_on_a_line() {
+    for len_of in [|_| 16384, |i| 16384 - i % 7 * 64] {
+        assert_on_a_line(&plan(&batch_of(66, FM_SPLIT_INVARIANT, len_of)));
+    }
+}
