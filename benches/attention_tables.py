@@ -9,7 +9,7 @@ import torch
 
 import flashinfer_rival
 import shapes
-from measure import SHORT_SAMPLE_MS, Errors, Inputs, errors, rotated, times_us
+from measure import SHORT_SAMPLE_MS, Call, Errors, Inputs, errors, rotated, times_us
 from report import ERRORS, SHAPE, US, Column, Report
 from shapes import Case
 
@@ -17,6 +17,7 @@ from shapes import Case
 SAMPLED_REQUESTS = 16
 RATES: tuple[Column, ...] = (("GB/s", "gb_s", "{:.0f}"), ("TFLOP/s", "tflop_s", "{:.0f}"))
 FLOOR: Column = ("of floor", "floor", "{:.2f}")
+SUSTAINED: Column = ("sustained us", "sustained_us", "{:.1f}")
 
 
 @dataclass
@@ -76,10 +77,15 @@ def calls(sets: list[Inputs], **options) -> list:
     return [inputs.call(plan) for inputs in sets]
 
 
+def short_and_sustained_us(layers: Sequence[Call], device: torch.device) -> tuple[float, float]:
+    """Times of a few milliseconds, and of twenty at a time, when a GPU at its power limit has lowered its clock."""
+    (us,) = times_us(layers, device=device, sample_ms=SHORT_SAMPLE_MS)
+    (sustained_us,) = times_us(layers, device=device)
+    return us, sustained_us
+
+
 def decode(bench: Bench) -> None:
-    """The dense table: times of a few milliseconds, and of twenty at a time, when a GPU at its power limit has
-    lowered its clock."""
-    sustained: Column = ("sustained us", "sustained_us", "{:.1f}")
+    """The dense table."""
     asked: tuple[Column, ...] = (("target us", "target", "{:g}"), ("target", "verdict", "{}"))
     peers: tuple[Column, ...] = (
         ("x FlashMLA", "flashmla", "{:.2f}"),
@@ -87,15 +93,14 @@ def decode(bench: Bench) -> None:
         ("FlashInfer us, this run", "flashinfer_us", "{:.1f}"),
     )
     title = f"Dense decode, {str(bench.dtype)[6:]}, page {shapes.PAGE_SIZE}"
-    bench.report.table("decode", title, (SHAPE, US, sustained, FLOOR, *asked, *RATES, *ERRORS, *peers))
+    bench.report.table("decode", title, (SHAPE, US, SUSTAINED, FLOOR, *asked, *RATES, *ERRORS, *peers))
     rival = flashinfer_rival.load() if bench.flashinfer and bench.device.type == "cuda" else None
     for row in shapes.DECODE:
         if not bench.wanted(row.case.name):
             continue
         sets = bench.inputs(row.case)
         layers = calls(sets)
-        (us,) = times_us(layers, device=bench.device, sample_ms=SHORT_SAMPLE_MS)
-        (sustained_us,) = times_us(layers, device=bench.device)
+        us, sustained_us = short_and_sustained_us(layers, bench.device)
         bench.report.row(
             name=row.case.name,
             us=us,
@@ -117,16 +122,17 @@ def quantised(bench: Bench) -> None:
     """Dense decode over quantised caches."""
     asked: tuple[Column, ...] = (("target us", "target", "{:g}"), ("target", "verdict", "{}"))
     title = "Dense decode over quantised caches, b=128, s_q=1, seq 4096, page 64"
-    bench.report.table("quantised", title, (SHAPE, US, FLOOR, *asked, *RATES, *ERRORS))
+    bench.report.table("quantised", title, (SHAPE, US, SUSTAINED, FLOOR, *asked, *RATES, *ERRORS))
     for row in shapes.QUANTISED:
         if not bench.wanted(row.case.name):
             continue
         sets = bench.inputs(row.case)
-        (us,) = times_us(calls(sets), device=bench.device, sample_ms=SHORT_SAMPLE_MS)
+        us, sustained_us = short_and_sustained_us(calls(sets), bench.device)
         measured = sets[0].case
         bench.report.row(
             name=row.case.name,
             us=us,
+            sustained_us=sustained_us,
             floor=measured.floor_us / us,
             target=row.target_us,
             verdict=bench.verdict(us, row.target_us),

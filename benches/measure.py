@@ -19,6 +19,8 @@ L2_BYTES = 60 << 20
 REPEATS = 7
 # A measurement: so long that a GPU at its power limit has lowered its clock, or so short that it has not.
 SAMPLE_MS, SHORT_SAMPLE_MS = 20.0, 2.0
+# Before short samples: whatever ran before them may have lowered the clock.
+REST_S = 0.3
 MOST_SETS = 400
 NAN = float("nan")
 # A page id that a kernel must never follow.
@@ -260,6 +262,8 @@ def times_us(*rivals: Sequence[Call], device: torch.device, sample_ms: float = S
     else:
         runs, sample_ms, repeats = [_Loop(calls) for calls in rivals], 0.0, 1
     replays = [max(1, int(sample_ms / max(run.milliseconds(1), 1e-3))) for run in runs]
+    if 0 < sample_ms < SAMPLE_MS:
+        time.sleep(REST_S)
     samples = [[run.milliseconds(n) for run, n in zip(runs, replays, strict=True)] for _ in range(repeats)]
     return [
         statistics.median(column) * 1e3 / len(calls)

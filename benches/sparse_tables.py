@@ -7,23 +7,25 @@ from collections.abc import Sequence
 import torch
 
 import sparse_shapes
-from attention_tables import FLOOR, RATES, Bench
-from measure import SHORT_SAMPLE_MS, set_count, times_us
+from attention_tables import FLOOR, RATES, SUSTAINED, Bench, short_and_sustained_us
+from measure import Call, set_count
 from report import ERRORS, SHAPE, US, Column
 from sparse_inputs import SparseInputs, SparsePrefillInputs
 from sparse_shapes import Sparse
 
 ASKED: tuple[Column, ...] = (("target us", "target", "{:g}"), ("target", "verdict", "{}"))
 PEER: tuple[Column, ...] = (("x FlashMLA", "ratio", "{:.2f}"), ("FlashMLA us", "flashmla_us", "{:g}"))
-COLUMNS = (SHAPE, US, FLOOR, *ASKED, *RATES, *ERRORS, *PEER)
+COLUMNS = (SHAPE, US, SUSTAINED, FLOOR, *ASKED, *RATES, *ERRORS, *PEER)
 
 
-def _row(bench: Bench, row, sets: Sequence, us: float) -> None:
+def _row(bench: Bench, row, sets: Sequence, layers: Sequence[Call]) -> None:
+    us, sustained_us = short_and_sustained_us(layers, bench.device)
     measured = sets[0].case
     peer = row.flashmla_us
     bench.report.row(
         name=row.name,
         us=us,
+        sustained_us=sustained_us,
         floor=row.floor_us / us,
         target=row.target_us,
         verdict=bench.verdict(us, row.target_us),
@@ -44,8 +46,7 @@ def _decode(bench: Bench, rows: Sequence[Sparse]) -> None:
         sets = [SparseInputs(case, bench.device) for _ in range(set_count(case.bytes_moved, bench.device))]
         # One plan for all: it depends on shapes only.
         plan = sets[0].plan()
-        (us,) = times_us([one.call(plan) for one in sets], device=bench.device, sample_ms=SHORT_SAMPLE_MS)
-        _row(bench, row, sets, us)
+        _row(bench, row, sets, [one.call(plan) for one in sets])
         del sets, plan
         bench.forget()
 
@@ -72,7 +73,6 @@ def sparse_prefill(bench: Bench) -> None:
         torch.manual_seed(0)
         case = row.small() if bench.small else row
         sets = [SparsePrefillInputs(case, bench.device) for _ in range(set_count(case.bytes_moved, bench.device))]
-        (us,) = times_us([one.call() for one in sets], device=bench.device)
-        _row(bench, row, sets, us)
+        _row(bench, row, sets, [one.call() for one in sets])
         del sets
         bench.forget()
