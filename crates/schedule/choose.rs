@@ -25,7 +25,7 @@ struct Costs {
 
 /// With 64 rows per CTA the tensor cores are the limit, and every SM has its own.
 const COSTS: Costs = Costs {
-    fixed: 5,
+    fixed: 3,
     split: 10,
     min_part: 2,
     whole_speed: 256,
@@ -46,8 +46,8 @@ const TEAM_OF_MANY_ROWS: i32 = 4;
 const TEAM_OF_RAGGED_ROWS: i32 = 2;
 /// CTAs that items are shared out to by clusters only if so many have work: fewer leave memory idle, ...
 const BUSY_CTAS: i32 = 96;
-/// ... unless there are no more units than this: then being split costs more.
-const FEW_UNITS: i32 = 16;
+/// ... unless there is [`LITTLE_WORK`] for more units than this: then being split costs more.
+const FEW_UNITS: i32 = 8;
 /// Tiles of 16 rows per multiprocessor up to which blocks of 16 rows share out the work, however many rows there are: then
 /// a call takes what it takes to begin and to end, which is less with fewer rows to a CTA.
 const LITTLE_WORK: i32 = 2;
@@ -191,7 +191,8 @@ impl Choice {
 /// they fit one team of at most 8: each tile then leaves memory once. Ragged requests get teams of 1 or 2.
 ///
 /// With 16 or 32 rows a cluster of 8, 4 or 2 CTAs shares the tiles of an item: the most with which every unit
-/// has a cluster of its own, if that keeps enough CTAs busy or units are very few.
+/// has a cluster of its own, if that keeps enough CTAs busy or there is little to do. Otherwise units are cut into
+/// parts for single CTAs.
 ///
 /// With [`Split::Invariant`] nothing depends on the batch.
 ///
@@ -338,11 +339,12 @@ impl Problem {
             return None;
         }
         let units = most_units(&self.shape_of(choice));
+        let little = units > FEW_UNITS.into() && self.is_little_work(choice.workers);
         [(8, clusters[2]), (4, clusters[1]), (2, clusters[0])]
             .into_iter()
             .find(|&(splits, clusters)| {
                 let busy = i128::from(splits) * units >= BUSY_CTAS.into();
-                units <= clusters.into() && (busy || units <= FEW_UNITS.into())
+                units <= clusters.into() && (busy || little)
             })
     }
 }

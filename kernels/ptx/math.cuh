@@ -49,6 +49,12 @@ __device__ __forceinline__ float2 unpack(__nv_bfloat16, uint32_t v) {
 }
 __device__ __forceinline__ float2 unpack(__half, uint32_t v) { return __half22float2(*reinterpret_cast<__half2*>(&v)); }
 
+// Adds two pairs of halves, each with a weight of its own.
+__device__ __forceinline__ void add_pairs(float4& to, float first, uint32_t a, float second, uint32_t b) {
+  const float2 x = unpack(__half(), a), y = unpack(__half(), b);
+  to.x += first * x.x, to.y += first * x.y, to.z += second * y.x, to.w += second * y.y;
+}
+
 // A pair of bfloat16 to float16, finite numbers to finite ones.
 __device__ __forceinline__ uint32_t bf16_to_fp16(uint32_t v) {
   const float2 f = unpack(__nv_bfloat16(), v);

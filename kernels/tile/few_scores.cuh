@@ -141,14 +141,23 @@ template <class Map>
 __device__ __forceinline__ void mask_few(const FmDecodeParams& p, const RowBlock& r, float (&s)[Map::kRows / 2],
                                          int tile, uint64_t present) {
   using Layout = FewLayout<Map::kRows>;
-  const int thread = warpgroup_thread(), lane = thread % 32, token = thread / 32 * 16 + lane / 4;
-  const int start = tile * kTileTokens;
-  present = existing(present, r.seq_len - start);
-  uint32_t hidden[2] = {0, 0};  // a bit for each column
-#pragma unroll 1
+  const int lane = warpgroup_thread() % 32, token = Layout::token(0);
+  const int in_sequence = r.seq_len - tile * kTileTokens - token;  // tokens from this thread's first on
+  const int q_len = opaque(r.q_len), row_begin = opaque(r.row_begin);  // nothing of this is kept across tiles
+  const bool causal = p.causal && q_len > 1;
+  const int query = causal ? token_of(p, row_begin) : 0;
+  constexpr int kAtOnce = Map::kRaw ? 1 : Layout::kColumns;
+  // A bit for each column.
+  uint32_t hidden[2] = {present >> token & 1 ? 0 : ~0u, present >> token & 256 ? 0 : ~0u};
+#pragma unroll kAtOnce
   for (int c = 0; c < Layout::kColumns; ++c) {
-    const uint64_t sees = existing(present, r.visible(p, r.row_begin + Layout::row(c, lane)) - start) >> token;
-    hidden[0] |= (~(uint32_t)sees & 1) << c, hidden[1] |= (~(uint32_t)(sees >> 8) & 1) << c;
+    const int row = Layout::row(c, lane);
+    int seen = in_sequence;
+    if (causal && row_begin + row < r.rows) {  // tokens of other rows are near: a rounded quotient is exact
+      const float rows = (float)(row_begin - query * p.group + row);
+      seen += query + (int)__fdividef(rows + 0.5f, (float)p.group) + 1 - q_len;
+    }
+    hidden[0] |= (uint32_t)(seen <= 0) << c, hidden[1] |= (uint32_t)(seen <= 8) << c;
   }
 #pragma unroll
   for (int c = 0; c < Layout::kColumns; ++c)
@@ -373,6 +382,8 @@ __device__ __forceinline__ void compute_few_scores(const FmDecodeParams& p, cons
         multiply_key_query<M, QkDim, Map>(s, shared_address(smem), control, place);
       }
       const bool masked = tile >= first_masked || control.present[place.rope()] != ~0ull;
+      // Tokens that some rows see and others do not, or that have no page; whole pages: not those past the end.
+      const bool cleans = masked && (Map::kTokens || (p.causal && r.q_len > 1) || control.present[place.rope()] != ~0ull);
       if (masked) mask_few<Map>(p, r, s, tile, control.present[place.rope()]);
       state.update(s, scale_log2, units, control, place.rope());
       state.weigh(s, scale_log2);
@@ -380,7 +391,7 @@ __device__ __forceinline__ void compute_few_scores(const FmDecodeParams& p, cons
       store_few_weights<Map::kRows>([&](int i) { return pack(M(), s[2 * i], s[2 * i + 1]); },
                                     shared_address(smem) + Map::rope_offset(place.rope()));
       if constexpr (Map::kCodes && QkDim > kLatent) scale_values<Map>(smem, place);
-      if (masked) clean_values<M, Map>(p, r, smem, place, tile, control.present[place.rope()]);
+      if (cleans) clean_values<M, Map>(p, r, smem, place, tile, control.present[place.rope()]);
       fence_async_shared();
       mbarrier_arrive(shared_address(&control.weights_full[place.rope()]));
       place.advance();

@@ -82,13 +82,21 @@ __device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, c
   const int lane = threadIdx.x % 32;
   TilePlace<Map> place;
   uint32_t result_parity = 0, parts_parity = 0;
-  for_each_row_block<Map>(p, first_item, [&](int, const RowBlock& r) {
+  for_each_row_block<Map>(p, first_item, [&](int item, const RowBlock& r) {
     FewAccumulators<Map::kRows> o;
 #pragma unroll
     for (int m = 0; m < 4; ++m)
 #pragma unroll
       for (int i = 0; i < Map::kRows / 2; ++i) o[m][i] = 0.f;
     for (int tiles = r.tile_end - r.tile_begin; tiles > 0; --tiles) {
+      if (!Map::kTokens && tiles == 1 && r.in_last_tile() < kTileTokens) {
+        // While the scores are at it. They may still read K: scores of absent tokens are masked.
+        wait_for_block<Map>(control, place, 2 * half);
+        wait_for_block<Map>(control, place, 2 * half + 1);
+        clear_past_end<Map>(r.in_last_tile(), smem, place, {2 * half, 2 * half + 1});
+        fence_async_shared();
+        named_barrier_of_warpgroup(kValuesBarrier + half);
+      }
       wait_together<Map>(shared_address(&control.weights_full[place.rope()]), place.rope_parity(),
                          kValuesBarrier + half);
       if (control.rescale[place.rope()][0]) scale_few_rows<Map::kRows>(o, control.factor[place.rope()], lane);
@@ -107,8 +115,10 @@ __device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, c
       place.advance();
     }
     mbarrier_wait(shared_address(&control.result_full), result_parity);
+    const auto finish_part = [&] { finish_part_of_rows<T, Map>(p, r, item, control); };  // twice: registers are short
     if (p.splits > 1) {
       merge_parts<T, Map>(p, r, o, half, smem, control, parts_parity);
+      if (r.slot >= 0) finish_part();
     } else {
       scale_few_rows<Map::kRows>(o, control.result, lane);
       arrive_once_per_warp(shared_address(&control.result_empty));
@@ -116,8 +126,7 @@ __device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, c
         store_few_rows<T, Map>(p, r, o, half);
       } else {
         store_few_partial<Map>(p, r, o, half);
-        const int thread = half * 128 + warpgroup_thread();
-        if (is_last_part(p, r, thread, control)) add_partials<T, Map>(p, r, thread);
+        finish_part();
       }
     }
     result_parity ^= 1;

@@ -33,20 +33,36 @@ __device__ __forceinline__ uint64_t existing(uint64_t present, int in_sequence) 
   return in_sequence < kTileTokens ? present & ((1ull << max(in_sequence, 0)) - 1) : present;
 }
 
+// Of a tile with `in_sequence` tokens before the end of the sequence: the other rows of V, in some of its column quarters, become
+// zeros. By a warpgroup, each thread of which has the same 16 bytes of each eight rows.
+template <class Map, int Quarters>
+__device__ __forceinline__ void clear_past_end(int in_sequence, uint32_t smem, TilePlace<Map> place,
+                                               const int (&quarters)[Quarters]) {
+  const int row = warpgroup_thread() / 8 % 8;  // of eight
+  for (int group = max(in_sequence - row + 7, 0) / 8; group < kTileTokens / 8; ++group)
+#pragma unroll
+    for (int i = 0; i < Quarters; ++i)
+      store_shared(smem + block_offset(place.block(quarters[i])) + group * kGroupBytes + warpgroup_thread() * 16,
+                   make_uint4(0, 0, 0, 0));
+}
+
 // Makes V safe to multiply with zero weights: rows of absent tokens become zeros; rows that some query rows of the
 // block see and others do not lose their infinities and NaNs (a query row that sees such a token has a NaN weight
-// already).
+// already). Whole pages: those past the end are zeros already (clear_past_end).
 template <class T, class Map>
 __device__ __forceinline__ void clean_values(const FmDecodeParams& p, const RowBlock& r, uint8_t* smem,
                                              TilePlace<Map> place, int tile, uint64_t present) {
   const int start = tile * kTileTokens;
   present = existing(present, r.seq_len - start);
   const uint64_t seen_by_all = existing(present, r.visible(p, r.row_begin) - start);
+  const int rows = Map::kTokens ? kTileTokens : min(r.seq_len - start, kTileTokens);
+  // Where no page is missing they are the last ones.
+  const int first = !Map::kTokens && present == existing(~0ull, rows) ? min(__popcll(seen_by_all), rows) : 0;
   // A thread has one of the 64 pieces of every other row.
   const int piece = warpgroup_thread() % 64;
   uint8_t* column = smem + block_offset(place.block(piece / 16));
 #pragma unroll 1
-  for (int row = warpgroup_thread() / 64; row < kTileTokens; row += 2) {
+  for (int row = first + warpgroup_thread() / 64; row < rows; row += 2) {
     if (seen_by_all >> row & 1) continue;
     uint4* at = reinterpret_cast<uint4*>(column + latent_swizzled(row, piece % 16));
     uint4 v = make_uint4(0, 0, 0, 0);

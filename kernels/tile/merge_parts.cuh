@@ -1,6 +1,6 @@
 // The merge inside a cluster whose CTAs have shared the tiles of an item: each CTA leaves its part of 16 rows in shared
 // memory, and finishes an equal share of them from the parts of all. Where the item is itself a part of a split unit,
-// the last cluster to finish one of the unit's parts adds up the partial results.
+// those are partial results, which split_few.cuh adds up.
 //
 // CTA j holds unnormalised rows o_j with references m_j and sums l_j of its softmax. With m = max_j m_j,
 // out = sum_j 2^(m_j - m) o_j / sum_j 2^(m_j - m) l_j. Parts are added in a fixed order.
@@ -9,11 +9,10 @@
 #include "../ptx/control.cuh"
 #include "../ptx/math.cuh"
 #include "few_scores.cuh"
+#include "split_few.cuh"
 #include "work.cuh"
 
 namespace fm {
-
-constexpr int kMergeBarrier = 2;  // named barrier of both values warpgroups
 
 // o[m][FewLayout::value(c, h)]: row FewLayout::row(c), column 64 m + 16 warp + lane / 4 + 8 h of the warpgroup's half; of
 // raw rows 64 m + 16 warp + 2 (lane / 4) + h.
@@ -25,21 +24,6 @@ template <class Map>
 __device__ __forceinline__ int few_column(int h) {
   return warpgroup_thread() % 32 / 4 * (Map::kRaw ? 2 : 1) + kFewColumnStep<Map> * h;
 }
-
-// The rows of 16 that this CTA finishes: 1 << log2 of them. A warp takes a quarter of a row at a time.
-struct RowShare {
-  int log2;
-
-  // Calls body(row of the 16, column of this lane).
-  template <class Body>
-  __device__ __forceinline__ void for_each(int thread, Body body) const {
-#pragma unroll 1
-    for (int i = thread / 32; i < 4 << log2; i += 8)
-      body((cluster_rank() << log2) + i / 4, i % 4 * 128 + thread % 32 * 4);
-  }
-};
-
-__device__ __forceinline__ RowShare row_share(const FmDecodeParams& p) { return {4 - __popc(p.splits - 1)}; }
 
 // Arrives at a barrier of every CTA of the cluster, for the whole warp.
 __device__ __forceinline__ void arrive_at_all(const uint64_t& barrier, int ctas, int lane) {
@@ -65,18 +49,6 @@ __device__ __forceinline__ void leave_part(const FewAccumulators<Map::kRows>& o,
       for (int h = 0; h < 2; ++h) row[64 * m + kFewColumnStep<Map> * h] = o[m][Layout::value(c, h)] * unit;
   }
   if (half == 0 && thread < kPartRows) control.part_state[thread] = control.row_state[first + thread];
-}
-
-__device__ __forceinline__ float warp_max(float v) {
-#pragma unroll
-  for (int d = 1; d < 32; d *= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, d));
-  return v;
-}
-
-template <class T>
-__device__ __forceinline__ void store_four(T* to, float4 v, float factor) {
-  *reinterpret_cast<uint2*>(to) =
-      make_uint2(pack_result(T(), v.x * factor, v.y * factor), pack_result(T(), v.z * factor, v.w * factor));
 }
 
 // Finishes this CTA's share of rows first .. first + 16, of a cluster of `Splits`: a warp has one row's quarters of columns,
@@ -125,69 +97,6 @@ __device__ __forceinline__ void finish_parts(const FmDecodeParams& p, const RowB
   }
 }
 
-// Adds up the partial results of a row of a split unit, `Pieces` times four columns of it, 128 columns apart.
-template <class T, class Map, int Pieces>
-__device__ __forceinline__ void add_partials_of_row(const FmDecodeParams& p, const RowBlock& r, int parts,
-                                                    int block_row, int column) {
-  if (r.row_begin + block_row >= r.rows) return;
-  constexpr int64_t kStride = Map::kRows;  // rows from one slot to the next
-  const float* lse = p.partial_lse + slot_row<Map>(p, r, block_row);
-  const float* out = p.partial_out + slot_row<Map>(p, r, block_row) * kLatent + column;
-  float top = -__FLT_MAX__, sum = 0.f;
-  for (int j = threadIdx.x % 32; j < parts; j += 32) top = fmaxf(top, __ldcg(lse + j * kStride));
-  top = warp_max(top);
-  float4 total[Pieces] = {};
-#pragma unroll 2
-  for (int j = 0; j < parts; ++j) {
-    const float w = exp2_approx(__ldcg(lse + j * kStride) - top);
-    sum += w;
-#pragma unroll
-    for (int i = 0; i < Pieces; ++i)
-      add_scaled(total[i], w, __ldcg(reinterpret_cast<const float4*>(out + j * kStride * kLatent + 128 * i)));
-  }
-  RowBlock whole = r;
-  whole.slot = -1;
-  const float factor = row_factor<Map>(p, whole, block_row, top, sum, column == 0);
-  T* to = reinterpret_cast<T*>(p.out) + row_offset(p, r, r.row_begin + block_row, p.out_stride) + column;
-#pragma unroll
-  for (int i = 0; i < Pieces; ++i) store_four(to + 128 * i, total[i], factor);
-}
-
-// This CTA's share of each 16 rows: whole rows to a warp where there are enough of them, else quarters.
-template <class T, class Map>
-__device__ __forceinline__ void add_partials(const FmDecodeParams& p, RowBlock r, int thread) {
-  const int parts = p.merges[r.merge].parts, warp = thread / 32, lane = thread % 32;
-  r.slot = p.merges[r.merge].first_slot;
-  const RowShare share = row_share(p);
-#pragma unroll 1
-  for (int first = 0; first < Map::kRows; first += kPartRows) {
-    if (share.log2 < 3) {
-      share.for_each(thread, [&](int own, int column) {
-        add_partials_of_row<T, Map, 1>(p, r, parts, first + own, column);
-      });
-      continue;
-    }
-#pragma unroll 1
-    for (int own = warp; own < 1 << share.log2; own += 8)
-      add_partials_of_row<T, Map, 4>(p, r, parts, first + (cluster_rank() << share.log2) + own, lane * 4);
-  }
-}
-
-// Counts this CTA's part of the unit as done; true in the CTA that was the last (of its place in the clusters).
-__device__ __forceinline__ bool is_last_part(const FmDecodeParams& p, const RowBlock& r, int thread,
-                                             FewControl& control) {
-  __threadfence();
-  named_barrier<kMergeBarrier, 256>();
-  if (thread == 0) {
-    FmMerge& merge = p.merges[r.merge];
-    const unsigned last = merge.parts - 1;  // the counter goes back to zero after it
-    control.last_part = atomicInc(reinterpret_cast<unsigned*>(&merge.arrived[cluster_rank()]), last) == last;
-    __threadfence();
-  }
-  named_barrier<kMergeBarrier, 256>();
-  return control.last_part;
-}
-
 // By both values warpgroups of every CTA of the cluster.
 template <class T, class Map>
 __device__ __forceinline__ void merge_parts(const FmDecodeParams& p, const RowBlock& r,
@@ -212,7 +121,6 @@ __device__ __forceinline__ void merge_parts(const FmDecodeParams& p, const RowBl
     arrive_at_all(control.parts_empty, p.splits, lane);
     parity ^= 1;
   }
-  if (r.slot >= 0 && is_last_part(p, r, thread, control)) add_partials<T, Map>(p, r, thread);
 }
 
 }  // namespace fm

@@ -113,34 +113,58 @@ __device__ __forceinline__ void store_raw_rows(const FmDecodeParams& p, const Fe
   }
 }
 
-// 64 rows: to the row block's place in its slot, of which split_rows.cuh says how it lies.
+// Partial results of 16 or 32 rows.
 template <class Map, class Control>
 __device__ __forceinline__ void store_raw_partial(const FmDecodeParams& p, const RowBlock& r,
                                                   const FewAccumulators<Map::kRows>& o, int half, const Control& control) {
   using Layout = FewLayout<Map::kRows>;
 #pragma unroll
   for (int c = 0; c < Layout::kColumns; ++c) {
-    if (Map::kRows == kTileRows && c / 2 % 2 != 0) continue;  // rows and those 8 on together
     const float factor = last_factor<Map>(control, c);
     const int thread = opaque(warpgroup_thread()), lane = thread % 32;
-    if constexpr (Map::kRows == kTileRows) {
-      const float other = last_factor<Map>(control, c + 2);
-      float* pair = p.partial_out + slot_row<Map>(p, r, 0) * kLatent + half * 512 + thread / 32 * 32 + lane / 4 * 4 +
-                    (c / 4 * 8 + lane % 4 * 2 + c % 2) * kPairNumbers;
+    const int block_row = Layout::row(c, lane);
+    if (r.row_begin + block_row >= r.rows) continue;
+    float* out = p.partial_out + slot_row<Map>(p, r, block_row) * kLatent + half * 256 + thread / 32 * 16 + lane / 4 * 2;
+#pragma unroll
+    for (int m = 0; m < 4; ++m)
+      *reinterpret_cast<float2*>(out + 64 * m) =
+          make_float2(o[m][Layout::value(c, 0)] * factor, o[m][Layout::value(c, 1)] * factor);
+  }
+}
+
+// Of 64 rows, as HalfPart.
+template <class Map, class Control>
+__device__ __forceinline__ void store_raw_halves(const FmDecodeParams& p, const RowBlock& r,
+                                                 const FewAccumulators<Map::kRows>& o, int half, const Control& control) {
+  using Layout = FewLayout<Map::kRows>;
+  const int thread = opaque(warpgroup_thread()), lane = thread % 32, chunk = thread / 32 * 8 + lane / 4;
+  uint8_t* part = part_bytes<Map>(p, r);
+#pragma unroll
+  for (int c = 0; c < Layout::kColumns; ++c) {
+    if (c / 2 % 2 != 0) continue;  // rows and those 8 on together
+    const int pair = c / 4 * 8 + lane % 4 * 2 + c % 2;
+    uint32_t exponents = 0;
+    float factor[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float top = 0.f;
 #pragma unroll
       for (int m = 0; m < 4; ++m)
-        *reinterpret_cast<float4*>(pair + 128 * m) =
-            make_float4(o[m][Layout::value(c, 0)] * factor, o[m][Layout::value(c, 1)] * factor,
-                        o[m][Layout::value(c + 2, 0)] * other, o[m][Layout::value(c + 2, 1)] * other);
-    } else {
-      const int block_row = Layout::row(c, lane);
-      if (r.row_begin + block_row >= r.rows) continue;
-      float* out = p.partial_out + slot_row<Map>(p, r, block_row) * kLatent + half * 256 + thread / 32 * 16 + lane / 4 * 2;
 #pragma unroll
-      for (int m = 0; m < 4; ++m)
-        *reinterpret_cast<float2*>(out + 64 * m) =
-            make_float2(o[m][Layout::value(c, 0)] * factor, o[m][Layout::value(c, 1)] * factor);
+        for (int h = 0; h < 2; ++h) top = fmaxf(top, fabsf(o[m][Layout::value(c + 2 * i, h)]));
+      factor[i] = last_factor<Map>(control, c + 2 * i);
+      const uint32_t exponent = HalfPart::exponent(top * factor[i]);
+      factor[i] *= HalfPart::inverse(exponent);
+      exponents |= exponent << 8 * i;
     }
+    const auto numbers = [&](int m, int i) {
+      return pack(__half(), o[m][Layout::value(c + 2 * i, 0)] * factor[i], o[m][Layout::value(c + 2 * i, 1)] * factor[i]);
+    };
+#pragma unroll
+    for (int m = 0; m < 4; m += 2)
+      *reinterpret_cast<uint4*>(part + (pair * HalfPart::kPieces + half * 2 + m / 2) * kPieceBytes + chunk * 16) =
+          make_uint4(numbers(m, 0), numbers(m, 1), numbers(m + 1, 0), numbers(m + 1, 1));
+    *reinterpret_cast<uint16_t*>(part + HalfPart::scales_offset(pair, half, chunk)) = exponents;
   }
 }
 
@@ -231,19 +255,21 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
     if constexpr (Map::kSplits) {
       if (p.splits > 1) {
         merge_parts<T, Map>(p, r, o, own(), smem, control, parts_parity);
+        if (r.slot >= 0) finish_part_of_rows<T, Map>(p, r, item, control);
         return;
       }
-    }
-    if (r.slot < 0) {
+      if (r.slot < 0) {
+        store_raw_rows<T, Map>(p, o, own(), control);
+      } else {
+        store_raw_partial<Map>(p, r, o, own(), control);
+        finish_part_of_rows<T, Map>(p, r, item, control);
+      }
+    } else if (r.slot < 0) {
       store_raw_rows<T, Map>(p, o, own(), control);
-    } else if constexpr (Map::kSplits) {
-      store_raw_partial<Map>(p, r, o, own(), control);
-      const int thread = own() * 128 + warpgroup_thread();
-      if (is_last_part(p, r, thread, control)) add_partials<T, Map>(p, r, thread);
     } else {
       const SplitUnit unit = load_split_unit<Map>(p, r);  // before the stores, which fill the queue
-      store_raw_partial<Map>(p, r, o, own(), control);
-      finish_part<T, Map>(p, unit, item, control);
+      store_raw_halves<Map>(p, r, o, own(), control);
+      finish_part_of_pairs<T, Map>(p, unit, item, control);
     }
   });
   if constexpr (Map::kSplits)

@@ -378,8 +378,10 @@ __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, const Fi
     QueryFragments<Map::kRegisterChunks> q;
     RowState<Map::kPeaks> state;
     WeightFactors weights;  // of codes only
-    if (warpgroup_thread() == 0)
+    if (warpgroup_thread() == 0) {
       control.first_masked = min(range.visible(p, range.row_begin), range.seq_len) / kTileTokens;
+      control.first_shared = p.causal && range.q_len > 1 ? control.first_masked : 0x7FFFFFFF;
+    }
     if (!range.empty()) {
       if constexpr (Map::kCodes)
         load_query_halves<T, QkDim, Map>(p, range, smem);
@@ -395,6 +397,7 @@ __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, const Fi
       else
         multiply_query_key<M, QkDim, Map>(s, q, shared_address(smem), control, place, held);
       const bool masked = tile >= control.first_masked || control.present[place.rope()] != ~0ull;
+      const bool cleans = Map::kTokens ? masked : tile >= control.first_shared || control.present[place.rope()] != ~0ull;
       if (masked) mask_tile(p, load_row_block<Map>(p, item), s, tile, control.present[place.rope()]);
       const int row0 = accumulator_row(warpgroup_thread());
       float2 shrink = state.update(s, {score_scale<Map>(p, smem, row0), score_scale<Map>(p, smem, row0 + 8)});
@@ -406,8 +409,12 @@ __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, const Fi
       named_barrier<kScoresBarrier, 128>();  // every warp has read K: P may overwrite its rope part
       store_weights<M>(s, shared_address(smem) + Map::rope_offset(place.rope()));
       if constexpr (Map::kCodes && QkDim > kLatent) scale_values<Map>(smem, place);
-      if (masked)
-        clean_values<M, Map>(p, load_row_block<Map>(p, item), smem, place, tile, control.present[place.rope()]);
+      if (masked) {
+        const RowBlock r = load_row_block<Map>(p, item);
+        if (!Map::kTokens)
+          clear_past_end<Map>(r.seq_len - tile * kTileTokens, shared_address(smem), place, {0, 1, 2, 3});
+        if (cleans) clean_values<M, Map>(p, r, smem, place, tile, control.present[place.rope()]);
+      }
       fence_async_shared();
       held.held = true;
       place.advance();

@@ -109,6 +109,7 @@ struct DecodeControl {
   uint32_t rescale[kTiles][4];    // per warp of 16 rows: did any row's reference maximum move?
   float factor[kTiles][kTileRows];
   int first_masked;               // scores only: from this tile on, some row of the block does not see every token
+  int first_shared;               // and this one on, some tokens are seen by some rows and not by others
   alignas(8) float result[kTileRows];  // what the accumulated rows are multiplied with at the end
   uint32_t pieces;                // values: the pieces of a split unit's rows that this CTA adds up
 };
@@ -126,7 +127,6 @@ struct FewControl : DecodeControl {
   float2 part_state[kPartRows];   // those of the rows being merged
   float warp_row[4][32];          // what each warp found for a row
   float unit[16];                 // scores -> values: what the finished rows count in, of codes only
-  int last_part;                  // values: this CTA was the last to finish a part of its unit
 };
 
 template <class Map>

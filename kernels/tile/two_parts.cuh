@@ -33,18 +33,18 @@ struct PartInTwo {
   // is to be stored as well, and given up.
   __device__ __forceinline__ uint32_t arrive() const {
     fence_gpu();
-    const uint64_t before = unit.count.count();
+    const uint64_t before = unit.count.count(wait ? 0 : own());
     uint32_t mine = own();
-    if ((uint32_t)before == 1)
+    if (unit.count.was_last(before))
       mine |= before >> 32;
-    else if (wait ? !unit.count.wait_for_all() : !unit.count.give_up(own()))
+    else if (!wait || !unit.count.wait_for_all())
       mine = wait ? kNotYet : 0;
     fence_gpu();
     return mine;
   }
   __device__ __forceinline__ uint32_t give_up() const {
     fence_gpu();
-    const uint32_t mine = unit.count.give_up(own()) ? own() : 0;
+    const uint32_t mine = unit.count.give_up(own()) ? 0 : own();
     fence_gpu();
     return mine;
   }
@@ -114,7 +114,7 @@ __device__ __forceinline__ void finish_part_in_two(const FmDecodeParams& p, int 
     }
   }
   named_barrier<kAddBarrier, 256>();
-  if (thread() == 0) part().unit.count.leave();
+  if (thread() == 0) part().unit.count.leave(mine);
 }
 
 }  // namespace fm

@@ -181,7 +181,7 @@ __device__ __forceinline__ void accumulate_values(const FmDecodeParams& p, const
           [&](const RowBlock& r) { load_partial_result<Map>(p, r, o[1], quarter(half, 1)); });
     } else {
       store(r, kBothHalves);
-      finish_part<T, Map>(p, unit, item, control);
+      finish_part_of_pairs<T, Map>(p, unit, item, control);
     }
   });
 }

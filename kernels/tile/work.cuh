@@ -37,6 +37,8 @@ struct RowBlock {
     return v < 0 ? 0 : v;
   }
   __device__ __forceinline__ bool empty() const { return tile_begin >= tile_end; }
+  // Of the last tile's tokens those before the end of the sequence: kTileTokens and more if it ends later.
+  __device__ __forceinline__ int in_last_tile() const { return seq_len - (tile_end - 1) * kTileTokens; }
 };
 
 // Loads that are volatile so that a second read does not keep the first one's registers alive. Early ones are for what is

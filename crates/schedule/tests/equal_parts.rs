@@ -84,11 +84,9 @@ fn equal_parts_that_leave_too_many_workers_idle_are_not_taken() {
     // 66 workers for 20 units: three parts of 22 tiles are longer than what cuts at even shares leave.
     let planned = plan(&on_h200(20, 128, 4096));
     assert!(planned.header.share < 22);
-    assert!(
-        tiles_of_workers(&planned)
-            .iter()
-            .all(|items| !items.is_empty())
-    );
+    let tiles = tiles_of_workers(&planned);
+    let idle = tiles.iter().filter(|items| items.is_empty()).count();
+    assert!(idle < 66 - 20 * 3, "{idle} workers have nothing");
 }
 
 #[test]

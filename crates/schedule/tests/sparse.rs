@@ -240,7 +240,7 @@ fn no_token_is_a_batch_of_nothing() {
 #[test]
 fn units_that_are_never_split_have_no_cluster_either() {
     let queries = Queries::Sparse {
-        q_len: 1,
+        q_len: 3,
         topk: 2048,
         extra_topk: 0,
     };

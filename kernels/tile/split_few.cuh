@@ -1,0 +1,118 @@
+// How the parts of a split unit are added up in a CTA of 16 or 32 rows (split_unit.cuh has the rest). A slot has the rows one
+// after another. Where a cluster shares an item's tiles, each of its CTAs has a share of every 16 rows (merge_parts.cuh), of
+// which it adds up the parts with the CTAs in the same place of the other clusters.
+#pragma once
+#include "../ptx/control.cuh"
+#include "../ptx/math.cuh"
+#include "split_unit.cuh"
+
+namespace fm {
+
+constexpr int kQuarterRow = kLatent / 4;  // what a warp reads at once, sixteen bytes a lane
+
+// How a warp adds up parts. It depends on their number alone, as does the order in which numbers are added. Of few parts it reads
+// some quarters of a row at once, of many as many parts as it can.
+template <class Map, bool Few>
+struct PartReads {
+  static constexpr int kAll = Map::kTokens ? 4 : 8;  // under way, by a lane: registers are short in some kernels
+  static constexpr int kQuarters = Few ? kAll / 2 : 1, kParts = kAll / kQuarters;
+  int groups_log2;  // groups of lanes that have parts of their own, of the same columns
+
+  __device__ __forceinline__ explicit PartReads(int parts) : groups_log2(Few ? 0 : (parts > 8) + (parts > 16)) {}
+  __device__ __forceinline__ int lanes() const { return 32 >> groups_log2; }
+  __device__ __forceinline__ int columns() const { return kQuarters * kQuarterRow >> groups_log2; }
+  __device__ __forceinline__ int parts_at_once() const { return kParts << groups_log2; }
+  // The part of read `i`.
+  __device__ __forceinline__ int part(int i, int group) const { return (i / kQuarters << groups_log2) + group; }
+};
+
+template <class T>
+__device__ __forceinline__ void store_four(T* to, float4 v, float factor) {
+  *reinterpret_cast<uint2*>(to) =
+      make_uint2(pack_result(T(), v.x * factor, v.y * factor), pack_result(T(), v.z * factor, v.w * factor));
+}
+
+// Adds up the parts of some columns of a row, from column `first` on, by a warp. For weights lane j has parts j, j + 32 and so on.
+template <class T, class Map, bool Few>
+__device__ __forceinline__ void add_parts_of_row(const FmDecodeParams& p, const RowBlock& r, int parts, int block_row, int first) {
+  if (r.row_begin + block_row >= r.rows) return;
+  using Reads = PartReads<Map, Few>;
+  constexpr int kStride = Map::kRows;  // rows from one slot to the next
+  const Reads reads(parts);
+  const int lane = block_thread() % 32, group = lane / reads.lanes(), column = first + lane % reads.lanes() * 4;
+  const float* lse = p.partial_lse + slot_row<Map>(p, r, block_row) + lane * kStride;
+  const float* from = p.partial_out + slot_row<Map>(p, r, block_row) * kLatent + column;
+  float top = -__FLT_MAX__, weight = 0.f, sum = 0.f;
+  float4 total[Reads::kQuarters] = {};
+#pragma unroll 1
+  for (int base = 0; base < parts; base += reads.parts_at_once()) {
+    float4 v[Reads::kAll];
+#pragma unroll
+    for (int i = 0; i < Reads::kAll; ++i) {  // past the last part: that one again
+      const uint32_t part = min(base + reads.part(i, group), parts - 1);
+      v[i] = __ldcg(reinterpret_cast<const float4*>(from + (uint64_t)part * (uint32_t)(kStride * kLatent) +
+                                                    i % Reads::kQuarters * kQuarterRow));
+    }
+    if (base % 32 == 0) {
+      const float own = base + lane < parts ? __ldcg(lse + base * kStride) : kNegInf;
+      if (base == 0) {
+        top = fmaxf(top, own);
+#pragma unroll 1
+        for (int j = 32; j + lane < parts; j += 32) top = fmaxf(top, __ldcg(lse + j * kStride));
+        __syncwarp();
+#pragma unroll
+        for (int d = 1; d < 32; d *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
+      }
+      weight = exp2_approx(own - top);
+      sum += weight;
+    }
+#pragma unroll
+    for (int i = 0; i < Reads::kAll; ++i) {
+      const int part = base + reads.part(i, group);
+      const float w = __shfl_sync(~0u, weight, part % 32);
+      if (part < parts) add_scaled(total[i % Reads::kQuarters], w, v[i]);
+    }
+  }
+#pragma unroll
+  for (int d = 1; d < 32; d *= 2) sum += __shfl_xor_sync(~0u, sum, d);
+  if (!Few)
+#pragma unroll 1
+    for (int d = reads.lanes(); d < 32; d *= 2)
+      add_scaled(total[0], 1.f, make_float4(__shfl_xor_sync(~0u, total[0].x, d), __shfl_xor_sync(~0u, total[0].y, d),
+                                            __shfl_xor_sync(~0u, total[0].z, d), __shfl_xor_sync(~0u, total[0].w, d)));
+  RowBlock whole = r;
+  whole.slot = -1;
+  const float factor = row_factor<Map>(p, whole, block_row, top, sum, first == 0 && lane == 0);
+  if (group > 0) return;
+  T* to = reinterpret_cast<T*>(p.out) + row_offset(p, r, r.row_begin + block_row, p.out_stride) + column;
+#pragma unroll
+  for (int i = 0; i < Reads::kQuarters; ++i) store_four(to + kQuarterRow * i, total[i], factor);
+}
+
+// By both values warpgroups when their partial results have been stored. A task is what a warp adds up at once.
+template <class T, class Map>
+__device__ __forceinline__ void finish_part_of_rows(const FmDecodeParams& p, const RowBlock& range, int item,
+                                                    DecodeControl& control) {
+  const SplitUnit unit = load_split_unit<Map>(p, range);
+  const auto share = [&] { return 4 - __popc(p.splits - 1); };  // of this CTA: 1 << share() of every 16 rows
+  const auto block_row = [&](int i) {
+    return (i >> share() << 4) + ((int)cluster_rank() << share()) + (i & (1 << share()) - 1);
+  };
+  const auto of_row = [](auto few, int parts) { return kLatent / PartReads<Map, decltype(few)::value>(parts).columns(); };
+  const auto finish = [&](auto few) {
+    constexpr bool kFew = decltype(few)::value;
+    const int tasks = (Map::kRows / kPartRows << share()) * of_row(few, unit.count.parts);
+    finish_part<Map>(p, unit, item, tasks, control, [&](const RowBlock& r, int parts, int begin, int end, int warp) {
+#pragma unroll 1
+      for (int task = begin + warp; task < end; task += 8)
+        add_parts_of_row<T, Map, kFew>(p, r, parts, block_row(task / of_row(few, parts)),
+                                       task % of_row(few, parts) * PartReads<Map, kFew>(parts).columns());
+    });
+  };
+  if (unit.count.parts <= kFewParts)
+    finish(std::true_type());
+  else
+    finish(std::false_type());
+}
+
+}  // namespace fm

@@ -1,0 +1,135 @@
+// The end of a part of a split unit: partial results to memory, and when all parts of a CTA's rows are there, their sum to the
+// output. All CTAs with a part add up a piece of the rows each: as many pieces as parts, and a CTA has the piece with the number
+// of its part. A CTA waits for the others if it has nothing else to do. If it has more items, or has waited for long, it gives
+// its piece up to the one that comes last, which never waits: nothing depends on all CTAs being on the GPU at the same time.
+// Few parts of few rows are all added up by the one that comes last.
+//
+// Partial results are normalised, with their base-2 log-sum-exps. With m = max_j l_j,
+// out = sum_j 2^(l_j - m) o_j / sum_j 2^(l_j - m) and lse = ln 2 (m + log2 sum_j 2^(l_j - m)). Parts are added in their
+// order: the result depends neither on timing nor on who adds them. How: split_rows.cuh (64 rows), split_few.cuh (16 and 32),
+// and, for two parts of 64 rows of 16-bit caches, two_parts.cuh.
+#pragma once
+#include "../ptx/control.cuh"
+#include "work.cuh"
+
+namespace fm {
+
+constexpr int kAddBarrier = 2;  // named barrier of both values warpgroups
+constexpr int kMostPieces = 32;  // a bit each
+constexpr int kFewParts = 4;  // of few rows: the last one adds them up
+constexpr int64_t kMostWait = 100000;  // cycles, about 50 us
+
+// What the CTAs with a part of a row block tell each other, in FmMerge: how many parts are there, in the low
+// half of a word, and in the high one which pieces have been given up, a bit each. By one thread.
+struct PartCount {
+  FmMerge* merge;
+  unsigned block;  // not negative: no sign to extend
+  int parts;
+
+  __device__ __forceinline__ uint64_t* word() const { return reinterpret_cast<uint64_t*>(merge->arrived[block]); }
+  __device__ __forceinline__ int pieces() const { return min(parts, kMostPieces); }
+  __device__ __forceinline__ uint32_t piece_of(int part) const { return part < kMostPieces ? 1u << part : 0; }
+
+  // Leaves a part, whose piece is `own`. Returns the pieces that are this CTA's to add up, now that all parts are there: a bit
+  // each.
+  __device__ __forceinline__ uint32_t arrive(uint32_t own, bool wait) const {
+    fence_gpu();
+    const uint64_t before = count(wait ? 0 : own);
+    uint32_t mine = own;
+    if (was_last(before))
+      mine |= before >> 32;
+    else if (!wait || own == 0 || (!wait_for_all() && give_up(own)))
+      mine = 0;
+    fence_gpu();
+    return mine;
+  }
+  // This part among those that are there, and a piece that is given up at once or none; what the word was.
+  __device__ __forceinline__ uint64_t count(uint32_t given_up) const {
+    uint64_t before;
+    asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;"
+                 : "=l"(before)
+                 : "l"(word()), "l"((uint64_t)given_up << 32 | 1)
+                 : "memory");
+    return before;
+  }
+  __device__ __forceinline__ bool was_last(uint64_t before) const { return (uint32_t)before + 1 == parts; }
+  __device__ __forceinline__ uint64_t look() const {
+    uint64_t now;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(now) : "l"(word()) : "memory");
+    return now;
+  }
+  // Not for long.
+  __device__ __forceinline__ bool wait_for_all() const {
+    const int64_t begin = clock64();
+    while (clock64() - begin < kMostWait)
+      if ((uint32_t)look() == parts) return true;
+    return false;
+  }
+  // Leaves a piece to the last one, unless that has been here: returns whether it is given up.
+  __device__ __forceinline__ bool give_up(uint32_t piece) const {
+    for (uint64_t seen = look(); (uint32_t)seen != parts;) {
+      const uint64_t expected = seen;
+      asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], %2, %3;"
+                   : "=l"(seen)
+                   : "l"(word()), "l"(expected), "l"(expected | (uint64_t)piece << 32)
+                   : "memory");
+      if (seen == expected) return true;
+    }
+    return false;
+  }
+  // Of pieces that are added up. With the last of them the next launch is prepared.
+  __device__ __forceinline__ void leave(uint32_t mine) const {
+    const int own = __popc(mine), all = pieces();
+    int before = 0;
+    if (own == 0) return;
+    if (own < all)
+      asm volatile("atom.relaxed.gpu.global.add.s32 %0, [%1], %2;" : "=r"(before) : "l"(&merge->done[block]), "r"(own) : "memory");
+    if (before + own < all) return;
+    merge->done[block] = 0;
+    *word() = 0;
+  }
+};
+
+static_assert(offsetof(FmMerge, q_len) == 16 && offsetof(FmMerge, first_slot) == 20 && offsetof(FmMerge, parts) == 24);
+
+// A split unit as a CTA sees it when it has computed a part of it.
+struct SplitUnit {
+  PartCount count;
+  int part;         // which one this is
+  int next_worker;  // where the next worker's items begin, if the CTA waits at all
+};
+
+template <class Map>
+__device__ __forceinline__ SplitUnit load_split_unit(const FmDecodeParams& p, const RowBlock& r) {
+  FmMerge* merge = p.merges + r.merge;
+  const int4 v = load_once(reinterpret_cast<const int4*>(&merge->q_len));  // first_slot and parts are in it
+  const bool waits = !Map::kSplits || v.z > kFewParts;
+  return {{merge, Map::kSplits ? cluster_rank() : (unsigned)r.block, v.z}, r.slot - v.y,
+          waits ? next_worker_item<Map>(p) : 0x7FFFFFFF};
+}
+
+// By both values warpgroups when their partial results have been stored. `add(r, parts, begin, end, warp)` adds up tasks
+// begin .. end of all `tasks`, `r` having the unit's first slot, by this one of eight warps.
+template <class Map, class Add>
+__device__ __forceinline__ void finish_part(const FmDecodeParams& p, const SplitUnit& unit, int item, int tasks,
+                                            DecodeControl& control, Add add) {
+  const int thread = block_thread() - 128, parts = unit.count.parts;
+  named_barrier<kAddBarrier, 256>();
+  const int first_slot = __ldcg(&unit.count.merge->first_slot);  // registers are short before
+  if (thread == 0) control.pieces = unit.count.arrive(unit.count.piece_of(unit.part), item + 1 >= unit.next_worker);
+  RowBlock r = load_row_block<Map>(p, item);
+  r.slot = first_slot;
+  named_barrier<kAddBarrier, 256>();
+  const uint32_t mine = control.pieces;
+#pragma unroll 1
+  for (uint32_t left = mine; left != 0;) {  // pieces beside each other at once
+    const uint32_t lowest = left & -left, above = left & left + lowest;
+    const int piece = __popc(lowest - 1), next = piece + __popc(left ^ above), all = unit.count.pieces();
+    add(r, parts, piece * tasks / all, next * tasks / all, thread / 32);
+    left = above;
+  }
+  named_barrier<kAddBarrier, 256>();
+  if (thread == 0) unit.count.leave(mine);
+}
+
+}  // namespace fm
