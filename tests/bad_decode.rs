@@ -37,7 +37,7 @@ impl Call {
             out: Array::zeros(DType::Bf16, &[2, 3, 8, 512]),
             lse: Array::zeros(DType::F32, &[2, 3, 8]),
             attn_sink: None,
-            workspace: Some(Array::zeros(DType::U8, &[1 << 26])),
+            workspace: Some(Array::workspace()),
             softmax_scale: None,
             kv_format: None,
             kv_scale: None,

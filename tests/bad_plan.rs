@@ -113,10 +113,7 @@ fn the_tokens_of_a_qo_indptr() {
 }
 
 fn memory() -> (Array, Array) {
-    (
-        Array::zeros(DType::I32, &[2]),
-        Array::zeros(DType::U8, &[1 << 24]),
-    )
+    (Array::zeros(DType::I32, &[2]), Array::workspace())
 }
 
 #[test]

@@ -31,7 +31,7 @@ impl Call {
             qo_indptr: Array::zeros(DType::I32, &[3]),
             out: Array::zeros(DType::Bf16, &[7, 8, 512]),
             lse: Array::zeros(DType::F32, &[7, 8]),
-            workspace: Array::zeros(DType::U8, &[1 << 24]),
+            workspace: Array::workspace(),
         }
     }
 

@@ -39,7 +39,7 @@ impl Decode {
             extra_kv_format: None,
             out: Array::zeros(DType::Bf16, &[2, 3, 8, 512]),
             lse: Array::zeros(DType::F32, &[2, 3, 8]),
-            workspace: Array::zeros(DType::U8, &[1 << 24]),
+            workspace: Array::workspace(),
         }
     }
 
@@ -255,7 +255,7 @@ fn plan_of(queries: Queries, formats: [Option<KvFormat>; 2], workspace: &Array) 
 
 #[test]
 fn a_plan_made_for_other_lists_is_refused_by_name() {
-    let workspace = Array::zeros(DType::U8, &[1 << 24]);
+    let workspace = Array::workspace();
     let queries = |q_len, topk, extra_topk| Queries::Sparse {
         q_len,
         topk,
@@ -278,7 +278,7 @@ fn a_plan_made_for_other_lists_is_refused_by_name() {
 
 #[test]
 fn a_plan_is_for_the_formats_of_both_caches() {
-    let workspace = Array::zeros(DType::U8, &[1 << 24]);
+    let workspace = Array::workspace();
     let queries = Queries::Sparse {
         q_len: 3,
         topk: 70,
@@ -382,7 +382,7 @@ fn what_a_prefill_refuses() {
         (|c| c.max_logits.shape[1] = 7, "max_logits", "dimension 1 is 8"),
         (|c| c.max_logits.dtype = DType::F64, "max_logits", "float32"),
     ];
-    let workspace = Array::zeros(DType::U8, &[1 << 24]);
+    let workspace = Array::workspace();
     for (bend, argument, rule) in cases {
         let mut call = Prefill::right();
         bend(&mut call);

@@ -35,7 +35,7 @@ fn decode_with(table: [i32; 4], lens: [i32; 2]) -> Result<(), Error> {
         Array::zeros(DType::Bf16, &[2, 1, 1, 512]),
         Array::zeros(DType::F32, &[2, 1, 1]),
     );
-    let workspace = Array::zeros(DType::U8, &[1 << 24]);
+    let workspace = Array::workspace();
     let mut args = DecodeArgs::new(
         q.view().into(),
         cache.view().into(),
@@ -62,7 +62,7 @@ fn prefill_with(qo_indptr: [i32; 4]) -> Result<(), Error> {
         Array::zeros(DType::Bf16, &[7, 1, 512]),
         Array::zeros(DType::F32, &[7, 1]),
     );
-    let workspace = Array::zeros(DType::U8, &[1 << 24]);
+    let workspace = Array::workspace();
     let mut args = PrefillArgs::new(
         q.view().into(),
         cache.view().into(),
@@ -103,7 +103,7 @@ fn sparse_with(indices: [i32; 6], lens: [i32; 2], extra: [i32; 4]) -> Result<(),
         Array::zeros(DType::Bf16, &[1, 2, 1, 512]),
         Array::zeros(DType::F32, &[1, 2, 1]),
     );
-    let workspace = Array::zeros(DType::U8, &[1 << 24]);
+    let workspace = Array::workspace();
     let mut args = SparseDecodeArgs::new(
         q.view().into(),
         cache.view().into(),
@@ -159,7 +159,7 @@ fn lists_are_checked() {
         ..PlanArgs::new(ferromla::Device::Cpu, 2, 1)
     };
     let lens = of(DType::I32, &[2], &[1, 5]);
-    let workspace = Array::zeros(DType::U8, &[1 << 24]);
+    let workspace = Array::workspace();
     // SAFETY: the workspace outlives the plan; the lengths are refused after they are read.
     let plan = unsafe {
         Plan::new_sparse(
@@ -208,10 +208,7 @@ fn the_first_offender_is_named() {
         max_seq_len: Some(32),
         ..PlanArgs::new(ferromla::Device::Cpu, 2, 1)
     };
-    let (lens, workspace) = (
-        of(DType::I32, &[2], &[1, 40]),
-        Array::zeros(DType::U8, &[1 << 24]),
-    );
+    let (lens, workspace) = (of(DType::I32, &[2], &[1, 40]), Array::workspace());
     // SAFETY: the arrays outlive the plan.
     let plan = unsafe {
         Plan::new(
