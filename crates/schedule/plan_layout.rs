@@ -192,7 +192,7 @@ pub struct FmMerge {
     pub reserved: i32,
     #[doc = " by a CTA's place in its team or cluster: parts in, pieces given up (bits)"]
     pub arrived: [[i32; 2usize]; 8usize],
-    #[doc = " likewise: CTAs that need the unit no more. All are 0 between launches"]
+    #[doc = " likewise: pieces that are added up. All are 0 between launches"]
     pub done: [i32; 8usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
