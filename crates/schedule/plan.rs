@@ -233,8 +233,14 @@ fn write(
     let all = if let Some(equal) = planner.cut_equally(&line, filled) {
         (line.whole, line.share) = (false, equal.step.into());
         planner.write_equal(&equal, buffer.items, buffer.merges, buffer.worker_begin)
-    } else if planner.deals_parts(&line) {
-        planner.write_dealt(&line, buffer.items, buffer.merges, buffer.worker_begin)
+    } else if let Some(deal) = planner.deal(&line) {
+        planner.write_dealt(
+            &line,
+            deal,
+            buffer.items,
+            buffer.merges,
+            buffer.worker_begin,
+        )
     } else {
         let all = planner.write_units(&line, buffer.items, buffer.merges, buffer.unit_item);
         planner.write_workers(&line, buffer.unit_item, buffer.worker_begin);
@@ -407,10 +413,10 @@ impl Planner<'_> {
         equal.tally()
     }
 
-    /// Whether parts are dealt by size: those whose number is fixed, of few units, if they are not about equally long.
-    fn deals_parts(&self, line: &Line) -> bool {
+    /// Parts whose number is fixed, of few units, are dealt by size if they are not about equally long.
+    fn deal(&self, line: &Line) -> Option<Deal> {
         if self.shape.split_mode == FM_SPLIT_AUTO || line.units as usize > MOST_DEALT_UNITS {
-            return false;
+            return None;
         }
         let (mut items, mut longest) = (0, 0);
         for unit in 0..line.units {
@@ -418,28 +424,24 @@ impl Planner<'_> {
             items += parts.count;
             longest = longest.max(parts.tile(1));
         }
-        !shares_out_on_a_line(longest, items, self.shape.workers, line.share)
+        let workers = self.shape.workers;
+        (!shares_out_on_a_line(longest, items, workers, line.share))
+            .then_some(Deal { items, workers })
     }
 
     fn write_dealt(
         &self,
         line: &Line,
+        deal: Deal,
         items: &mut [FmWorkItem],
         merges: &mut [FmMerge],
         worker_begin: &mut [i32],
     ) -> Tally {
-        let mut all = Tally::default();
         let mut ranks = Ranks::new();
         for unit in 0..line.units {
-            let parts = parts_of(self.shape, line, unit);
-            ranks.push(unit, &parts);
-            all.add(&parts);
+            ranks.push(unit, &parts_of(self.shape, line, unit));
         }
         ranks.sort();
-        let deal = Deal {
-            items: all.items,
-            workers: self.shape.workers,
-        };
         let mut tally = Tally::default();
         self.for_each_unit(|index, unit| {
             let parts = parts_of(self.shape, line, index);
@@ -455,7 +457,7 @@ impl Planner<'_> {
         for (worker, begin) in (0..).zip(worker_begin.iter_mut()) {
             *begin = deal.first_item(worker);
         }
-        all
+        tally
     }
 
     /// Writes the items and merges of every unit, and where its items begin.

@@ -5,11 +5,8 @@ mod support;
 use ferromla_schedule::WorkItem;
 use ferromla_schedule::plan_layout::{FM_SPLIT_FIXED, FM_SPLIT_INVARIANT};
 use proptest::prelude::*;
-use support::{Case, Planned, cases_of, plan};
-
-fn unit_key(item: &WorkItem) -> (i32, i32, i32) {
-    (item.request, item.kv_head, item.row_begin)
-}
+use support::line::{boundaries, even_share, nearest, unit_key};
+use support::{Case, Planned, cases_of, expected_units, plan};
 
 fn tiles(item: &WorkItem) -> i32 {
     item.tile_end - item.tile_begin
@@ -36,49 +33,30 @@ fn hands(planned: &Planned) -> Vec<Vec<WorkItem>> {
 }
 
 /// Whether as many parts to each worker, as long as the longest, are an eighth more than an even share at most.
-fn share_out_on_a_line(planned: &Planned) -> bool {
+fn share_out_on_a_line(case: &Case, planned: &Planned) -> bool {
     let items = planned.view().items().to_vec();
     let longest = items.iter().map(tiles).max().unwrap_or(0) as i64;
     let most = items.len().div_ceil(planned.shape.workers as usize) as i64;
-    most * longest * 8 <= even_share_of(planned) * 9
-}
-
-/// Where each boundary between parts stands on the work line, the line's end included.
-fn boundaries(planned: &Planned) -> Vec<i64> {
-    let mut position = 0;
-    let mut boundaries = vec![0];
-    for item in planned.view().items() {
-        let fixed = if item.tile_begin == 0 {
-            planned.shape.fixed_cost
-        } else {
-            0
-        };
-        position += i64::from(fixed + tiles(item));
-        boundaries.push(position);
-    }
-    boundaries
-}
-
-fn even_share_of(planned: &Planned) -> i64 {
-    let total = *boundaries(planned).last().unwrap();
-    let workers = i64::from(planned.shape.workers);
-    (total + workers - 1) / workers
+    most * longest * 8 <= even_share(case, &expected_units(case)).1 * 9
 }
 
 /// Parts in the order of their units, each worker beginning at the part nearest to its share.
-fn assert_on_a_line(planned: &Planned) {
+fn assert_on_a_line(case: &Case, planned: &Planned) {
     let plan = planned.view();
     assert!(
         plan.items()
             .is_sorted_by_key(|item| (unit_key(item), item.tile_begin))
     );
-    let boundaries = boundaries(planned);
-    let total = *boundaries.last().unwrap();
+    let boundaries = boundaries(case, plan.items());
+    let (total, share) = even_share(case, &expected_units(case));
     let mut begin = 0;
     for worker in 0..plan.workers() {
-        let x = (worker as i64 * even_share_of(planned)).min(total);
-        let nearest = boundaries.iter().min_by_key(|&&at| ((at - x).abs(), at));
-        assert_eq!(Some(&boundaries[begin]), nearest, "worker {worker}");
+        let x = (worker as i64 * share).min(total);
+        assert_eq!(
+            boundaries[begin],
+            nearest(&boundaries, x),
+            "worker {worker}"
+        );
         begin += plan.worker(worker).len();
     }
 }
@@ -92,10 +70,10 @@ proptest! {
     ) {
         case.shape.fixed_cost = case.shape.fixed_cost.max(1); // so that no two parts begin at one place
         let planned = plan(&case);
-        if planned.header.units <= 512 && !share_out_on_a_line(&planned) {
+        if planned.header.units <= 512 && !share_out_on_a_line(&case, &planned) {
             prop_assert_eq!(hands(&planned), dealt(&planned));
         } else {
-            assert_on_a_line(&planned);
+            assert_on_a_line(&case, &planned);
         }
     }
 }
@@ -159,7 +137,8 @@ fn empty_requests_go_to_those_who_have_least() {
 fn parts_of_many_units_lie_on_a_line() {
     for split_mode in [FM_SPLIT_FIXED, FM_SPLIT_INVARIANT] {
         for batch in [513, 700, 3000] {
-            assert_on_a_line(&plan(&batch_of(batch, split_mode, scattered)));
+            let case = batch_of(batch, split_mode, scattered);
+            assert_on_a_line(&case, &plan(&case));
         }
     }
 }
@@ -167,6 +146,7 @@ fn parts_of_many_units_lie_on_a_line() {
 #[test]
 fn parts_that_are_about_equally_long_lie_on_a_line() {
     for len_of in [|_| 16384, |i| 16384 - i % 7 * 64] {
-        assert_on_a_line(&plan(&batch_of(66, FM_SPLIT_INVARIANT, len_of)));
+        let case = batch_of(66, FM_SPLIT_INVARIANT, len_of);
+        assert_on_a_line(&case, &plan(&case));
     }
 }

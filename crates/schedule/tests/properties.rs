@@ -5,6 +5,7 @@ mod support;
 use ferromla_schedule::plan_layout::{FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT};
 use ferromla_schedule::{Merge, PlanView, Strided, WorkItem, layout, plan_into};
 use proptest::prelude::*;
+use support::line::{boundaries, even_share, nearest, unit_key};
 use support::{
     Case, ExpectedUnit, Planned, cases, cases_of, deals_out_empty_units, expected_units, indptr_of,
     plan, plan_over, ragged_cases, uniform_cases,
@@ -20,41 +21,6 @@ fn in_order_of_units(plan: &PlanView) -> Vec<WorkItem> {
 /// The items of each unit.
 fn items_by_unit(items: &[WorkItem]) -> Vec<&[WorkItem]> {
     items.chunk_by(|a, b| unit_key(a) == unit_key(b)).collect()
-}
-
-fn unit_key(item: &WorkItem) -> (i32, i32, i32) {
-    (item.request, item.kv_head, item.row_begin)
-}
-
-/// Where each boundary between parts stands on the work line, the line's end included.
-fn boundaries(case: &Case, items: &[WorkItem]) -> Vec<i64> {
-    let fixed = i64::from(case.shape.fixed_cost);
-    let mut position = 0;
-    let mut boundaries = Vec::new();
-    for item in items {
-        boundaries.push(position);
-        let own = if item.tile_begin == 0 { fixed } else { 0 };
-        position += own + i64::from(item.tile_end - item.tile_begin);
-    }
-    boundaries.push(position);
-    boundaries
-}
-
-fn even_share(case: &Case, units: &[ExpectedUnit]) -> (i64, i64) {
-    let total: i64 = units
-        .iter()
-        .map(|unit| unit.tiles + i64::from(case.shape.fixed_cost))
-        .sum();
-    let workers = i64::from(case.shape.workers);
-    (total, ((total + workers - 1) / workers).max(1))
-}
-
-/// The boundary nearest to `x`, the lower of two.
-fn nearest(boundaries: &[i64], x: i64) -> i64 {
-    *boundaries
-        .iter()
-        .min_by_key(|&&boundary| ((boundary - x).abs(), boundary))
-        .expect("not empty")
 }
 
 /// The longest stretch of a worker when no unit is cut.

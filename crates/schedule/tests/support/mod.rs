@@ -5,6 +5,7 @@ use ferromla_schedule::plan_layout::{FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INV
 use ferromla_schedule::{PlanHeader, PlanLayout, PlanShape, PlanView, WorkItem, layout, plan_into};
 use proptest::prelude::*;
 
+pub mod line;
 pub mod sparse;
 
 /// A batch to plan for.
