@@ -32,7 +32,7 @@ __device__ __forceinline__ void store_four(T* to, float4 v, float factor) {
       make_uint2(pack_result(T(), v.x * factor, v.y * factor), pack_result(T(), v.z * factor, v.w * factor));
 }
 
-// Adds up the parts of some columns of a row, from column `first` on, by a warp. For weights lane j has parts j, j + 32 and so on.
+// Adds up the parts of some columns of a row, from column `first` on, by a warp.
 template <class T, class Map, bool Few>
 __device__ __forceinline__ void add_parts_of_row(const FmDecodeParams& p, const RowBlock& r, int parts, int block_row, int first) {
   if (r.row_begin + block_row >= r.rows) return;
@@ -42,7 +42,7 @@ __device__ __forceinline__ void add_parts_of_row(const FmDecodeParams& p, const 
   const int lane = block_thread() % 32, group = lane / reads.lanes(), column = first + lane % reads.lanes() * 4;
   const float* lse = p.partial_lse + slot_row<Map>(p, r, block_row) + lane * kStride;
   const float* from = p.partial_out + slot_row<Map>(p, r, block_row) * kLatent + column;
-  float top = -__FLT_MAX__, weight = 0.f, sum = 0.f;
+  PartWeights<32> weights;
   float4 total[Reads::kQuarters] = {};
 #pragma unroll 1
   for (int base = 0; base < parts; base += reads.parts_at_once()) {
@@ -53,28 +53,15 @@ __device__ __forceinline__ void add_parts_of_row(const FmDecodeParams& p, const 
       v[i] = __ldcg(reinterpret_cast<const float4*>(from + (uint64_t)part * (uint32_t)(kStride * kLatent) +
                                                     i % Reads::kQuarters * kQuarterRow));
     }
-    if (base % 32 == 0) {
-      const float own = base + lane < parts ? __ldcg(lse + base * kStride) : kNegInf;
-      if (base == 0) {
-        top = fmaxf(top, own);
-#pragma unroll 1
-        for (int j = 32; j + lane < parts; j += 32) top = fmaxf(top, __ldcg(lse + j * kStride));
-        __syncwarp();
-#pragma unroll
-        for (int d = 1; d < 32; d *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
-      }
-      weight = exp2_approx(own - top);
-      sum += weight;
-    }
+    if (base % 32 == 0) weights.load(lse, kStride, base, parts, lane);
 #pragma unroll
     for (int i = 0; i < Reads::kAll; ++i) {
       const int part = base + reads.part(i, group);
-      const float w = __shfl_sync(~0u, weight, part % 32);
+      const float w = __shfl_sync(~0u, weights.weight, part % 32);
       if (part < parts) add_scaled(total[i % Reads::kQuarters], w, v[i]);
     }
   }
-#pragma unroll
-  for (int d = 1; d < 32; d *= 2) sum += __shfl_xor_sync(~0u, sum, d);
+  const float sum = weights.total();
   if (!Few)
 #pragma unroll 1
     for (int d = reads.lanes(); d < 32; d *= 2)
@@ -82,7 +69,7 @@ __device__ __forceinline__ void add_parts_of_row(const FmDecodeParams& p, const 
                                             __shfl_xor_sync(~0u, total[0].z, d), __shfl_xor_sync(~0u, total[0].w, d)));
   RowBlock whole = r;
   whole.slot = -1;
-  const float factor = row_factor<Map>(p, whole, block_row, top, sum, first == 0 && lane == 0);
+  const float factor = row_factor<Map>(p, whole, block_row, weights.top, sum, first == 0 && lane == 0);
   if (group > 0) return;
   T* to = reinterpret_cast<T*>(p.out) + row_offset(p, r, r.row_begin + block_row, p.out_stride) + column;
 #pragma unroll

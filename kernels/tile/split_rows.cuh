@@ -74,7 +74,7 @@ __device__ __forceinline__ void add_parts_of_pair(const FmDecodeParams& p, const
   const float* lse = p.partial_lse + slot_row<Map>(p, r, block_row) + lane % 16 * stride;
   const uint8_t* from = part_bytes<Map>(p, r) + (pair * Numbers::kPieces + first) * kPieceBytes + lane * 16;
   const uint8_t* scales_from = part_bytes<Map>(p, r) + HalfPart::scales_offset(pair, first * 2 / HalfPart::kPieces, lane);
-  float top = -__FLT_MAX__, weight = 0.f, sum = 0.f;
+  PartWeights<16> weights;
   float4 total[Pieces][Numbers::kSums] = {};
 #pragma unroll 1
   for (int base = 0; base < parts; base += kBatch) {
@@ -90,22 +90,10 @@ __device__ __forceinline__ void add_parts_of_pair(const FmDecodeParams& p, const
         for (int i = 0; i < kHalves; ++i)
           scales[j][i] = __ldcg(reinterpret_cast<const uint16_t*>(scales_from + offset + 64 * i));
     }
-    if (base % 16 == 0) {
-      const float own = base + lane % 16 < parts ? __ldcg(lse + base * (int64_t)stride) : kNegInf;
-      if (base == 0) {
-        top = fmaxf(top, own);
-#pragma unroll 1
-        for (int j = 16; j + lane % 16 < parts; j += 16) top = fmaxf(top, __ldcg(lse + j * (int64_t)stride));
-        __syncwarp();
-#pragma unroll
-        for (int d = 1; d < 16; d *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
-      }
-      weight = exp2_approx(own - top);
-      sum += weight;
-    }
+    if (base % 16 == 0) weights.load(lse, (int64_t)stride, base, parts, lane % 16);
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
-      const float a = __shfl_sync(~0u, weight, base % 16 + j), b = __shfl_sync(~0u, weight, base % 16 + j + 16);
+      const float a = __shfl_sync(~0u, weights.weight, base % 16 + j), b = __shfl_sync(~0u, weights.weight, base % 16 + j + 16);
       if (base + j >= parts) continue;
 #pragma unroll
       for (int i = 0; i < Pieces; ++i) {
@@ -118,11 +106,10 @@ __device__ __forceinline__ void add_parts_of_pair(const FmDecodeParams& p, const
       }
     }
   }
-#pragma unroll
-  for (int d = 1; d < 16; d *= 2) sum += __shfl_xor_sync(~0u, sum, d);
+  const float sum = weights.total();
   RowBlock whole = r;
   whole.slot = -1;
-  const float factor = row_factor<Map>(p, whole, block_row, top, sum, first == 0 && lane % 16 == 0);
+  const float factor = row_factor<Map>(p, whole, block_row, weights.top, sum, first == 0 && lane % 16 == 0);
   const int64_t own_offset = row_offset(p, r, r.row_begin + block_row, p.out_stride);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {

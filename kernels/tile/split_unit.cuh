@@ -10,6 +10,7 @@
 // and, for two parts of 64 rows of 16-bit caches, two_parts.cuh.
 #pragma once
 #include "../ptx/control.cuh"
+#include "../ptx/math.cuh"
 #include "work.cuh"
 
 namespace fm {
@@ -107,6 +108,37 @@ __device__ __forceinline__ SplitUnit load_split_unit(const FmDecodeParams& p, co
   return {{merge, Map::kSplits ? cluster_rank() : (unsigned)r.block, v.z}, r.slot - v.y,
           waits ? next_worker_item<Map>(p) : 0x7FFFFFFF};
 }
+
+// What the parts of a row are multiplied with, by a warp: each `Lanes` lanes have a row, and a lane parts lane, lane + Lanes
+// and so on of its own.
+template <int Lanes>
+struct PartWeights {
+  float top = -__FLT_MAX__;
+  float weight = 0.f, sum = 0.f;  // of this lane's parts: the present one's; all up to that
+
+  // That of lane `lane` of them becomes part base + lane of `parts`. `lse`: of its first one; `stride`: from one to the next.
+  template <class Stride>
+  __device__ __forceinline__ void load(const float* lse, Stride stride, int base, int parts, int lane) {
+    const float own = base + lane < parts ? __ldcg(lse + base * stride) : kNegInf;
+    if (base == 0) {
+      top = fmaxf(top, own);
+#pragma unroll 1
+      for (int j = Lanes; j + lane < parts; j += Lanes) top = fmaxf(top, __ldcg(lse + j * stride));
+      __syncwarp();
+#pragma unroll
+      for (int d = 1; d < Lanes; d *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
+    }
+    weight = exp2_approx(own - top);
+    sum += weight;
+  }
+  // Of all lanes.
+  __device__ __forceinline__ float total() const {
+    float all = sum;
+#pragma unroll
+    for (int d = 1; d < Lanes; d *= 2) all += __shfl_xor_sync(~0u, all, d);
+    return all;
+  }
+};
 
 // By both values warpgroups when their partial results have been stored. `add(r, parts, begin, end, warp)` adds up tasks
 // begin .. end of all `tasks`, `r` having the unit's first slot, by this one of eight warps.
