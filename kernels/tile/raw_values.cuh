@@ -267,8 +267,8 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
     } else if (r.slot < 0) {
       store_raw_rows<T, Map>(p, o, own(), control);
     } else {
-      const SplitUnit unit = load_split_unit<Map>(p, r);  // before the stores, which fill the queue
       store_raw_halves<Map>(p, r, o, own(), control);
+      const SplitUnit unit = load_split_unit<Map>(p, r);
       finish_part_of_pairs<T, Map>(p, unit, item, control);
     }
   });

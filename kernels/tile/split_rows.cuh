@@ -23,6 +23,7 @@ __device__ __forceinline__ uint8_t* part_bytes(const FmDecodeParams& p, const Ro
 // floats [32 pairs of rows][256 pairs of columns][2 rows][2 columns]
 struct FloatPart {
   static constexpr int kPieces = 8;  // of a pair of rows
+  static constexpr int kReads = 16;  // under way, by a lane
   static constexpr int kPieceColumns = kLatent / kPieces;
   static constexpr int kSums = 1;  // of a lane, in a piece: two columns of both rows
   static constexpr bool kScaled = false;
@@ -40,6 +41,7 @@ struct FloatPart {
 // It is half the bytes: what limits adding up is that all parts of all row blocks go to the L2 and come back.
 struct HalfPart {
   static constexpr int kPieces = 4, kPieceColumns = kLatent / kPieces, kSums = 2;
+  static constexpr int kReads = 8;  // with more the compiler moves descriptors in the loop of tiles
   static constexpr bool kScaled = true;
   static constexpr int kScalesOffset = kRowPairs * kPieces * kPieceBytes;
   static constexpr int kTopExponent = 14;  // of the largest of the eight numbers
@@ -68,7 +70,7 @@ template <class T, class Map, int Pieces>
 __device__ __forceinline__ void add_parts_of_pair(const FmDecodeParams& p, const RowBlock& r, int parts, int pair,
                                                   int first) {
   using Numbers = PartNumbers<Map>;
-  constexpr int kBatch = 16 / Pieces, kHalves = Pieces == Numbers::kPieces ? 2 : 1;
+  constexpr int kBatch = Numbers::kReads / Pieces, kHalves = Pieces == Numbers::kPieces ? 2 : 1;
   const int lane = block_thread() % 32, block_row = first_row_of_pair(pair) + lane / 16 * 8;
   const int stride = p.team * kTileRows;  // rows from one slot to the next
   const float* lse = p.partial_lse + slot_row<Map>(p, r, block_row) + lane % 16 * stride;
