@@ -24,6 +24,7 @@
 //
 //   warpgroup 0      loader: rows as they lie in the cache                             tile/raw_rows.cuh
 //   warpgroups 1, 2  scores of every other tile, values of all, half of the columns    tile/raw_scores.cuh, raw_values.cuh
+//                    with 16 rows, and 32 of fp8: both of every other tile             tile/raw_independent.cuh
 //
 // docs/kernels.md and docs/sparse.md have figures of all.
 #pragma once
@@ -31,6 +32,7 @@
 #include "tile/few_values.cuh"
 #include "tile/load_tokens.cuh"
 #include "tile/load_tma.cuh"
+#include "tile/raw_independent.cuh"
 #include "tile/raw_rows.cuh"
 #include "tile/raw_scores.cuh"
 #include "tile/raw_values.cuh"
@@ -59,7 +61,8 @@ struct Kernel {
 };
 
 // By one thread: barriers are set up one at a time whoever does it.
-__device__ __forceinline__ void init_barriers(DecodeControl& control, int loader_arrivals, int multicast, int scores_arrivals = 128) {
+__device__ __forceinline__ void init_barriers(DecodeControl& control, int loader_arrivals, int multicast,
+                                              int scores_arrivals = 128, int values_warps = 8) {
 #pragma unroll
   for (int i = 0; i < kMostBlocks; ++i) {
     mbarrier_init(shared_address(&control.block_full[i]), loader_arrivals);
@@ -68,7 +71,7 @@ __device__ __forceinline__ void init_barriers(DecodeControl& control, int loader
 #pragma unroll
   for (int i = 0; i < kTiles; ++i) {
     mbarrier_init(shared_address(&control.tile_full[i]), loader_arrivals);
-    mbarrier_init(shared_address(&control.tile_empty[i]), 8 * multicast);
+    mbarrier_init(shared_address(&control.tile_empty[i]), values_warps * multicast);
     mbarrier_init(shared_address(&control.weights_full[i]), scores_arrivals);
   }
   mbarrier_init(shared_address(&control.result_full), 128);
@@ -203,14 +206,14 @@ __device__ __forceinline__ void decode_few(const CUtensorMap& latent_map, const 
 template <class T, int QkDim, int Rows, bool Bare>
 __device__ __forceinline__ void decode_raw(const CUtensorMap& rows_map, const FmDecodeParams& p, uint8_t* shared) {
   using Map = RawMap<Rows, QkDim, Bare>;
-  using Control = RawControl<Rows>;
+  using Control = std::conditional_t<Map::kIndependent, IndependentControl<Rows>, RawControl<Rows>>;
   static_assert(Map::kControlOffset + sizeof(Control) <= FM_DECODE_SMEM_BYTES);
   constexpr int kCompute = 232, kLoader = 40;  // registers, of 168 that the launch gives
   const uint32_t smem = shared_address(shared);
   Control& control = *reinterpret_cast<Control*>(shared + Map::kControlOffset);
   const FirstItem first = load_first_item<Map>(p);
   if (threadIdx.x == 0) {
-    init_barriers(control, kPreparingWarps, Map::kSplits ? 1 : p.multicast, 4);
+    init_barriers(control, kPreparingWarps, Map::kSplits ? 1 : p.multicast, 4, Map::kIndependent ? 4 : 8);
     init_raw_barriers(control);
     if constexpr (Map::kSplits) init_part_barriers(control, p.splits);
     mbarrier_init_fence();
@@ -223,7 +226,10 @@ __device__ __forceinline__ void decode_raw(const CUtensorMap& rows_map, const Fm
   } else {
     wait_for_earlier_launches();
     registers_grow<kCompute>();
-    compute_raw<T, __half, QkDim, Map>(p, first, smem, control);
+    if constexpr (Map::kIndependent)
+      compute_independent<T, __half, QkDim, Map>(p, first, smem, control);
+    else
+      compute_raw<T, __half, QkDim, Map>(p, first, smem, control);
   }
   __syncwarp();
   if (!Map::kSplits && p.multicast > 1) cluster_barrier();  // no CTA leaves while another may still write to its shared memory

@@ -12,6 +12,7 @@
    and the most of them in a TMA box. */
 #define FM_RAW_ROW_BYTES_576 656
 #define FM_RAW_ROW_BYTES_512 592
+#define FM_BARE_ROW_GAP 16 /* rows of fp8 in kernels for it alone: so many bytes more than columns */
 #define FM_RAW_BOX_ROWS 32
 #define FM_DECODE_SMEM_BYTES 232448
 

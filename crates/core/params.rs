@@ -7,6 +7,7 @@ pub const FM_DECODE_THREADS_4_LOADERS: i32 = 896;
 pub const FM_DECODE_THREADS_RAW: i32 = 384;
 pub const FM_RAW_ROW_BYTES_576: i32 = 656;
 pub const FM_RAW_ROW_BYTES_512: i32 = 592;
+pub const FM_BARE_ROW_GAP: i32 = 16;
 pub const FM_RAW_BOX_ROWS: i32 = 32;
 pub const FM_DECODE_SMEM_BYTES: i32 = 232448;
 pub const FM_KV_BF16: i32 = 0;

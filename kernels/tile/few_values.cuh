@@ -30,14 +30,14 @@ __device__ __forceinline__ void multiply_values_weights(FewAccumulators<Rows>& o
 }
 
 // Multiplies each row with its factor.
-template <int Rows>
-__device__ __forceinline__ void scale_few_rows(FewAccumulators<Rows>& o, const float* factors, int lane) {
+template <int Rows, int Blocks>
+__device__ __forceinline__ void scale_few_rows(float (&o)[Blocks][Rows / 2], const float* factors, int lane) {
   using Layout = FewLayout<Rows>;
 #pragma unroll
   for (int c = 0; c < Layout::kColumns; ++c) {
     const float factor = factors[Layout::row(c, lane)];
 #pragma unroll
-    for (int m = 0; m < 4; ++m) o[m][Layout::value(c, 0)] *= factor, o[m][Layout::value(c, 1)] *= factor;
+    for (int m = 0; m < Blocks; ++m) o[m][Layout::value(c, 0)] *= factor, o[m][Layout::value(c, 1)] *= factor;
   }
 }
 

@@ -3,7 +3,8 @@
 //
 //   Q as halves, and its rope part, in chunks of 64 columns; each 16 columns in the order of raw_query.cuh
 //   places of a tile's weights P, [rows][64 tokens]
-//   instead of those two, between items with fewer than 64 rows: this CTA's part of rows that the cluster merges
+//   instead of those two, between items with fewer than 64 rows: what warpgroups hand over (raw_independent.cuh), and this
+//     CTA's part of rows that the cluster merges
 //   places of a tile's rows of bytes, kRowBytes apart
 //   places of a tile's scales, RawScales
 //   control block, RawControl
@@ -36,16 +37,21 @@ struct RawMap {
   static constexpr bool kBare = Bare;
   static constexpr int kRows = Rows, kPlaces = Rows == kTileRows ? 3 : 4;
   static constexpr bool kTokens = true, kCodes = true, kRaw = true, kPeaks = true, kSplits = Rows < kTileRows;
+  // Whether a computing warpgroup has whole tiles (raw_independent.cuh), or half of the columns of all (raw_values.cuh).
+  // 32 rows of codes with scales take more registers than there are for that.
+  static constexpr bool kIndependent = Rows == 16 || (Rows == 32 && Bare), kTight = Rows == 32 && kIndependent;
   static constexpr bool kHasRope = QkDim > kLatent;
   static constexpr bool kMayBePlain = !kHasRope && !kBare;    // the last columns of V may be halves
-  static constexpr bool kHasRest = kHasRope || kMayBePlain;  // rows may have a part that is not codes
+  static constexpr bool kHasRest = !kBare;                    // rows may have a part that is not codes
   static constexpr int kGroups = kHasRope ? 4 : 16;  // of columns
+  static constexpr int kKeyGroups = (kBare ? QkDim : kLatent) / 32;  // of 32 columns of K that are codes
   // How much is under way at a time, as registers allow: groups of 32 columns of K, and blocks of 64 columns of V, that are
   // multiplied while the next ones are converted; groups and pairs of blocks whose codes are being loaded.
-  static constexpr int kKeysAhead = kSplits ? 4 : 2, kKeyCodesAhead = Rows == 16 && !kBare ? 1 : 2;
-  static constexpr int kValuesAhead = kSplits || kHasRope ? 4 : 3, kValueCodesAhead = kSplits ? 3 : 2;
+  static constexpr int kKeysAhead = kSplits && !kTight ? 4 : 2, kKeyCodesAhead = Rows == 16 && !kBare ? 1 : 2;
+  static constexpr int kValuesAhead = kSplits || kHasRope ? 4 : 3, kValueCodesAhead = kSplits && !kTight ? 3 : 2;
   // Of a row: an odd multiple of 16, for ldmatrix.
-  static constexpr uint32_t kRowBytes = kHasRope ? FM_RAW_ROW_BYTES_576 : FM_RAW_ROW_BYTES_512;
+  static constexpr uint32_t kRowBytes =
+      kBare ? QkDim + FM_BARE_ROW_GAP : kHasRope ? FM_RAW_ROW_BYTES_576 : FM_RAW_ROW_BYTES_512;
   // Rows of 576: where float32 scales lie, and the rope part as Q has it. Rows of 512: where the part that is not codes
   // begins, and where scales of the two kinds lie.
   static constexpr uint32_t kFloatScales = 512, kRope = 528;
@@ -72,12 +78,13 @@ struct RawMap {
   }
 };
 
-// What warpgroups tell each other besides.
-template <int Rows>
+// What warpgroups tell each other besides. Independent ones have rows of their own.
+template <int Rows, bool Independent = false>
 struct alignas(16) RawControl : std::conditional<Rows == kTileRows, DecodeControl, FewControl>::type {
   alignas(16) float2 row[Rows];  // what the row's scores are multiplied with, base 2; minus a number near the highest
-  float warp_top[4][Rows];       // what each warp found for a row
-  float warp_peak[4][Rows];      // and its highest score so far
+  static constexpr int kKept = Independent ? 1 : Rows;
+  float warp_top[4][kKept];      // what each warp found for a row
+  float warp_peak[4][kKept];     // and its highest score so far
   uint64_t landed[kTiles][2];   // copies -> preparing warps: 32 rows each
   uint32_t scaled[kTiles][2];   // preparing warps -> scores: some scale of the 32 rows is not a power of two
   int32_t format[kTiles];       // asking warps -> others
@@ -92,6 +99,32 @@ struct alignas(16) RawControl : std::conditional<Rows == kTileRows, DecodeContro
   // What a row's weights relative to that number are multiplied with, a power of two; until it has a result.
   __device__ __forceinline__ float* lift() { return this->result; }
   __device__ __forceinline__ const float* lift() const { return this->result; }
+
+  // At the beginning of an item: what the row's scores are multiplied with.
+  __device__ __forceinline__ void begin_row(int of, float scale) {
+    row[of] = make_float2(scale, kNoReference), lift()[of] = 1.f;
+  }
+};
+
+// What of that each of two independent warpgroups has for itself, by the same names.
+template <int Rows>
+struct alignas(16) OwnRows {
+  alignas(16) float2 row[Rows];
+  alignas(8) float lifts[Rows];
+  float warp_top[4][Rows], warp_peak[4][Rows];
+  float factor[1][Rows];  // of its accumulators, where references have moved
+
+  __device__ __forceinline__ float* lift() { return lifts; }
+  __device__ __forceinline__ const float* lift() const { return lifts; }
+};
+template <int Rows>
+struct IndependentControl : RawControl<Rows, true> {
+  OwnRows<Rows> own[2];
+
+  __device__ __forceinline__ void begin_row(int of, float scale) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) own[i].row[of] = make_float2(scale, kNoReference), own[i].lifts[of] = 1.f;
+  }
 };
 
 // Where a tile is: tiles take turns in the places.
@@ -104,6 +137,13 @@ struct RawPlace {
   __device__ __forceinline__ uint32_t parity() const { return state >> 2; }
   __device__ __forceinline__ void advance() {
     state = kLast == 3 ? (state + 1) & 7 : at() == kLast ? ~state & 4 : state + 1;
+  }
+  // Of the tile that many on.
+  __device__ __forceinline__ RawPlace plus(int tiles) const {
+    static_assert(kLast == 3);
+    RawPlace r;
+    r.state = (state + tiles) & 7;
+    return r;
   }
   // Of the tile before.
   __device__ __forceinline__ RawPlace last() const {

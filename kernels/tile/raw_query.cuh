@@ -1,6 +1,6 @@
 // Q of an item as halves in shared memory, for the products with raw rows. Of each 16 columns c is where the K operand has
 // it: k = 2 (c / 4) + c % 2 + 8 (c % 4 / 2). Where those columns may also lie as halves, even ones first (the last 64 of
-// rows of 512), c is at k = c / 2 + 8 (c % 2). The rope part is in order.
+// rows of 512), c is at k = c / 2 + 8 (c % 2). A rope part that is not codes is in order.
 #pragma once
 #include "query_halves.cuh"
 #include "raw_map.cuh"
@@ -17,6 +17,32 @@ __device__ __forceinline__ void store_raw_query(uint32_t chunk, int block_row, i
   const int piece = first / 2 * 2, half = first % 2 * 8;
   store_shared(chunk + swizzled(block_row, piece) + half, low);
   store_shared(chunk + swizzled(block_row, piece + 1) + half, high);
+}
+
+// A row, by eight threads; returns what it counts in. Before it 16-bit numbers lie in shared memory as they are.
+template <class T, int QkDim, class Map>
+__device__ __forceinline__ float place_query_row(const FmDecodeParams& p, const RowBlock& r, uint32_t to, int block_row,
+                                                 int first) {
+  constexpr int kLatentPieces = Map::kKeyGroups / 2;
+  QueryPieces<T, QkDim, kLatentPieces> q;
+  float unit;
+  if (p.q_codes) {
+    unit = q.load_codes(p, r, block_row, first);
+  } else {
+#pragma unroll
+    for (int i = 0; i < q.kCount; ++i) q.piece[i] = load_shared_4(to + i * Map::kQueryChunkBytes + swizzled(block_row, first));
+    unit = q.to_half();
+    __syncwarp();  // pieces of two threads change places
+  }
+#pragma unroll
+  for (int i = 0; i < q.kCount; ++i) {
+    const uint32_t chunk = to + i * Map::kQueryChunkBytes;
+    if (i < kLatentPieces)
+      store_raw_query(chunk, block_row, first, q.piece[i], Map::kMayBePlain && i == 7);
+    else
+      store_shared(chunk + swizzled(block_row, first), q.piece[i]);
+  }
+  return unit;
 }
 
 // By two warpgroups, eight threads to a row: first all of it to shared memory as it is, then row by row to where it belongs.
@@ -43,22 +69,8 @@ __device__ __forceinline__ void load_raw_query(const FmDecodeParams& p, const Ro
   }
 #pragma unroll 1
   for (int block_row = thread / 8; block_row < Map::kRows; block_row += 32) {
-    QueryPieces<T, QkDim> q;
-    float unit;
-    if (p.q_codes) {
-      unit = q.load_codes(p, r, block_row, first);
-    } else {
-#pragma unroll
-      for (int i = 0; i < QueryPieces<T, QkDim>::kCount; ++i)
-        q.piece[i] = load_shared_4(to + i * Map::kQueryChunkBytes + swizzled(block_row, first));
-      unit = q.to_half();
-      __syncwarp();  // pieces of two threads change places
-    }
-#pragma unroll
-    for (int i = 0; i < 8; ++i)
-      store_raw_query(to + i * Map::kQueryChunkBytes, block_row, first, q.piece[i], Map::kMayBePlain && i == 7);
-    if constexpr (Map::kHasRope) store_shared(to + 8 * Map::kQueryChunkBytes + swizzled(block_row, first), q.piece[8]);
-    if (first == 0) control.row[block_row] = make_float2(p.scale_log2 * unit, kNoReference), control.lift()[block_row] = 1.f;
+    const float unit = place_query_row<T, QkDim, Map>(p, r, to, block_row, first);
+    if (first == 0) control.begin_row(block_row, p.scale_log2 * unit);
   }
   fence_async_shared();
   named_barrier<kRawBarrier, 256>();

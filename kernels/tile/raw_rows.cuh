@@ -297,9 +297,12 @@ __device__ __forceinline__ void prepare_rows(const FmDecodeParams& p, const Firs
     if constexpr (Map::kHasRope) {
       const bool scaled = __any_sync(~0u, row.prepare_scales(format, unit));
       if (!Map::kBare && lane == 0) control.scaled[at][warp] = scaled;
+      if constexpr (!Map::kHasRest) fence_async_shared();
       arrive_once_per_warp(shared_address(&control.tile_full[at]));
-      if constexpr (!Map::kBare) row.prepare_value_scales(format, unit);
-      row.template prepare_rope<T>(format, unit);
+      if constexpr (!Map::kBare) {
+        row.prepare_value_scales(format, unit);
+        row.template prepare_rope<T>(format, unit);
+      }
     } else {
       uint32_t pairs[Map::kGroups / 2];
       row.prepare_latent(format, unit, pairs);

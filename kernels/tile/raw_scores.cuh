@@ -1,5 +1,5 @@
-// Scores of raw rows: S^T = K Q^T with K from registers (raw_fragments.cuh), the 64 tokens on the M side and the query rows
-// on the N side; a thread holds two tokens of a quarter of the rows, as with few rows of other caches (few_scores.cuh).
+// Scores of raw rows: S^T = K Q^T (raw_products.cuh) and the softmax; a thread holds two tokens of a quarter of the rows, as with
+// few rows of other caches (few_scores.cuh).
 //
 // The softmax keeps a reference per row, the same in all threads: it moves when a weight, counted in its token's unit, would
 // leave the range of halves. Weights are 2^(s - reference); sums add these, P has them times the token's unit. A unit is
@@ -7,7 +7,7 @@
 // where float32 is coarse: weights are 2^(s - n), n an integer near the highest score, times 2^(n - reference), the lift.
 #pragma once
 #include "few_scores.cuh"
-#include "raw_fragments.cuh"
+#include "raw_products.cuh"
 #include "raw_query.cuh"
 
 namespace fm {
@@ -16,187 +16,6 @@ constexpr float kTopWeight = 12.f;  // base 2: the largest of a tile when the re
 constexpr float kMostTopWeight = 15.f;  // more than that makes it move
 // Bounds of the lift, base 2: with them 2^(s - n) is in range whatever the units of other tokens are.
 constexpr int kMostLowered = 30, kMostLifted = 40;
-
-// One k16 step of S^T += K Q^T.
-template <class M, class Map>
-__device__ __forceinline__ void multiply_keys(float (&s)[Map::kRows / 2], const uint32_t (&keys)[4], uint64_t query,
-                                              bool accumulate) {
-  wgmma_rs(M(), s, keys, query, accumulate);
-}
-
-// This warp's place in a tile.
-template <class Map>
-struct KeyPlace {
-  uint32_t matrices;   // this lane's row and half of 32 bytes, for ldmatrix
-  uint32_t own;        // the row of token lane / 4
-  uint32_t scales;     // of it; token 8 on: 8 of them on
-  uint32_t all[2][2];  // where there are four
-
-  __device__ __forceinline__ KeyPlace(uint32_t smem, int place) {
-    const int lane = warpgroup_thread() % 32, first = warpgroup_thread() / 32 * 16;
-    matrices = Map::row(smem, place, first + lane % 16) + lane / 16 * 16;
-    own = Map::row(smem, place, first + lane / 4);
-    scales = Map::scales(smem, place) + (first + lane / 4) * Map::kGroups * 2;
-    if constexpr (Map::kHasRope && !Map::kBare) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float2 v = load_shared_2(scales + h * 64);
-        all[h][0] = __float_as_uint(v.x), all[h][1] = __float_as_uint(v.y);
-      }
-    }
-  }
-  // The scales of 32 columns, as pairs.
-  template <int Group>
-  __device__ __forceinline__ void load_scales(uint32_t (&scale)[2]) const {
-    constexpr int kGroup = Group * Map::kGroups / 16;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const uint32_t at = scales + (h * 8 * Map::kGroups + kGroup / 2 * 2) * 2;
-      const uint32_t v = Map::kHasRope ? all[h][kGroup / 2 % 2] : load_shared_word(at);
-      scale[h] = __byte_perm(v, 0, kGroup % 2 ? 0x3232 : 0x1010);
-    }
-  }
-  // What sums are multiplied with after block `Block` of 128 columns: its mantissa over the next one's, so that in the end
-  // each product has its own block's.
-  template <int Block>
-  __device__ __forceinline__ float factor(int h) const {
-    const uint32_t from = own + h * 8 * Map::kRowBytes + Map::kFloatScales + Block * 4;
-    const float mantissa = mantissa_of(load_shared_word(from));
-    return Block == 3 ? mantissa : __fdividef(mantissa, mantissa_of(load_shared_word(from + 4)));
-  }
-};
-
-// Calls body with the constants 0 .. Count.
-template <int Count, class Body>
-__device__ __forceinline__ void for_each_constant(Body body) {
-  if constexpr (Count > 0) {
-    for_each_constant<Count - 1>(body);
-    body(std::integral_constant<int, Count - 1>());
-  }
-}
-
-// The products of the rope part. `rest`: waits for it.
-template <class T, class Map, class Rest>
-__device__ __forceinline__ void multiply_rope(float (&s)[Map::kRows / 2], uint64_t q, const KeyPlace<Map>& at, Rest rest) {
-  rest();
-  KeyFragments keys[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    keys[i].load_plain(at.matrices + Map::kRope + i * 64);
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < 2; ++k)
-      multiply_keys<T, Map>(s, keys[i].a[k], q + (8 * Map::kQueryChunkBytes + i * 64 + k * 32) / 16, true);
-    wgmma_commit();
-  }
-}
-
-// Sums that products are added to in turn: with few rows one has to wait for the last.
-template <class Map>
-constexpr int kSums = kTileRows / Map::kRows;
-template <class Map>
-using KeySums = float[kSums<Map>][Map::kRows / 2];
-
-// Codes of 32 columns on their way from shared memory, and their scales.
-template <class Map>
-struct KeyCodes {
-  uint32_t codes[4], scale[2];
-
-  template <int Group>
-  __device__ __forceinline__ void load(const KeyPlace<Map>& at) {
-    load_matrices<false>(codes, at.matrices + Group * 32);
-    if constexpr (!Map::kBare) at.template load_scales<Group>(scale);
-  }
-};
-
-// S^T of the 32 columns `Group`, added up to what the others made.
-template <class M, class Map, int Group, int Ahead>
-__device__ __forceinline__ void multiply_group(KeySums<Map>& s, KeyFragments (&keys)[Ahead],
-                                               KeyCodes<Map> (&codes)[Map::kKeyCodesAhead + 1], uint64_t q, const KeyPlace<Map>& at,
-                                               bool plain) {
-  constexpr bool kMixed = Map::kMayBePlain && Group >= 14;
-  KeyFragments& own = keys[Group % Ahead];
-  constexpr int kNext = Group + Map::kKeyCodesAhead, kCodes = Map::kKeyCodesAhead + 1;
-  if constexpr (kNext < 16) codes[kNext % kCodes].template load<kNext>(at);
-  if (Group >= Ahead) wgmma_wait<Ahead - 1>();
-  own.template convert<kMixed, !Map::kBare>(codes[Group % kCodes].codes, codes[Group % kCodes].scale);
-  if (kMixed && plain) own.load_plain(at.matrices + Map::kPlain + (Group - 14) * 64);
-  wgmma_fence();
-#pragma unroll
-  for (int k = 0; k < 2; ++k)
-    multiply_keys<M, Map>(s[(2 * Group + k) % kSums<Map>], own.a[k],
-                          q + (Group / 2 * Map::kQueryChunkBytes + Group % 2 * 64 + k * 32) / 16,
-                          2 * Group + k >= kSums<Map>);
-  wgmma_commit();
-}
-
-// Scaled: float32 scales have mantissas, with which sums are multiplied between blocks. `rest` waits for what of the rows is
-// not codes, and says whether the last columns of rows of 512 are such.
-template <class T, class M, class Map, bool Scaled, class Rest>
-__device__ __forceinline__ void multiply_raw(KeySums<Map>& s, uint32_t smem, const KeyPlace<Map>& at, Rest rest) {
-  const uint64_t q = smem_descriptor(smem + Map::kQueryOffset, 0, kAtomBytes);
-  constexpr int kAhead = Scaled && Map::kRows == kTileRows ? 1 : Map::kKeysAhead;
-  KeyFragments keys[kAhead];
-  KeyCodes<Map> codes[Map::kKeyCodesAhead + 1];
-  for_each_constant<Map::kKeyCodesAhead>([&](auto number) {
-    constexpr int kGroup = decltype(number)::value;
-    codes[kGroup].template load<kGroup>(at);
-  });
-  bool plain = false;
-  const auto group = [&](auto number) {
-    constexpr int kGroup = decltype(number)::value;
-    if constexpr (Map::kMayBePlain && kGroup == 14) plain = rest();
-    multiply_group<M, Map, kGroup, kAhead>(s, keys, codes, q, at, plain);
-    if constexpr (Scaled && kGroup % 4 == 3) {
-      wgmma_wait<0>();
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float f = at.template factor<kGroup / 4>(h);
-#pragma unroll
-        for (int c = 0; c < FewLayout<Map::kRows>::kColumns; ++c)
-#pragma unroll
-          for (int i = 0; i < kSums<Map>; ++i) s[i][FewLayout<Map::kRows>::value(c, h)] *= f;
-      }
-    }
-  };
-  for_each_constant<16>(group);
-  if constexpr (Map::kHasRope && kRopeCounts<T>) multiply_rope<T, Map>(s[0], q, at, rest);
-  wgmma_wait<0>();
-}
-
-// S^T of a tile, without what Q counts in.
-template <class T, class M, class Map, class Control>
-__device__ __forceinline__ void multiply_raw_query(float (&s)[Map::kRows / 2], uint32_t smem, Control& control,
-                                                   RawPlace<Map> place, float2 unit) {
-  using Layout = FewLayout<Map::kRows>;
-  const int place_at = place.at();
-  const KeyPlace<Map> at(smem, place_at);
-  const auto rest = [&] {
-    const int at = place.at();  // found anew: registers are short
-    mbarrier_wait(shared_address(&control.rest_full(at)), place.parity());
-    return !Map::kHasRope && control.format[at] == FM_KV_FP8_V4;
-  };
-  KeySums<Map> sums;
-  constexpr bool kFloats = Map::kHasRope && !Map::kBare;
-  if (kFloats && (control.scaled[place_at][0] | control.scaled[place_at][1]) != 0)
-    multiply_raw<T, M, Map, kFloats>(sums, smem, at, rest);
-  else
-    multiply_raw<T, M, Map, false>(sums, smem, at, rest);
-#pragma unroll
-  for (int c = 0; c < Layout::kColumns; ++c)
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int i = Layout::value(c, h);
-      float sum = sums[0][i];
-      if constexpr (kSums<Map> > 1) sum += sums[1][i];
-      if constexpr (kSums<Map> == 4) sum += sums[2][i] + sums[3][i];
-      s[i] = sum * (h == 0 ? unit.x : unit.y);
-    }
-  if constexpr (Map::kHasRope && !kRopeCounts<T>) {
-    multiply_rope<T, Map>(s, smem_descriptor(smem + Map::kQueryOffset, 0, kAtomBytes), at, rest);
-    wgmma_wait<0>();
-  }
-}
 
 // Codes and scales of V that some rows of the block do not see lose their NaNs. By the whole warpgroup when K has been read.
 template <class Map>
@@ -229,6 +48,26 @@ __device__ __forceinline__ void clean_raw_values(const FmDecodeParams& p, const 
       store_shared_bytes<2>(to, finite_or_zero(__half(), load_shared_half(to)));
     }
   }
+}
+
+// What this thread's tokens count in.
+template <class Map>
+__device__ __forceinline__ float2 load_own_units(uint32_t smem, int place) {
+  const uint32_t at = Map::scales(smem, place) + offsetof(typename Map::Scales, unit) +
+                      (warpgroup_thread() / 32 * 16 + warpgroup_thread() % 32 / 4) * 4;
+  return make_float2(__uint_as_float(load_shared_word(at)), __uint_as_float(load_shared_word(at + 32)));
+}
+
+// Masks S^T of tile `i` of an item, and takes from V what rows may not see; other warps see that after a barrier. `own`: finds
+// which warpgroup this is.
+template <class Map, class Control, class Own>
+__device__ __forceinline__ void mask_raw_tile(float (&s)[Map::kRows / 2], const FmDecodeParams& p, int item, int i, uint32_t smem,
+                                              const Control& control, int at, Own own) {
+  const RowBlock r = load_row_block<Map>(p, item);
+  mask_few<Map>(p, r, s, r.tile_begin + i, control.present[at]);
+  named_barrier_of_warpgroup(kOwnBarrier + own());  // every warp has read K
+  const bool plain = Map::kMayBePlain && control.format[at] == FM_KV_FP8_V4;
+  clean_raw_values<Map>(p, r, smem, at, plain, r.tile_begin + i, control.present[at]);
 }
 
 // The softmax of a thread's rows; what rows have in common is in the control block.
@@ -295,7 +134,7 @@ struct RawState {
 
   // What each warp finds for its rows: to warp_top.
   template <class Control>
-  __device__ __forceinline__ void leave_sums(Control& control, int barrier) const {
+  __device__ __forceinline__ void leave_sums(Control& control) const {
     const int warp = warpgroup_thread() / 32;
 #pragma unroll
     for (int i = 0; i < kKept; ++i) {
@@ -306,7 +145,6 @@ struct RawState {
       }
       if (leaves()) control.warp_top[warp][row(i)] = v;
     }
-    named_barrier_of_warpgroup(barrier);
   }
   // Minus the reference of a row.
   template <class Control>
@@ -319,7 +157,6 @@ struct RawState {
                    combine(control.warp_top[2][row], control.warp_top[3][row]));
   }
 
- private:
   // Returns whether some weight is larger than P may have it. `added`: the weights of this thread's tokens.
   template <class Control>
   __device__ __forceinline__ bool try_weigh(uint32_t (&weights)[Map::kRows / 4], float (&added)[kColumns],
@@ -345,23 +182,8 @@ struct RawState {
     return __half2float(__hmax(__low2half(top), __high2half(top))) > kMostWeight;
   }
 
-  // Of 2 Half columns each lane keeps those that its bit says, combined with what the lane beyond that bit has of them.
-  template <int Bit, int Half, class Combine>
-  static __device__ __forceinline__ void spread(float (&v)[kColumns], Combine combine) {
-    const bool upper = warpgroup_thread() & Bit;
-#pragma unroll
-    for (int i = 0; i < Half; ++i) {
-      const float sent = upper ? v[i] : v[i + Half], kept = upper ? v[i + Half] : v[i];
-      v[i] = combine(kept, __shfl_xor_sync(~0u, sent, Bit));
-    }
-  }
-
-  // A score in a token's unit, whose exponent is in the lowest bits.
-  static __device__ __forceinline__ float counted(float score, float unit) {
-    const float v = score + log2_of_unit(unit);
-    return fabsf(v) < 3e38f ? __uint_as_float((__float_as_uint(v) & ~0xFFu) | __float_as_uint(unit) >> 23) : v;
-  }
-
+  // Moves references that the tile's weights would exceed, and sums with them; leaves the factors of accumulators. By the whole
+  // warpgroup.
   template <class Control>
   __device__ __forceinline__ void move_references(const float (&s)[Map::kRows / 2], float2 unit, Control& control, int place,
                                                   int barrier) {
@@ -378,7 +200,8 @@ struct RawState {
     for (int i = 0; i < kKept; ++i)
       if (leaves()) control.warp_top[thread / 32][row(i)] = tops[i];
     named_barrier_of_warpgroup(barrier);
-    if (thread == 0) control.rescale[place][0] = true;
+    if constexpr (!Map::kIndependent)
+      if (thread == 0) control.rescale[place][0] = true;
     if (thread < Map::kRows) {
       const float top = found(control, thread, larger), old = minus_reference(control, thread);
       float shrink = 1.f;
@@ -393,6 +216,24 @@ struct RawState {
     }
     named_barrier_of_warpgroup(barrier);
     rescale(control, place);
+  }
+
+ private:
+  // Of 2 Half columns each lane keeps those that its bit says, combined with what the lane beyond that bit has of them.
+  template <int Bit, int Half, class Combine>
+  static __device__ __forceinline__ void spread(float (&v)[kColumns], Combine combine) {
+    const bool upper = warpgroup_thread() & Bit;
+#pragma unroll
+    for (int i = 0; i < Half; ++i) {
+      const float sent = upper ? v[i] : v[i + Half], kept = upper ? v[i + Half] : v[i];
+      v[i] = combine(kept, __shfl_xor_sync(~0u, sent, Bit));
+    }
+  }
+
+  // A score in a token's unit, whose exponent is in the lowest bits.
+  static __device__ __forceinline__ float counted(float score, float unit) {
+    const float v = score + log2_of_unit(unit);
+    return fabsf(v) < 3e38f ? __uint_as_float((__float_as_uint(v) & ~0xFFu) | __float_as_uint(unit) >> 23) : v;
   }
 };
 
@@ -416,34 +257,48 @@ __device__ __forceinline__ void keep_peaks(const float (&s)[Map::kRows / 2], Con
   }
 }
 
-// Leaves reference and sum of each row, and where it goes; where no other CTA has a part, also the rows' lse and their last
-// factor. By both warpgroups, which have had different tiles; after it all may read.
+// What warps have kept of a row.
+template <class Control>
+__device__ __forceinline__ float found_peak(const Control& control, int row) {
+  return fmaxf(fmaxf(control.warp_peak[0][row], control.warp_peak[1][row]),
+               fmaxf(control.warp_peak[2][row], control.warp_peak[3][row]));
+}
+
+// Leaves reference and sum of a row, and where it goes; where no other CTA has a part, also its lse and last factor.
+template <class Map, class Control, class Peak>
+__device__ __forceinline__ void leave_raw_row(const FmDecodeParams& p, const RowBlock& r, int block_row, float reference,
+                                              float sum, Control& control, Peak peak) {
+  if (p.max_logits != nullptr) write_peak(p, r, block_row, r.empty() ? kNegInf : peak());
+  bool split = false;
+  if constexpr (Map::kSplits) {
+    split = p.splits > 1;
+    if (split) control.row_state[block_row] = make_float2(r.empty() ? kNegInf : reference, sum);
+  }
+  if (!split) control.result[block_row] = row_factor<Map>(p, r, block_row, reference, sum);
+  const int row = r.row_begin + block_row;
+  control.out_offset()[block_row] = row < r.rows ? row_offset(p, r, row, p.out_stride) : -1;
+}
+
+// The same for all rows. By both warpgroups, which have had different tiles; after it all may read.
 template <class Map, class Control>
 __device__ __forceinline__ void finish_raw_rows(const FmDecodeParams& p, const RowBlock& r, const RawState<Map>& state,
                                                 Control& control, int own) {
   const int thread = warpgroup_thread();
   const auto add = [](float a, float b) { return a + b; };
   float other = 0.f;
-  if (own == 1) state.leave_sums(control, kOwnBarrier + own);
+  if (own == 1) {
+    state.leave_sums(control);
+    named_barrier_of_warpgroup(kOwnBarrier + own);
+  }
   named_barrier<kRawBarrier, 256>();
   if (own == 0) {
     if (thread < Map::kRows) other = state.found(control, thread, add);
     named_barrier_of_warpgroup(kOwnBarrier + own);
-    state.leave_sums(control, kOwnBarrier + own);
+    state.leave_sums(control);
+    named_barrier_of_warpgroup(kOwnBarrier + own);
     if (thread < Map::kRows) {
       const float sum = state.found(control, thread, add) + other, reference = -state.minus_reference(control, thread);
-      if (p.max_logits != nullptr)
-        write_peak(p, r, thread, r.empty() ? kNegInf
-                                           : fmaxf(fmaxf(control.warp_peak[0][thread], control.warp_peak[1][thread]),
-                                                   fmaxf(control.warp_peak[2][thread], control.warp_peak[3][thread])));
-      bool split = false;
-      if constexpr (Map::kSplits) {
-        split = p.splits > 1;
-        if (split) control.row_state[thread] = make_float2(r.empty() ? kNegInf : reference, sum);
-      }
-      if (!split) control.result[thread] = row_factor<Map>(p, r, thread, reference, sum);
-      const int row = r.row_begin + thread;
-      control.out_offset()[thread] = row < r.rows ? row_offset(p, r, row, p.out_stride) : -1;
+      leave_raw_row<Map>(p, r, thread, reference, sum, control, [&] { return found_peak(control, thread); });
     }
   }
   named_barrier<kRawBarrier, 256>();

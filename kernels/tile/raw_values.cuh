@@ -32,50 +32,57 @@ struct ValuePlace {
   }
   // The last 64 columns of all, where they are halves, of a step as its fragment has them: even columns of tokens 0 .. 7, odd
   // ones, and the same of tokens 8 .. 15.
+  template <int Blocks>
   __device__ __forceinline__ void load_plain(uint32_t (&halves)[4], int step) const {
     const int lane = warpgroup_thread() % 32, warp = warpgroup_thread() / 32;
-    const uint32_t first = matrices - lane % 16 * Map::kRowBytes - warp * 16 - 256 - lane / 16 * 64;  // of the tile
+    const uint32_t first = matrices - lane % 16 * Map::kRowBytes - warp * 16 - (8 - Blocks) * 64 - lane / 16 * 64;  // of the tile
     load_matrices<true>(halves, first + (step * 16 + lane % 8 + lane / 16 * 8) * Map::kRowBytes + Map::kPlain + warp * 32 +
                                     lane / 8 % 2 * 16);
   }
 };
 
 // Codes of V on their way from shared memory, and their scales. Those of a tile's first blocks come while other things are
-// looked at.
-template <class Map>
+// looked at. Blocks: of 64 columns, that are multiplied.
+template <class Map, int Blocks>
 struct ValueCodes {
+  static constexpr int kPairs = Blocks / 2;
   uint32_t codes[Map::kValueCodesAhead + 1][4], scale[2][2];
 
   __device__ __forceinline__ explicit ValueCodes(const ValuePlace<Map>& values) {
 #pragma unroll
-    for (int i = 0; i < Map::kValueCodesAhead; ++i) values.load(codes[i], i / 2, i % 2);
+    for (int i = 0; i < Map::kValueCodesAhead; ++i) values.load(codes[i], i / kPairs, i % kPairs);
     if (!Map::kBare) values.load_scales(scale[0], 0, 0);
   }
 };
 
+template <class Map>
+__device__ __forceinline__ uint64_t weights_descriptor(uint32_t smem, int place) {
+  return smem_descriptor(uniform(Map::weights(smem, place)), 0, kAtomBytes);
+}
+
 // O += V^T P^T of a tile, a block of 64 columns at a time; the next ones are converted during it. Plain: the last block's are
-// halves. Calls used() when all of the tile's rows and scales are in registers.
-template <class M, class Map, bool Plain, class Used>
-__device__ __forceinline__ void multiply_raw_values(FewAccumulators<Map::kRows>& o, const ValuePlace<Map>& values,
-                                                    ValueCodes<Map>& under_way, uint32_t weights, Used used) {
+// halves. `p`: of P. Calls used() when all of the tile's rows and scales are in registers.
+template <class M, class Map, bool Plain, int Blocks, class Used>
+__device__ __forceinline__ void multiply_raw_values(float (&o)[Blocks][Map::kRows / 2], const ValuePlace<Map>& values,
+                                                    ValueCodes<Map, Blocks>& under_way, uint64_t p, Used used) {
+  constexpr int kPairs = Blocks / 2, kAll = 4 * Blocks;
   constexpr int kAhead = Map::kValuesAhead, kCodesAhead = Map::kValueCodesAhead, kCodes = kCodesAhead + 1;
-  const uint64_t p = smem_descriptor(uniform(weights), 0, kAtomBytes);
   ValueFragment v[kAhead];
   constexpr int kScales = Map::kHasRope ? 2 : 1;  // blocks with the same ones
   auto& codes = under_way.codes;
   auto& scale = under_way.scale;
   uint32_t halves[4];  // of the step's last block
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const int step = i / 4, block = i % 4, pair = i / 2, next = pair + kCodesAhead;
-    if (i % 2 == 0 && next < 8) values.load(codes[next % kCodes], next / 2, next % 2);
+  for (int i = 0; i < kAll; ++i) {
+    const int step = i / Blocks, block = i % Blocks, pair = i / 2, next = pair + kCodesAhead;
+    if (i % 2 == 0 && next < kAll / 2) values.load(codes[next % kCodes], next / kPairs, next % kPairs);
     const int later = i + kScales;  // whose scales are loaded
-    if (!Map::kBare && i % kScales == 0 && later < 16)
-      values.load_scales(scale[later / kScales % 2], later / 4, later % 4);
+    if (!Map::kBare && i % kScales == 0 && later < kAll)
+      values.load_scales(scale[later / kScales % 2], later / Blocks, later % Blocks);
     if (i >= kAhead) wgmma_wait<kAhead - 1>();
     ValueFragment& own = v[i % kAhead];
-    if (Plain && block == 2) values.load_plain(halves, step);
-    if (Plain && block == 3)
+    if (Plain && block == Blocks - 2) values.template load_plain<Blocks>(halves, step);
+    if (Plain && block == Blocks - 1)
       own.take(halves);
     else
       own.template convert<!Map::kBare>(codes[pair % kCodes][i % 2 * 2], codes[pair % kCodes][i % 2 * 2 + 1],
@@ -83,7 +90,7 @@ __device__ __forceinline__ void multiply_raw_values(FewAccumulators<Map::kRows>&
     wgmma_fence();
     wgmma_rs(M(), o[block], own.a, p + step * 2, true);
     wgmma_commit();
-    if (i == 15) used();
+    if (i == kAll - 1) used();
   }
   wgmma_wait<0>();
 }
@@ -201,18 +208,10 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
       const int at = place.at();
       if (scores) {
         mbarrier_wait(shared_address(&control.tile_full[at]), place.parity());
-        const uint32_t own_unit = Map::scales(smem, at) + offsetof(typename Map::Scales, unit) +
-                                  (warpgroup_thread() / 32 * 16 + warpgroup_thread() % 32 / 4) * 4;
-        unit = make_float2(__uint_as_float(load_shared_word(own_unit)), __uint_as_float(load_shared_word(own_unit + 32)));
+        unit = load_own_units<Map>(smem, at);
         const bool masked = i >= first_masked || control.present[at] != ~0ull;
         multiply_raw_query<T, M, Map>(s, smem, control, place, unit);
-        if (masked) {
-          const RowBlock r = load_row_block<Map>(p, item);
-          mask_few<Map>(p, r, s, r.tile_begin + i, control.present[at]);
-          named_barrier_of_warpgroup(kOwnBarrier + own());  // every warp has read K
-          const bool plain = Map::kMayBePlain && control.format[at] == FM_KV_FP8_V4;
-          clean_raw_values<Map>(p, r, smem, at, plain, r.tile_begin + i, control.present[at]);
-        }
+        if (masked) mask_raw_tile<Map>(s, p, item, i, smem, control, at, own);
       }
       if (i > 0) {
         const RawPlace<Map> last = place.last();
@@ -220,7 +219,7 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
         mbarrier_wait(shared_address(&control.weights_full[before]), last.parity());
         // P is overwritten when both warpgroups have gone on for more than a tile from here.
         const ValuePlace<Map> values(smem, before, own());
-        ValueCodes<Map> codes(values);
+        ValueCodes<Map, 4> codes(values);
         if (control.rescale[before][0]) {
           scale_few_rows<Map::kRows>(o, control.factor[before], lane());
           if (i % 2 == own()) state.rescale(control, before);  // that was the other warpgroup's tile
@@ -234,9 +233,9 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
           }
         };
         if (Map::kMayBePlain && own() == 1 && control.format[before] == FM_KV_FP8_V4)
-          multiply_raw_values<M, Map, Map::kMayBePlain>(o, values, codes, Map::weights(smem, before), used);
+          multiply_raw_values<M, Map, Map::kMayBePlain>(o, values, codes, weights_descriptor<Map>(smem, before), used);
         else
-          multiply_raw_values<M, Map, false>(o, values, codes, Map::weights(smem, before), used);
+          multiply_raw_values<M, Map, false>(o, values, codes, weights_descriptor<Map>(smem, before), used);
       }
       if (scores) {
         if (p.max_logits != nullptr) keep_peaks<Map>(s, control, i == 0);

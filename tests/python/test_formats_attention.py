@@ -132,6 +132,21 @@ def _e4m3_queries(problem, scale):
     return codes, codes.float() * scale
 
 
+def _check_e4m3(problem, numbers, **options):
+    """Runs by the kernels that few short requests go to, and by those of their rows, and compares with the numbers that
+    the queries stand for; gives the first result."""
+    inputs = problem.keys, problem.present, problem.lens
+    if problem.indptr is None:
+        want = reference.attention(numbers, *inputs)
+    else:
+        want = reference.ragged_attention(numbers, problem.indptr, *inputs)
+    results = [problem.call(**problem.options, **options, num_splits=splits) for splits in (None, 2)]
+    for out, lse in results:
+        assert out.dtype == torch.bfloat16
+        tolerance.check(out, lse, *want)
+    return results[0]
+
+
 @pytest.mark.parametrize("name", ["fp8-576", "fp8-512"])
 @pytest.mark.parametrize("kind", ["none", "float", "rows", "strided rows"])
 @pytest.mark.parametrize("q_lens", [None, [4, 0, 7]], ids=["decode", "prefill"])
@@ -144,17 +159,23 @@ def test_e4m3_queries(device, name, kind, q_lens):
     codes, numbers = _e4m3_queries(problem, scale)
     options = {} if kind == "none" else {"q_scale": scale}
     problem.q = codes
-    out, lse = problem.call(**problem.options, **options)
-    assert out.dtype == torch.bfloat16
-    inputs = problem.keys, problem.present, problem.lens
-    if q_lens is None:
-        want = reference.attention(numbers, *inputs)
-    else:
-        want = reference.ragged_attention(numbers, problem.indptr, *inputs)
-    tolerance.check(out, lse, *want)
+    out, _ = _check_e4m3(problem, numbers, **options)
     given = torch.full_like(out, problems.NAN)
     assert problem.call(**problem.options, **options, out=given)[0] is given
     assert torch.equal(given, out)
+
+
+@pytest.mark.parametrize("name", ["fp8-576", "fp8-512"])
+@pytest.mark.parametrize("h", [1, 16, 17, 32, 64, 128])
+@pytest.mark.parametrize("q_lens", [None, [4, 0, 7, 1, 2, 60, 1]], ids=["decode", "prefill"])
+def test_e4m3_queries_of_many_and_of_few_tokens(device, name, h, q_lens):
+    """Sequences shorter and longer than a tile, early queries that see little of one, and pages that are missing."""
+    lens = [700, 5, 64, 31, 32, 130, 200]
+    problem = _problem(FORMS[name], 16, h=h, s_q=2, lens=lens, q_lens=q_lens, device=device)
+    problem.table[6, 1:4] = problems.UNUSED_PAGE
+    problem.present[6, 16:64] = False
+    problem.q, numbers = _e4m3_queries(problem, 0.05)
+    _check_e4m3(problem, numbers, q_scale=0.05)
 
 
 def test_appended_tokens_are_attended(device):

@@ -1,0 +1,185 @@
+// Both computing warpgroups of a CTA of few raw rows, each with tiles of its own: it takes every other tile of an item, from
+// Q K^T to P V of all 512 columns, and never waits for the other one before the item's end.
+//
+//   warpgroup 0   Q K^T of 0 | softmax of 0 | P V of 0 | Q K^T of 2 | softmax of 2 | P V of 2 | ...
+//   warpgroup 1   Q K^T of 1 | softmax of 1 | P V of 1 | Q K^T of 3 | softmax of 3 | P V of 3 | ...
+//
+// Each has references, sums and accumulators of its own. At the end these are brought to the higher of the two references, and
+// each warpgroup hands over the half of the columns that the other one stores: then all is as raw_values.cuh has it.
+#pragma once
+#include "few_values.cuh"
+#include "raw_values.cuh"
+
+namespace fm {
+
+// Turns scores into P at `to`, and returns whether references have moved: then control.factor has what accumulators are to be
+// multiplied with. `first`: they have to move. `added` is for add(). By the whole warpgroup; after it all of P can be multiplied.
+template <class Map, class Control>
+__device__ __forceinline__ bool weigh_own_tile(RawState<Map>& state, float (&added)[RawState<Map>::kColumns],
+                                               const float (&s)[Map::kRows / 2], float2 unit, Control& control, uint32_t to,
+                                               int barrier, bool first) {
+  bool moved = false;
+#pragma unroll 1
+  for (bool move = first;; move = true) {
+    if (move) state.move_references(s, unit, control, 0, barrier), moved = true;
+    uint32_t weights[Map::kRows / 4];
+    const bool over = state.try_weigh(weights, added, s, unit, control);
+    store_few_weights<Map::kRows>([&](int i) { return weights[i]; }, to);
+    fence_async_shared();
+    const bool any = named_barrier_any_of_warpgroup(barrier, over);
+    if (moved || !any) return moved;
+  }
+}
+
+// What a warpgroup's sums and accumulators of a row are to be multiplied with, so that they are relative to the higher one of both
+// references. A warpgroup without a reference has only zeros.
+template <class Map, class Control>
+__device__ __forceinline__ float own_factor(const Control& control, int own, int row) {
+  const float minus = RawState<Map>::minus_reference(control.own[own], row);
+  return exp2_approx(fminf(minus, RawState<Map>::minus_reference(control.own[1 - own], row)) - minus);
+}
+
+// Brings together what both warpgroups have: `o` becomes the half `own` of the columns. Leaves what finish_raw_rows does; after it
+// all may read that. What is handed over lies where Q and P were: the other warpgroup may still read it.
+template <class Map, class Control>
+__device__ __forceinline__ void finish_independent_rows(const FmDecodeParams& p, const RowBlock& r, const RawState<Map>& state,
+                                                        const float (&all)[8][Map::kRows / 2], FewAccumulators<Map::kRows>& o,
+                                                        uint32_t smem, Control& control, int own) {
+  using Layout = FewLayout<Map::kRows>;
+  constexpr int kValues = Layout::kValues, kAtOnce = 64 / Map::kRows;  // blocks that are handed over at once
+  constexpr uint32_t kPieceStride = 128 * 16, kHalfBytes = kAtOnce * kValues / 4 * kPieceStride;
+  static_assert(2 * kHalfBytes <= Map::kCodesOffset);
+  const int thread = warpgroup_thread();
+  state.leave_sums(control.own[own]);
+  named_barrier<kRawBarrier, 256>();
+  if (own == 0 && thread < Map::kRows) {
+    const auto add = [](float a, float b) { return a + b; };
+    float sum = 0.f;
+    if (!r.empty())
+#pragma unroll
+      for (int i = 0; i < 2; ++i) sum += own_factor<Map>(control, i, thread) * state.found(control.own[i], thread, add);
+    const float reference = -fminf(state.minus_reference(control.own[0], thread), state.minus_reference(control.own[1], thread));
+    leave_raw_row<Map>(p, r, thread, reference, sum, control, [&] {
+      const float peak = found_peak(control.own[0], thread);
+      return r.tile_end - r.tile_begin > 1 ? fmaxf(peak, found_peak(control.own[1], thread)) : peak;
+    });
+  }
+#pragma unroll
+  for (int m = 0; m < 4; ++m)
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) o[m][i] = own == 0 ? all[m][i] : all[4 + m][i];
+  if (r.empty()) {  // there are no references
+    named_barrier<kRawBarrier, 256>();
+    return;
+  }
+  float factor[Layout::kColumns];  // number i of a block is in column i / 4 * 2 + i % 2
+#pragma unroll
+  for (int c = 0; c < Layout::kColumns; ++c) factor[c] = own_factor<Map>(control, own, Layout::row(c, thread % 32));
+  // A thread's numbers are for the same thread of the other warpgroup.
+  const uint32_t slot = smem + Map::kQueryOffset + thread * 16, from = slot + own * kHalfBytes, to = slot + (1 - own) * kHalfBytes;
+#pragma unroll
+  for (int first = 0; first < 4; first += kAtOnce) {
+    if (first != 0) named_barrier<kRawBarrier, 256>();
+#pragma unroll
+    for (int m = 0; m < kAtOnce; ++m)
+#pragma unroll
+      for (int i = 0; i < kValues; i += 4) {
+        const auto number = [&](int j) {
+          const float v = own == 0 ? all[4 + first + m][i + j] : all[first + m][i + j];
+          return __float_as_uint(v * factor[i / 4 * 2 + j % 2]);
+        };
+        store_shared(to + (m * kValues + i) / 4 * kPieceStride, make_uint4(number(0), number(1), number(2), number(3)));
+      }
+    named_barrier<kRawBarrier, 256>();
+#pragma unroll
+    for (int m = 0; m < kAtOnce; ++m)
+#pragma unroll
+      for (int i = 0; i < kValues; i += 4) {
+        const uint4 v = load_shared_4(from + (m * kValues + i) / 4 * kPieceStride);
+        const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          float& number = o[first + m][i + j];
+          number = fmaf(number, factor[i / 4 * 2 + j % 2], __uint_as_float(words[j]));
+        }
+      }
+  }
+  if (p.splits > 1) named_barrier<kRawBarrier, 256>();  // this CTA's part lies there next
+}
+
+// T: of Q and the output; M: what is multiplied.
+template <class T, class M, int QkDim, class Map, class Control>
+__device__ __forceinline__ void compute_independent(const FmDecodeParams& p, const FirstItem& first, uint32_t smem,
+                                                    Control& control) {
+  const auto own = [] { return (int)((unsigned)block_thread() / 128) - 1; };
+  const auto lane = [] { return (unsigned)block_thread() % 32; };
+  RawPlace<Map> place;  // of the item's first tile
+  uint32_t parts_parity = 0;
+  for_each_row_block<Map>(p, first, [&](int item, const RowBlock& range) {
+    RawState<Map> state;
+    float all[8][Map::kRows / 2];  // unnormalised O^T, all columns
+#pragma unroll
+    for (int m = 0; m < 8; ++m)
+#pragma unroll
+      for (int i = 0; i < Map::kRows / 2; ++i) all[m][i] = 0.f;
+    const int tiles = max(range.tile_end - range.tile_begin, 0);
+    const int first_masked = min(range.visible(p, range.row_begin), range.seq_len) / kTileTokens - range.tile_begin;
+    if (p.splits > 1)  // the last item's part, which others read, lies where Q goes
+      mbarrier_wait_acquire_cluster(shared_address(&control.parts_empty), parts_parity ^ 1);
+    if (tiles > 0) load_raw_query<T, QkDim, Map>(p, range, smem, control);
+    auto& mine = control.own[own()];
+    const auto wait_for_tile = [&](int i) {
+      const RawPlace<Map> of_tile = place.plus(i);
+      mbarrier_wait(shared_address(&control.tile_full[of_tile.at()]), of_tile.parity());
+    };
+    if (own() < tiles) wait_for_tile(own());
+#pragma unroll 1
+    for (int i = own(); i < tiles; i += 2) {
+      const RawPlace<Map> of_tile = place.plus(i);
+      const int at = of_tile.at();
+      float s[Map::kRows / 2];
+      const float2 unit = load_own_units<Map>(smem, at);
+      const bool masked = i >= first_masked || control.present[at] != ~0ull;
+      multiply_raw_query<T, M, Map>(s, smem, control, of_tile, unit);
+      if (masked) {
+        mask_raw_tile<Map>(s, p, item, i, smem, control, at, own);
+        named_barrier_of_warpgroup(kOwnBarrier + own());  // V is read before the next one
+      }
+      const ValuePlace<Map> values(smem, at, 0);
+      ValueCodes<Map, 8> codes(values);
+      if (p.max_logits != nullptr) keep_peaks<Map>(s, mine, i < 2);
+      // Two places of P in turn: before one is written again every warp has come to a barrier when it had multiplied with it.
+      const int weights = own() * 2 + i / 2 % 2;
+      const uint64_t p_at = weights_descriptor<Map>(smem, weights);
+      float added[RawState<Map>::kColumns];
+      const bool moved = weigh_own_tile<Map>(state, added, s, unit, mine, Map::weights(smem, weights), kOwnBarrier + own(), i < 2);
+      if (moved) scale_few_rows<Map::kRows>(all, mine.factor[0], lane());
+      const auto used = [&] {
+        if (lane() == 0) mbarrier_arrive(shared_address(&control.tile_empty[at]));
+        if (i + 2 < tiles) wait_for_tile(i + 2);  // while the last products are made
+      };
+      if (Map::kMayBePlain && control.format[at] == FM_KV_FP8_V4)
+        multiply_raw_values<M, Map, Map::kMayBePlain>(all, values, codes, p_at, used);
+      else
+        multiply_raw_values<M, Map, false>(all, values, codes, p_at, used);
+      state.add(added);
+    }
+    place = place.plus(tiles);
+    const RowBlock r = load_row_block<Map>(p, item);
+    FewAccumulators<Map::kRows> o;
+    finish_independent_rows<Map>(p, r, state, all, o, smem, control, own());
+    if (p.splits > 1) {
+      merge_parts<T, Map>(p, r, o, own(), smem, control, parts_parity);
+      if (r.slot >= 0) finish_part_of_rows<T, Map>(p, r, item, control);
+    } else if (r.slot < 0) {
+      store_raw_rows<T, Map>(p, o, own(), control);
+    } else {
+      store_raw_partial<Map>(p, r, o, own(), control);
+      finish_part_of_rows<T, Map>(p, r, item, control);
+    }
+  });
+  if (p.splits > 1)  // no CTA leaves while another may still read its part
+    mbarrier_wait_acquire_cluster(shared_address(&control.parts_empty), parts_parity ^ 1);
+}
+
+}  // namespace fm

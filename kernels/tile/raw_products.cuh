@@ -1,0 +1,191 @@
+// S^T = K Q^T of raw rows: 64 tokens on the M side, query rows on the N side. K comes from shared memory as codes and is
+// converted in registers (raw_fragments.cuh), as far as it is codes: a rope part may be 16-bit numbers.
+#pragma once
+#include "few_scores.cuh"
+#include "raw_fragments.cuh"
+#include "raw_map.cuh"
+
+namespace fm {
+
+// One k16 step of S^T += K Q^T.
+template <class M, class Map>
+__device__ __forceinline__ void multiply_keys(float (&s)[Map::kRows / 2], const uint32_t (&keys)[4], uint64_t query,
+                                              bool accumulate) {
+  wgmma_rs(M(), s, keys, query, accumulate);
+}
+
+// This warp's place in a tile.
+template <class Map>
+struct KeyPlace {
+  uint32_t matrices;   // this lane's row and half of 32 bytes, for ldmatrix
+  uint32_t own;        // the row of token lane / 4
+  uint32_t scales;     // of it; token 8 on: 8 of them on
+  uint32_t all[2][2];  // where there are four
+
+  __device__ __forceinline__ KeyPlace(uint32_t smem, int place) {
+    const int lane = warpgroup_thread() % 32, first = warpgroup_thread() / 32 * 16;
+    matrices = Map::row(smem, place, first + lane % 16) + lane / 16 * 16;
+    own = Map::row(smem, place, first + lane / 4);
+    scales = Map::scales(smem, place) + (first + lane / 4) * Map::kGroups * 2;
+    if constexpr (Map::kHasRope && !Map::kBare) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float2 v = load_shared_2(scales + h * 64);
+        all[h][0] = __float_as_uint(v.x), all[h][1] = __float_as_uint(v.y);
+      }
+    }
+  }
+  // The scales of 32 columns, as pairs.
+  template <int Group>
+  __device__ __forceinline__ void load_scales(uint32_t (&scale)[2]) const {
+    constexpr int kGroup = Group * Map::kGroups / 16;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const uint32_t at = scales + (h * 8 * Map::kGroups + kGroup / 2 * 2) * 2;
+      const uint32_t v = Map::kHasRope ? all[h][kGroup / 2 % 2] : load_shared_word(at);
+      scale[h] = __byte_perm(v, 0, kGroup % 2 ? 0x3232 : 0x1010);
+    }
+  }
+  // What sums are multiplied with after block `Block` of 128 columns: its mantissa over the next one's, so that in the end
+  // each product has its own block's.
+  template <int Block>
+  __device__ __forceinline__ float factor(int h) const {
+    const uint32_t from = own + h * 8 * Map::kRowBytes + Map::kFloatScales + Block * 4;
+    const float mantissa = mantissa_of(load_shared_word(from));
+    return Block == 3 ? mantissa : __fdividef(mantissa, mantissa_of(load_shared_word(from + 4)));
+  }
+};
+
+// Calls body with the constants 0 .. Count.
+template <int Count, class Body>
+__device__ __forceinline__ void for_each_constant(Body body) {
+  if constexpr (Count > 0) {
+    for_each_constant<Count - 1>(body);
+    body(std::integral_constant<int, Count - 1>());
+  }
+}
+
+// The products of the rope part. `rest`: waits for it.
+template <class T, class Map, class Rest>
+__device__ __forceinline__ void multiply_rope(float (&s)[Map::kRows / 2], uint64_t q, const KeyPlace<Map>& at, Rest rest) {
+  rest();
+  KeyFragments keys[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    keys[i].load_plain(at.matrices + Map::kRope + i * 64);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 2; ++k)
+      multiply_keys<T, Map>(s, keys[i].a[k], q + (8 * Map::kQueryChunkBytes + i * 64 + k * 32) / 16, true);
+    wgmma_commit();
+  }
+}
+
+// Sums that products are added to in turn: with few rows one has to wait for the last.
+template <class Map>
+constexpr int kSums = kTileRows / Map::kRows;
+template <class Map>
+using KeySums = float[kSums<Map>][Map::kRows / 2];
+
+// Codes of 32 columns on their way from shared memory, and their scales.
+template <class Map>
+struct KeyCodes {
+  uint32_t codes[4], scale[2];
+
+  template <int Group>
+  __device__ __forceinline__ void load(const KeyPlace<Map>& at) {
+    load_matrices<false>(codes, at.matrices + Group * 32);
+    if constexpr (!Map::kBare) at.template load_scales<Group>(scale);
+  }
+};
+
+// S^T of the 32 columns `Group`, added up to what the others made.
+template <class M, class Map, int Group, int Ahead>
+__device__ __forceinline__ void multiply_group(KeySums<Map>& s, KeyFragments (&keys)[Ahead],
+                                               KeyCodes<Map> (&codes)[Map::kKeyCodesAhead + 1], uint64_t q, const KeyPlace<Map>& at,
+                                               bool plain) {
+  constexpr bool kMixed = Map::kMayBePlain && Group >= 14;
+  KeyFragments& own = keys[Group % Ahead];
+  constexpr int kNext = Group + Map::kKeyCodesAhead, kCodes = Map::kKeyCodesAhead + 1;
+  if constexpr (kNext < Map::kKeyGroups) codes[kNext % kCodes].template load<kNext>(at);
+  if (Group >= Ahead) wgmma_wait<Ahead - 1>();
+  own.template convert<kMixed, !Map::kBare>(codes[Group % kCodes].codes, codes[Group % kCodes].scale);
+  if (kMixed && plain) own.load_plain(at.matrices + Map::kPlain + (Group - 14) * 64);
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < 2; ++k)
+    multiply_keys<M, Map>(s[(2 * Group + k) % kSums<Map>], own.a[k],
+                          q + (Group / 2 * Map::kQueryChunkBytes + Group % 2 * 64 + k * 32) / 16,
+                          2 * Group + k >= kSums<Map>);
+  wgmma_commit();
+}
+
+// Scaled: float32 scales have mantissas, with which sums are multiplied between blocks. `rest` waits for what of the rows is
+// not codes, and says whether the last columns of rows of 512 are such.
+template <class T, class M, class Map, bool Scaled, class Rest>
+__device__ __forceinline__ void multiply_raw(KeySums<Map>& s, uint32_t smem, const KeyPlace<Map>& at, Rest rest) {
+  const uint64_t q = smem_descriptor(smem + Map::kQueryOffset, 0, kAtomBytes);
+  constexpr int kAhead = Scaled && Map::kRows == kTileRows ? 1 : Map::kKeysAhead;
+  KeyFragments keys[kAhead];
+  KeyCodes<Map> codes[Map::kKeyCodesAhead + 1];
+  for_each_constant<Map::kKeyCodesAhead>([&](auto number) {
+    constexpr int kGroup = decltype(number)::value;
+    codes[kGroup].template load<kGroup>(at);
+  });
+  bool plain = false;
+  const auto group = [&](auto number) {
+    constexpr int kGroup = decltype(number)::value;
+    if constexpr (Map::kMayBePlain && kGroup == 14) plain = rest();
+    multiply_group<M, Map, kGroup, kAhead>(s, keys, codes, q, at, plain);
+    if constexpr (Scaled && kGroup % 4 == 3) {
+      wgmma_wait<0>();
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float f = at.template factor<kGroup / 4>(h);
+#pragma unroll
+        for (int c = 0; c < FewLayout<Map::kRows>::kColumns; ++c)
+#pragma unroll
+          for (int i = 0; i < kSums<Map>; ++i) s[i][FewLayout<Map::kRows>::value(c, h)] *= f;
+      }
+    }
+  };
+  for_each_constant<Map::kKeyGroups>(group);
+  if constexpr (Map::kHasRope && !Map::kBare && kRopeCounts<T>) multiply_rope<T, Map>(s[0], q, at, rest);
+  wgmma_wait<0>();
+}
+
+// S^T of a tile, without what Q counts in.
+template <class T, class M, class Map, class Control>
+__device__ __forceinline__ void multiply_raw_query(float (&s)[Map::kRows / 2], uint32_t smem, Control& control,
+                                                   RawPlace<Map> place, float2 unit) {
+  using Layout = FewLayout<Map::kRows>;
+  const int place_at = place.at();
+  const KeyPlace<Map> at(smem, place_at);
+  const auto rest = [&] {
+    const int at = place.at();  // found anew: registers are short
+    mbarrier_wait(shared_address(&control.rest_full(at)), place.parity());
+    return !Map::kHasRope && control.format[at] == FM_KV_FP8_V4;
+  };
+  KeySums<Map> sums;
+  constexpr bool kFloats = Map::kHasRope && !Map::kBare;
+  if (kFloats && (control.scaled[place_at][0] | control.scaled[place_at][1]) != 0)
+    multiply_raw<T, M, Map, kFloats>(sums, smem, at, rest);
+  else
+    multiply_raw<T, M, Map, false>(sums, smem, at, rest);
+#pragma unroll
+  for (int c = 0; c < Layout::kColumns; ++c)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int i = Layout::value(c, h);
+      float sum = sums[0][i];
+      if constexpr (kSums<Map> > 1) sum += sums[1][i];
+      if constexpr (kSums<Map> == 4) sum += sums[2][i] + sums[3][i];
+      s[i] = sum * (h == 0 ? unit.x : unit.y);
+    }
+  if constexpr (Map::kHasRope && !Map::kBare && !kRopeCounts<T>) {
+    multiply_rope<T, Map>(s, smem_descriptor(smem + Map::kQueryOffset, 0, kAtomBytes), at, rest);
+    wgmma_wait<0>();
+  }
+}
+
+}  // namespace fm
