@@ -38,7 +38,7 @@ struct RawMap {
   static constexpr int kRows = Rows, kPlaces = Rows == kTileRows ? 3 : 4;
   static constexpr bool kTokens = true, kCodes = true, kRaw = true, kPeaks = true, kSplits = Rows < kTileRows;
   // Whether a computing warpgroup has whole tiles (raw_independent.cuh), or half of the columns of all (raw_values.cuh).
-  // 32 rows of codes with scales take more registers than there are for that.
+  // 32 rows of codes with scales take more registers than there are for that; without scales they are tight.
   static constexpr bool kIndependent = Rows == 16 || (Rows == 32 && Bare), kTight = Rows == 32 && kIndependent;
   static constexpr bool kHasRope = QkDim > kLatent;
   static constexpr bool kMayBePlain = !kHasRope && !kBare;    // the last columns of V may be halves

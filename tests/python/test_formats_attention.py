@@ -178,6 +178,26 @@ def test_e4m3_queries_of_many_and_of_few_tokens(device, name, h, q_lens):
     _check_e4m3(problem, numbers, q_scale=0.05)
 
 
+@pytest.mark.parametrize("h", [16, 32, 64])
+@pytest.mark.parametrize(
+    ("name", "codes"), [(name, False) for name in FORMS] + [(name, True) for name in FORMS if FORMS[name].scale is None]
+)
+def test_keys_along_the_queries(device, name, codes, h):
+    """All products of such a score have one sign: what sums lose adds up."""
+    form = FORMS[name]
+    problem = problems.make(d_qk=form.d_qk, b=4, h=h, seq=300, device=device)
+    lens = problem.lens.tolist()
+    for request, head in enumerate((0, h // 2, h - 1, 1)):
+        if lens[request]:
+            problem.keys[request, lens[request] // 2, 0] = problem.q[request, 0, head] / 30
+    problem = _quantise(problem, form, 64)
+    if codes:
+        problem.q, numbers = _e4m3_queries(problem, 0.05)
+        _check_e4m3(problem, numbers, q_scale=0.05)
+    else:
+        problem.check()
+
+
 def test_appended_tokens_are_attended(device):
     """The way of a server: quantised as they come, then read."""
     for form in FORMS.values():
