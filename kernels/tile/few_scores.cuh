@@ -360,7 +360,7 @@ __device__ __forceinline__ void compute_few_scores(const FmDecodeParams& p, cons
   uint32_t result_parity = 1;
   for_each_row_block<Map>(p, first, [&](int, const RowBlock& r) {
     FewState<Map::kRows, Map::kPeaks, Map::kCodes> state;
-    const int first_masked = min(r.visible(p, r.row_begin), r.seq_len) / kTileTokens;
+    const int first_masked = r.first_masked(p);
     if (!r.empty()) {
       if constexpr (Map::kCodes)
         load_query_halves<T, QkDim, Map>(p, r, smem);

@@ -84,10 +84,7 @@ __device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, c
   uint32_t result_parity = 0, parts_parity = 0;
   for_each_row_block<Map>(p, first_item, [&](int item, const RowBlock& r) {
     FewAccumulators<Map::kRows> o;
-#pragma unroll
-    for (int m = 0; m < 4; ++m)
-#pragma unroll
-      for (int i = 0; i < Map::kRows / 2; ++i) o[m][i] = 0.f;
+    clear_accumulators(o);
     for (int tiles = r.tile_end - r.tile_begin; tiles > 0; --tiles) {
       if (!Map::kTokens && tiles == 1 && r.in_last_tile() < kTileTokens) {
         // While the scores are at it. They may still read K: scores of absent tokens are masked.

@@ -7,8 +7,8 @@
 
 namespace fm {
 
-// Pieces of eight columns of a row, every eighth one of it. The first `Latent` of them go with codes, others with numbers of T.
-template <class T, int QkDim, int Latent = 8>
+// Pieces of eight columns of a row, every eighth one of it. The first `Halves` of them become halves, others stay T.
+template <class T, int QkDim, int Halves = 8>
 struct QueryPieces {
   static constexpr int kCount = QkDim / 64;
   uint4 piece[kCount];
@@ -33,7 +33,7 @@ struct QueryPieces {
     const RowUnit unit(largest);
 #pragma unroll
     for (int i = 0; i < kCount; ++i)
-      piece[i] = i < Latent ? bf16_to_half(piece[i], unit.inverse_pair()) : bf16_times(piece[i], unit.inverse_pair());
+      piece[i] = i < Halves ? bf16_to_half(piece[i], unit.inverse_pair()) : bf16_times(piece[i], unit.inverse_pair());
     return unit.unit();
   }
   // The same from e4m3.
@@ -46,7 +46,7 @@ struct QueryPieces {
     for (int i = 0; i < kCount; ++i) {
       const uint2 codes = __ldg(i < 8 ? nope + 8 * i : reinterpret_cast<const uint2*>(row.rope) + first);
       piece[i] = e4m3_to_half(codes.x ^ sign, codes.y ^ sign);
-      if (i >= Latent) piece[i] = half_to(T(), piece[i]);
+      if (i >= Halves) piece[i] = half_to(T(), piece[i]);
     }
     return fabsf(scale);
   }

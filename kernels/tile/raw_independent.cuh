@@ -118,12 +118,9 @@ __device__ __forceinline__ void compute_independent(const FmDecodeParams& p, con
   for_each_row_block<Map>(p, first, [&](int item, const RowBlock& range) {
     RawState<Map> state;
     float all[8][Map::kRows / 2];  // unnormalised O^T, all columns
-#pragma unroll
-    for (int m = 0; m < 8; ++m)
-#pragma unroll
-      for (int i = 0; i < Map::kRows / 2; ++i) all[m][i] = 0.f;
+    clear_accumulators(all);
     const int tiles = max(range.tile_end - range.tile_begin, 0);
-    const int first_masked = min(range.visible(p, range.row_begin), range.seq_len) / kTileTokens - range.tile_begin;
+    const int first_masked = range.first_masked(p) - range.tile_begin;
     if (p.splits > 1)  // the last item's part, which others read, lies where Q goes
       mbarrier_wait_acquire_cluster(shared_address(&control.parts_empty), parts_parity ^ 1);
     if (tiles > 0) load_raw_query<T, QkDim, Map>(p, range, smem, control);

@@ -23,8 +23,8 @@ __device__ __forceinline__ void store_raw_query(uint32_t chunk, int block_row, i
 template <class T, int QkDim, class Map>
 __device__ __forceinline__ float place_query_row(const FmDecodeParams& p, const RowBlock& r, uint32_t to, int block_row,
                                                  int first) {
-  constexpr int kLatentPieces = Map::kKeyGroups / 2;
-  QueryPieces<T, QkDim, kLatentPieces> q;
+  constexpr int kHalves = Map::kKeyGroups / 2;
+  QueryPieces<T, QkDim, kHalves> q;
   float unit;
   if (p.q_codes) {
     unit = q.load_codes(p, r, block_row, first);
@@ -37,7 +37,7 @@ __device__ __forceinline__ float place_query_row(const FmDecodeParams& p, const 
 #pragma unroll
   for (int i = 0; i < q.kCount; ++i) {
     const uint32_t chunk = to + i * Map::kQueryChunkBytes;
-    if (i < kLatentPieces)
+    if (i < kHalves)
       store_raw_query(chunk, block_row, first, q.piece[i], Map::kMayBePlain && i == 7);
     else
       store_shared(chunk + swizzled(block_row, first), q.piece[i]);

@@ -192,12 +192,9 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
   for_each_row_block<Map>(p, first, [&](int item, const RowBlock& range) {
     RawState<Map> state;
     FewAccumulators<Map::kRows> o;
-#pragma unroll
-    for (int m = 0; m < 4; ++m)
-#pragma unroll
-      for (int i = 0; i < Map::kRows / 2; ++i) o[m][i] = 0.f;
+    clear_accumulators(o);
     const int tiles = max(range.tile_end - range.tile_begin, 0);
-    const int first_masked = min(range.visible(p, range.row_begin), range.seq_len) / kTileTokens - range.tile_begin;
+    const int first_masked = range.first_masked(p) - range.tile_begin;
     if constexpr (Map::kSplits)
       if (p.splits > 1)  // the last item's part, which others read, lies where Q goes
         mbarrier_wait_acquire_cluster(shared_address(&control.parts_empty), parts_parity ^ 1);

@@ -379,7 +379,7 @@ __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, const Fi
     RowState<Map::kPeaks> state;
     WeightFactors weights;  // of codes only
     if (warpgroup_thread() == 0) {
-      control.first_masked = min(range.visible(p, range.row_begin), range.seq_len) / kTileTokens;
+      control.first_masked = range.first_masked(p);
       control.first_shared = p.causal && range.q_len > 1 ? control.first_masked : 0x7FFFFFFF;
     }
     if (!range.empty()) {

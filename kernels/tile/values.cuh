@@ -136,8 +136,7 @@ __device__ __forceinline__ void accumulate_values(const FmDecodeParams& p, const
   uint32_t result_parity = 0;
   for_each_row_block<Map>(p, first_item, [&](int item, const RowBlock& range) {
     Accumulators o;
-#pragma unroll
-    for (int i = 0; i < 128; ++i) o[i / 64][i % 64] = 0.f;
+    clear_accumulators(o);
     for (int tiles = range.tile_end - range.tile_begin; tiles > 0; --tiles) {
       mbarrier_wait(shared_address(&control.weights_full[place.rope()]), place.rope_parity());
       if (control.rescale[place.rope()][warp])

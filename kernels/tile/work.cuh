@@ -37,9 +37,21 @@ struct RowBlock {
     return v < 0 ? 0 : v;
   }
   __device__ __forceinline__ bool empty() const { return tile_begin >= tile_end; }
+  // The first tile of the sequence that not all rows see whole.
+  __device__ __forceinline__ int first_masked(const FmDecodeParams& p) const {
+    return min(visible(p, row_begin), seq_len) / kTileTokens;
+  }
   // Of the last tile's tokens those before the end of the sequence: kTileTokens and more if it ends later.
   __device__ __forceinline__ int in_last_tile() const { return seq_len - (tile_end - 1) * kTileTokens; }
 };
+
+template <int Blocks, int Numbers>
+__device__ __forceinline__ void clear_accumulators(float (&o)[Blocks][Numbers]) {
+#pragma unroll
+  for (int m = 0; m < Blocks; ++m)
+#pragma unroll
+    for (int i = 0; i < Numbers; ++i) o[m][i] = 0.f;
+}
 
 // Loads that are volatile so that a second read does not keep the first one's registers alive. Early ones are for what is
 // read while earlier launches may be running: past the L1, which would keep it.

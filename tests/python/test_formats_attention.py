@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,7 +11,6 @@ import ferromla
 import ferromla.torch_ops
 import problems
 import problems_formats
-import reference
 import reference_formats as formats
 import tolerance
 
@@ -135,11 +136,7 @@ def _e4m3_queries(problem, scale):
 def _check_e4m3(problem, numbers, **options):
     """Runs by the kernels that few short requests go to, and by those of their rows, and compares with the numbers that
     the queries stand for; gives the first result."""
-    inputs = problem.keys, problem.present, problem.lens
-    if problem.indptr is None:
-        want = reference.attention(numbers, *inputs)
-    else:
-        want = reference.ragged_attention(numbers, problem.indptr, *inputs)
+    want = replace(problem, q=numbers).expected(**problem.options)
     results = [problem.call(**problem.options, **options, num_splits=splits) for splits in (None, 2)]
     for out, lse in results:
         assert out.dtype == torch.bfloat16

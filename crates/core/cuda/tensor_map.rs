@@ -175,15 +175,16 @@ pub(super) fn encode(geometry: &Geometry, dtype: DType) -> Result<sys::CUtensorM
     } else {
         sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
     };
-    let swizzle = if codes {
-        sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE
+    let (swizzle, promotion) = if codes {
+        (
+            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
+            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+        )
     } else {
-        sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B
-    };
-    let promotion = if codes {
-        sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B
-    } else {
-        sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_NONE
+        (
+            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_NONE,
+        )
     };
     // SAFETY: the arrays have at least the rank's length; the driver checks the rest and does not read the memory.
     let result = unsafe {
