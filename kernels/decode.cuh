@@ -204,7 +204,7 @@ __device__ __forceinline__ void decode_few(const CUtensorMap& latent_map, const 
 
 // A CTA that keeps rows of codes as they lie in the cache.
 template <class T, int QkDim, int Rows, bool Bare>
-__device__ __forceinline__ void decode_raw(const CUtensorMap& rows_map, const FmDecodeParams& p, uint8_t* shared) {
+__device__ __forceinline__ void decode_raw(const CUtensorMap& rows_map, const CUtensorMap& tails_map, const FmDecodeParams& p, uint8_t* shared) {
   using Map = RawMap<Rows, QkDim, Bare>;
   using Control = std::conditional_t<Map::kIndependent, IndependentControl<Rows>, RawControl<Rows>>;
   static_assert(Map::kControlOffset + sizeof(Control) <= FM_DECODE_SMEM_BYTES);
@@ -222,7 +222,7 @@ __device__ __forceinline__ void decode_raw(const CUtensorMap& rows_map, const Fm
   const int warpgroup = threadIdx.x / 128;
   if (warpgroup == 0) {
     registers_shrink<kLoader>();
-    load_raw_tiles<T, QkDim, Map>(p, &rows_map, first, smem, control);
+    load_raw_tiles<T, QkDim, Map>(p, {&rows_map, &tails_map}, first, smem, control);
   } else {
     wait_for_earlier_launches();
     registers_grow<kCompute>();
@@ -247,7 +247,7 @@ __device__ __forceinline__ void decode(const CUtensorMap& latent_map, const CUte
   extern __shared__ __align__(1024) uint8_t smem[];
   let_next_launch_begin();
   if constexpr (L == Loader::Raw || L == Loader::Bare)
-    decode_raw<T, QkDim, Rows, L == Loader::Bare>(latent_map, p, smem);
+    decode_raw<T, QkDim, Rows, L == Loader::Bare>(latent_map, rope_map, p, smem);
   else if constexpr (Rows == kTileRows)
     decode_wide<T, QkDim, L>(latent_map, rope_map, p, smem);
   else

@@ -14,6 +14,7 @@
 #define FM_RAW_ROW_BYTES_512 592
 #define FM_BARE_ROW_GAP 16 /* rows of fp8 in kernels for it alone: so many bytes more than columns */
 #define FM_RAW_BOX_ROWS 32
+#define FM_SWIZZLED_ROWS 16 /* query rows of the kernels for fp8 alone whose boxes of rows are swizzled */
 #define FM_DECODE_SMEM_BYTES 232448
 
 /* plan.cu: one block plans the whole batch. */

@@ -9,6 +9,7 @@ pub const FM_RAW_ROW_BYTES_576: i32 = 656;
 pub const FM_RAW_ROW_BYTES_512: i32 = 592;
 pub const FM_BARE_ROW_GAP: i32 = 16;
 pub const FM_RAW_BOX_ROWS: i32 = 32;
+pub const FM_SWIZZLED_ROWS: i32 = 16;
 pub const FM_DECODE_SMEM_BYTES: i32 = 232448;
 pub const FM_KV_BF16: i32 = 0;
 pub const FM_KV_FP16: i32 = 1;

@@ -33,6 +33,16 @@ __device__ __forceinline__ void tma_load_3d(uint32_t destination, const CUtensor
       : "memory");
 }
 
+// A 4-D box.
+__device__ __forceinline__ void tma_load_4d(uint32_t destination, const CUtensorMap* map, uint32_t barrier, int c0,
+                                            int c1, int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+      "[%2];" ::"r"(destination),
+      "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+
 // The same box to the same place in every CTA whose bit is set in `ctas`, counted on each one's own barrier.
 __device__ __forceinline__ void tma_multicast_5d(uint32_t destination, const CUtensorMap* map, uint32_t barrier,
                                                  uint16_t ctas, int c0, int c1, int c2, int c3, int c4) {

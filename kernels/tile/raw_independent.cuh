@@ -137,12 +137,12 @@ __device__ __forceinline__ void compute_independent(const FmDecodeParams& p, con
       float s[Map::kRows / 2];
       const float2 unit = load_own_units<Map>(smem, at);
       const bool masked = i >= first_masked || control.present[at] != ~0ull;
-      multiply_raw_query<T, M, Map>(s, smem, control, of_tile, unit);
+      multiply_raw_query<T, M, Map>(s, smem, control, of_tile, unit, p.box_shift);
       if (masked) {
         mask_raw_tile<Map>(s, p, item, i, smem, control, at, own);
         named_barrier_of_warpgroup(kOwnBarrier + own());  // V is read before the next one
       }
-      const ValuePlace<Map> values(smem, at, 0);
+      const ValuePlace<Map> values(smem, at, 0, p.box_shift);
       ValueCodes<Map, 8> codes(values);
       if (p.max_logits != nullptr) keep_peaks<Map>(s, mine, i < 2);
       // Two places of P in turn: before one is written again every warp has come to a barrier when it had multiplied with it.

@@ -35,12 +35,13 @@ __device__ __forceinline__ int lane_token(int token) {
 template <int Rows, int QkDim, bool Bare>
 struct RawMap {
   static constexpr bool kBare = Bare;
-  static constexpr int kRows = Rows, kPlaces = Rows == kTileRows ? 3 : 4;
+  static constexpr int kQkDim = QkDim, kRows = Rows, kPlaces = Rows == kTileRows ? 3 : 4;
   static constexpr bool kTokens = true, kCodes = true, kRaw = true, kPeaks = true, kSplits = Rows < kTileRows;
   // Whether a computing warpgroup has whole tiles (raw_independent.cuh), or half of the columns of all (raw_values.cuh).
   // 32 rows of codes with scales take more registers than there are for that; without scales they are tight.
   static constexpr bool kIndependent = Rows == 16 || (Rows == 32 && Bare), kTight = Rows == 32 && kIndependent;
   static constexpr bool kHasRope = QkDim > kLatent;
+  static constexpr bool kSwizzled = kBare && Rows == FM_SWIZZLED_ROWS;  // rows that come in boxes; RowLayout
   static constexpr bool kMayBePlain = !kHasRope && !kBare;    // the last columns of V may be halves
   static constexpr bool kHasRest = !kBare;                    // rows may have a part that is not codes
   static constexpr int kGroups = kHasRope ? 4 : 16;  // of columns
@@ -62,7 +63,8 @@ struct RawMap {
   static constexpr uint32_t kWeightsOffset = QkDim / 64 * kQueryChunkBytes;
   static constexpr uint32_t kPartOffset = 0;
   static constexpr uint32_t kWeightsEnd = kWeightsOffset + kPlaces * kQueryChunkBytes;
-  static constexpr uint32_t kCodesOffset = kSplits && kPartBytes > kWeightsEnd ? kPartBytes : kWeightsEnd;
+  static constexpr uint32_t kUsedBefore = kSplits && kPartBytes > kWeightsEnd ? kPartBytes : kWeightsEnd;
+  static constexpr uint32_t kCodesOffset = kSwizzled ? (kUsedBefore + kAtomBytes - 1) / kAtomBytes * kAtomBytes : kUsedBefore;
   using Scales = RawScales<kGroups>;
   static constexpr uint32_t kScalesOffset = kCodesOffset + kPlaces * kTileTokens * kRowBytes;
   static constexpr uint32_t kControlOffset = kScalesOffset + kPlaces * sizeof(Scales);
@@ -75,6 +77,36 @@ struct RawMap {
   }
   static __device__ __forceinline__ uint32_t scales(uint32_t smem, int place) {
     return smem + kScalesOffset + place * sizeof(Scales);
+  }
+};
+
+// Where the codes of rows are in a place. Rows that come in boxes where these are swizzled: each box has its columns in blocks of
+// 128, one after another, with the 128-byte swizzle; the last 64 columns of rows of 576 follow all of the tile's, with the 64-byte
+// one. Other rows lie kRowBytes apart, each as it is.
+template <class Map>
+struct RowLayout {
+  static constexpr uint32_t kTail = kTileTokens * kLatent;
+  int shift;  // of a box's rows; negative: none
+
+  __device__ __forceinline__ bool boxed() const { return Map::kSwizzled && shift >= 0; }
+  __device__ __forceinline__ uint32_t block_stride() const { return boxed() ? 128u << shift : 128u; }
+  // A row's first block.
+  __device__ __forceinline__ uint32_t row(int token) const {
+    return boxed() ? (token >> shift << shift) * kLatent + (token & ((1 << shift) - 1)) * 128 : token * Map::kRowBytes;
+  }
+  // What the offset of 16 bytes in a block is XORed with, and that of 16 bytes in a tail.
+  __device__ __forceinline__ uint32_t swizzle(int token) const { return boxed() ? token % 8 * 16 : 0; }
+  __device__ __forceinline__ uint32_t tail_swizzle(int token) const { return boxed() ? token / 2 % 4 * 16 : 0; }
+  // The columns that follow.
+  __device__ __forceinline__ uint32_t tail(int token) const {
+    return boxed() ? kTail + token * 64 : token * Map::kRowBytes + kLatent;
+  }
+  // Where the sixteen bytes from byte `i` of a row on are, of a tile in that place.
+  __device__ __forceinline__ uint32_t piece(uint32_t smem, int place, int token, uint32_t i) const {
+    if (!Map::kSwizzled) return Map::row(smem, place, token) + i;
+    const bool first = i < kLatent;
+    return Map::row(smem, place, 0) + (first ? row(token) + i / 128 * block_stride() + (i % 128 ^ swizzle(token))
+                                             : tail(token) + (i - kLatent ^ tail_swizzle(token)));
   }
 };
 

@@ -21,10 +21,18 @@ struct KeyPlace {
   uint32_t own;        // the row of token lane / 4
   uint32_t scales;     // of it; token 8 on: 8 of them on
   uint32_t all[2][2];  // where there are four
+  uint32_t block_stride, swizzle, tail, tail_swizzle;  // of rows that may be swizzled
 
-  __device__ __forceinline__ KeyPlace(uint32_t smem, int place) {
+  __device__ __forceinline__ KeyPlace(uint32_t smem, int place, int box_shift) {
     const int lane = warpgroup_thread() % 32, first = warpgroup_thread() / 32 * 16;
     matrices = Map::row(smem, place, first + lane % 16) + lane / 16 * 16;
+    if constexpr (Map::kSwizzled) {
+      const RowLayout<Map> layout = {box_shift};
+      const int token = first + lane % 16;
+      matrices = Map::row(smem, place, 0) + layout.row(token), tail = Map::row(smem, place, 0) + layout.tail(token);
+      block_stride = layout.block_stride();
+      swizzle = layout.swizzle(token) ^ lane / 16 * 16, tail_swizzle = layout.tail_swizzle(token) ^ lane / 16 * 16;
+    }
     own = Map::row(smem, place, first + lane / 4);
     scales = Map::scales(smem, place) + (first + lane / 4) * Map::kGroups * 2;
     if constexpr (Map::kHasRope && !Map::kBare) {
@@ -34,6 +42,13 @@ struct KeyPlace {
         all[h][0] = __float_as_uint(v.x), all[h][1] = __float_as_uint(v.y);
       }
     }
+  }
+  // Where 32 columns are.
+  template <int Group>
+  __device__ __forceinline__ uint32_t group() const {
+    if constexpr (!Map::kSwizzled) return matrices + Group * 32;
+    if constexpr (Group < 16) return matrices + Group / 4 * block_stride + (Group % 4 * 32 ^ swizzle);
+    return tail + (Group % 4 * 32 ^ tail_swizzle);
   }
   // The scales of 32 columns, as pairs.
   template <int Group>
@@ -94,7 +109,7 @@ struct KeyCodes {
 
   template <int Group>
   __device__ __forceinline__ void load(const KeyPlace<Map>& at) {
-    load_matrices<false>(codes, at.matrices + Group * 32);
+    load_matrices<false>(codes, at.template group<Group>());
     if constexpr (!Map::kBare) at.template load_scales<Group>(scale);
   }
 };
@@ -157,10 +172,10 @@ __device__ __forceinline__ void multiply_raw(KeySums<Map>& s, uint32_t smem, con
 // S^T of a tile, without what Q counts in.
 template <class T, class M, class Map, class Control>
 __device__ __forceinline__ void multiply_raw_query(float (&s)[Map::kRows / 2], uint32_t smem, Control& control,
-                                                   RawPlace<Map> place, float2 unit) {
+                                                   RawPlace<Map> place, float2 unit, int box_shift) {
   using Layout = FewLayout<Map::kRows>;
   const int place_at = place.at();
-  const KeyPlace<Map> at(smem, place_at);
+  const KeyPlace<Map> at(smem, place_at, box_shift);
   const auto rest = [&] {
     const int at = place.at();  // found anew: registers are short
     mbarrier_wait(shared_address(&control.rest_full(at)), place.parity());

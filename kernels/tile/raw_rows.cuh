@@ -55,10 +55,15 @@ __device__ __forceinline__ void ask_for_32_rows(uint32_t to, uint32_t step, cons
   }
 }
 
+// Tensor maps, where there are any: of rows, or of their first 512 columns, and of what follows these (RowLayout).
+struct RowMaps {
+  const CUtensorMap *rows, *tails;
+};
+
 // By an asking warp: tile after tile. Where whole boxes of a page can be had, by tensor map, they are; else single rows. The two
 // CTAs of a cluster ask for half of them each: a warp of each for its boxes, half of each warp's lanes for rows.
 template <int QkDim, class Map, class Control>
-__device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const CUtensorMap* rows_map, const FirstItem& first_item,
+__device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const RowMaps& maps, const FirstItem& first_item,
                                              uint32_t smem, Control& control) {
   const int warp = TokenWarps<Map>::warp(), lane = TokenWarps<Map>::lane();
   const bool shared = !Map::kSplits && p.multicast > 1;
@@ -93,12 +98,20 @@ __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const CUte
       const int rows = 1 << p.box_shift;  // of a warp's 32
       const bool first = lane % rows == 0 && token.page >= 0;
       const int boxes = __popc(__ballot_sync(~0u, first));
-      if (lane == 0) mbarrier_arrive_expect(barrier, boxes * rows * Map::kRowBytes);
+      if (lane == 0) mbarrier_arrive_expect(barrier, boxes * rows * (Map::kSwizzled ? QkDim : Map::kRowBytes));
       __syncwarp();
-      if (!shared) {
-        if (first) tma_load_3d(to, rows_map, barrier, 0, token.offset, token.page);
+      if constexpr (Map::kSwizzled) {
+        const RowLayout<Map> layout = {p.box_shift};
+        const uint32_t tile = Map::row(smem, at, 0);
+        if (first) {
+          tma_load_4d(tile + layout.row(32 * warp + lane), maps.rows, barrier, 0, token.offset, 0, token.page);
+          if (Map::kHasRope)
+            tma_load_3d(tile + layout.tail(32 * warp + lane), maps.tails, barrier, 0, token.offset, token.page);
+        }
+      } else if (!shared) {
+        if (first) tma_load_3d(to, maps.rows, barrier, 0, token.offset, token.page);
       } else if (warp == (int)cluster_rank()) {
-        if (first) tma_multicast_3d(to, rows_map, barrier, kBoth, 0, token.offset, token.page);
+        if (first) tma_multicast_3d(to, maps.rows, barrier, kBoth, 0, token.offset, token.page);
       }
     } else {
       const uint32_t bytes = uniform(raw_bytes<Map>(Map::kBare ? FM_KV_FP8 : format));
@@ -289,8 +302,8 @@ __device__ __forceinline__ void prepare_rows(const FmDecodeParams& p, const Firs
     const bool present = reinterpret_cast<const uint32_t*>(&control.present[at])[warp] >> lane & 1;
     if (!present) {
 #pragma unroll 1
-      for (uint32_t i = 0; i < Map::kRowBytes; i += 16)
-        store_shared(Map::row(smem, at, token) + i, make_uint4(0, 0, 0, 0));
+      for (uint32_t i = 0; i < (Map::kSwizzled ? Map::kQkDim : Map::kRowBytes); i += 16)
+        store_shared(RowLayout<Map>{p.box_shift}.piece(smem, at, token, i), make_uint4(0, 0, 0, 0));
     }
     const RowPreparation<Map> row = {Map::row(smem, at, token), Map::scales(smem, at), token, present};
     RowUnit unit(0);
@@ -320,10 +333,10 @@ __device__ __forceinline__ void prepare_rows(const FmDecodeParams& p, const Firs
 }
 
 template <class T, int QkDim, class Map, class Control>
-__device__ __forceinline__ void load_raw_tiles(const FmDecodeParams& p, const CUtensorMap* rows_map, const FirstItem& first,
+__device__ __forceinline__ void load_raw_tiles(const FmDecodeParams& p, const RowMaps& maps, const FirstItem& first,
                                                uint32_t smem, Control& control) {
   const bool asks = TokenWarps<Map>::thread() < 64;
-  const auto ask = [&] { ask_for_rows<QkDim, Map>(p, rows_map, first, smem, control); };
+  const auto ask = [&] { ask_for_rows<QkDim, Map>(p, maps, first, smem, control); };
   const auto prepare = [&] { prepare_rows<T, Map>(p, first, smem, control); };
   // What comes first lies first in the instruction cache, which is worth 1 to 3 %, either way (docs/sparse.md, "Instructions").
   if constexpr (Map::kSplits) {

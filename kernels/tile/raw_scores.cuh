@@ -29,7 +29,7 @@ __device__ __forceinline__ void clean_raw_values(const FmDecodeParams& p, const 
   for (int token = warpgroup_thread() / 32; token < kTileTokens; token += 4) {
     if (seen_by_all >> token & 1) continue;
     const int lane = warpgroup_thread() % 32;
-    const uint32_t at = Map::row(smem, place, token) + lane * 16;
+    const uint32_t at = RowLayout<Map>{p.box_shift}.piece(smem, place, token, lane * 16);
     const auto without_nan = [](uint32_t v) {
       const uint32_t nan = ((v & 0x7F7F7F7Fu) + 0x01010101u & 0x80808080u) >> 7;
       return v & ~(nan * 0xFF);

@@ -14,10 +14,18 @@ template <class Map>
 struct ValuePlace {
   uint32_t matrices;  // this lane's row of the first 16, and the warp's 16 columns; half of the lanes a block on
   uint32_t scales;    // of the lane's tokens, of the warp's first group of columns
+  uint32_t block_stride;  // of rows that may be swizzled
+  int shift;
 
-  __device__ __forceinline__ ValuePlace(uint32_t smem, int place, int half) {
+  __device__ __forceinline__ ValuePlace(uint32_t smem, int place, int half, int box_shift) {
     const int lane = warpgroup_thread() % 32, warp = warpgroup_thread() / 32, column = half * 256 + warp * 16;
     matrices = Map::row(smem, place, lane % 16) + column + lane / 16 * 64;
+    if constexpr (Map::kSwizzled) {
+      const RowLayout<Map> layout = {box_shift};
+      block_stride = layout.block_stride(), shift = box_shift;
+      matrices = Map::row(smem, place, 0) + layout.row(lane % 16) + half * 2 * block_stride +
+                 (warp * 16 + lane / 16 * 64 ^ layout.swizzle(lane));
+    }
     scales = Map::scales(smem, place) + offsetof(typename Map::Scales, of_column) +
              column / (kLatent / Map::kGroups) * (kTileTokens * 2) + lane % 4 * 32;
   }
@@ -28,7 +36,10 @@ struct ValuePlace {
   }
   // Codes of blocks 2 pair and 2 pair + 1: tokens 16 step .. 16 step + 8 of the first, then those 8 on, then of the second.
   __device__ __forceinline__ void load(uint32_t (&codes)[4], int step, int pair) const {
-    load_matrices<true>(codes, matrices + step * 16 * Map::kRowBytes + pair * 128);
+    if constexpr (Map::kSwizzled)
+      load_matrices<true>(codes, matrices + RowLayout<Map>{shift}.row(step * 16) + pair * block_stride);
+    else
+      load_matrices<true>(codes, matrices + step * 16 * Map::kRowBytes + pair * 128);
   }
   // The last 64 columns of all, where they are halves, of a step as its fragment has them: even columns of tokens 0 .. 7, odd
   // ones, and the same of tokens 8 .. 15.
@@ -208,7 +219,7 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
         mbarrier_wait(shared_address(&control.tile_full[at]), place.parity());
         unit = load_own_units<Map>(smem, at);
         const bool masked = i >= first_masked || control.present[at] != ~0ull;
-        multiply_raw_query<T, M, Map>(s, smem, control, place, unit);
+        multiply_raw_query<T, M, Map>(s, smem, control, place, unit, p.box_shift);
         if (masked) mask_raw_tile<Map>(s, p, item, i, smem, control, at, own);
       }
       if (i > 0) {
@@ -216,7 +227,7 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
         const int before = last.at();
         mbarrier_wait(shared_address(&control.weights_full[before]), last.parity());
         // P is overwritten when both warpgroups have gone on for more than a tile from here.
-        const ValuePlace<Map> values(smem, before, own());
+        const ValuePlace<Map> values(smem, before, own(), p.box_shift);
         ValueCodes<Map, 4> codes(values);
         if (control.rescale[before][0]) {
           scale_few_rows<Map::kRows>(o, control.factor[before], lane());

@@ -49,9 +49,12 @@ fn of_pages<'a>(problem: &AttentionProblem, plan: &'a Plan) -> Result<Attention<
     let mut params = page_params(problem, plan);
     let mut maps = [tensor_map::empty(); 2];
     let mut loader = Loader::of_tokens(&[problem.cache.format]);
-    if let Some((rows, of_box)) = tensor_map::raw_geometry(&problem.cache) {
-        maps[0] = tensor_map::encode(&rows, problem.dtype)?;
-        params.box_shift = of_box.trailing_zeros() as i32;
+    if let Some(raw) = tensor_map::raw_geometry(&problem.cache, plan.schedule.choice.rows) {
+        maps[0] = tensor_map::encode(&raw.rows, problem.dtype)?;
+        if let Some(tails) = &raw.tails {
+            maps[1] = tensor_map::encode(tails, problem.dtype)?;
+        }
+        params.box_shift = raw.box_rows.trailing_zeros() as i32;
     }
     if let Some((nope, rope)) = &geometries {
         loader = Loader::Tma;
