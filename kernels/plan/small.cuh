@@ -1,21 +1,21 @@
-// Planning where a thread has one unit and 32 bits hold the line: the batches of a decode step. Everything
-// that a thread finds out about its unit stays in its registers, nobody searches, and what is left is a chain
+// Planning where a thread has one or two units and 32 bits hold the line: the batches of a decode step. Everything
+// that a thread finds out about its units stays in its registers, nobody searches, and what is left is a chain
 // of a load, two or three block-wide steps and the stores.
 //
-//   read_requests  ragged only: a thread per request: units -> scan; then a thread per unit finds its request
-//   lay_out        a thread per unit: cost -> scan -> span on the line
+//   read_requests  ragged only: by requests, as many to a thread: units -> scan; then each unit's request is found
+//   lay_out        by units: cost -> scan -> span on the line
 //   decide         cuts are evenly spaced, so a unit's thread knows which fall into its span. It says where
 //                  the first of them would snap to, sees where the first cut after its own does, and all
 //                  vote on whether whole units share out evenly enough
 //   cut_equally    units with tiles are counted on the way: where as many could be equal, all vote on whether they are
 //   write_whole    an item per unit; its thread writes the workers that begin at it
-//   write_cut      a thread per unit: parts -> scan -> first item, merge, cuts that snapped to the unit's
+//   write_cut      by units: parts -> scan -> first item, merge, cuts that snapped to the unit's
 //                  ends. A unit that is cut leaves a record under the number of its first inner cut; the
 //                  thread of an inner cut looks back to that number and writes the item that begins there
-//   write_equal    a thread per unit leaves it for the threads of its parts, or writes it if it is empty; then a
+//   write_equal    a unit's thread leaves it for the threads of its parts, or writes it if it is empty; then a
 //                  thread per worker writes the worker and its part
 //
-// Barriers: 3 for whole units, 5 where units are cut; ragged, one more. One more, too, for a vote without equal parts.
+// Two units to a thread: half as many warps, which a barrier and a scan take time for. Barriers: 3 for whole units, 5 where units are cut; ragged, one more. One more, too, for a vote without equal parts.
 #pragma once
 #include "block.cuh"
 #include "equal_parts.h"
@@ -51,22 +51,24 @@ struct FilledUnit {
   int32_t empty_before; /* units without tiles before it */
 };
 
-/* Items that go to memory by way of shared memory: of whole plans, and of others, the first ones of units. */
+constexpr int kMostUnits = 2; /* of a thread */
+/* Threads whose items go to memory by way of shared memory: those of whole plans, and of others, the first ones of units. */
 constexpr int kStagedItems = kMaxThreads - 64;
 constexpr int kStagedBesideCuts = 640;
 
 struct alignas(16) Shared {
   uint32_t warp_sum[2][kMaxWarps];
+  uint32_t filled_of_warp[kMaxWarps]; /* units that have tiles */
   uint32_t cut_units[kCutWords]; /* bit c: cut c is the first inner one of its unit */
   Position snapped[kMaxWorkers + 1];
   union {
-    Request requests[kMaxThreads];
+    Request requests[kMostUnits * kMaxThreads];
     FmWorkItem staged[kStagedItems];
     struct {
       CutUnit unit[kMaxWorkers + 1]; /* by first inner cut */
       FmWorkItem staged[kStagedBesideCuts];
     } of_cut;
-    FilledUnit filled[kMaxWorkers / 2];
+    FilledUnit filled_units[kMaxWorkers / 2];
   };
 };
 
@@ -74,9 +76,9 @@ struct alignas(16) Shared {
    that takes less time than branches. */
 __device__ __forceinline__ bool fits(const FmPlanParams& params) {
   const FmPlanShape& shape = params.shape;
-  const int32_t threads = blockDim.x;
-  return (shape.split_mode == FM_SPLIT_AUTO) & (params.layout.units <= threads) &
-         ((shape.ragged == 0) | (shape.batch <= threads)) & (shape.workers <= kMaxWorkers) &
+  const int32_t most = kMostUnits * blockDim.x;
+  return (shape.split_mode == FM_SPLIT_AUTO) & (params.layout.units <= most) &
+         ((shape.ragged == 0) | (shape.batch <= most)) & (shape.workers <= kMaxWorkers) &
          (uint32_t(shape.fixed_cost) - 1 < kMaxCost) & (uint32_t(shape.min_part) <= kMaxCost) &
          (uint32_t(shape.split_cost) <= kMaxCost);
 }
@@ -100,96 +102,140 @@ __device__ __forceinline__ Scanned scan_block(uint32_t value, uint32_t* warp_sum
   return {warps_before + upto - value, __reduce_add_sync(~0u, sum)};
 }
 
+/* Units, of which a thread has kUnits, one after another; and as many requests of a ragged batch. */
+template <int kUnits>
 struct Planner {
+  struct Own {
+    Unit unit{};
+    Span<Position> span;
+    Span<Position> cuts; /* those that fall on the span, whatever becomes of them */
+  };
   const FmPlanParams& params;
   const FmPlanShape& shape;
   Shared& shared;
-  int32_t index; /* of this thread, its unit and its cut */
+  int32_t thread; /* its number is that of its cut, too */
   int32_t units;
-  int32_t filled = 0; /* units that have tiles */
-  Unit unit{};
-  Span<Position> span;
-  Span<Position> cuts; /* those that fall on the span, whatever becomes of them */
+  Own own[kUnits];
 
   __device__ __forceinline__ Planner(const FmPlanParams& p, Shared& s)
-      : params(p), shape(p.shape), shared(s), index(threadIdx.x), units(p.layout.units) {
-    if (index < kCutWords) shared.cut_units[index] = 0;
+      : params(p), shape(p.shape), shared(s), thread(threadIdx.x), units(p.layout.units) {
+    if (thread < kCutWords) shared.cut_units[thread] = 0;
   }
 
-  __device__ __forceinline__ bool has_unit() const { return index < units; }
-  __device__ __forceinline__ bool has_tiles() const { return has_unit() && tiles_of(shape, span) > 0; }
+  /* Calls f(k, index) for each unit, or request, of this thread below `count`. */
+  template <class F>
+  __device__ __forceinline__ void for_each(int32_t count, F f) const {
+#pragma unroll
+    for (int k = 0; k < kUnits; ++k)
+      if (thread * kUnits + k < count) f(k, thread * kUnits + k);
+  }
+  __device__ __forceinline__ bool has_tiles(int k) const { return tiles_of(shape, own[k].span) > 0; }
 
   __device__ __forceinline__ void read_requests() {
-    Request request{};
-    uint32_t own = 0;
-    if (index < shape.batch) {
-      request.queries = load_query_range(params, index);
-      request.seq_len = load_seq_len(params, index);
-      const uint64_t asked = uint64_t{static_cast<uint32_t>(blocks_of(shape, request.queries.len))} * shape.kv_heads;
-      own = asked < kMaxThreads ? asked : kMaxThreads; /* overlapping ranges may ask for any number */
-    }
-    const Scanned scanned = scan_block(own, shared.warp_sum[1]);
-    request.first_unit = scanned.before;
-    if (index < shape.batch) shared.requests[index] = request;
+    Request request[kUnits] = {};
+    uint32_t asked[kUnits] = {}, all = 0;
+    for_each(shape.batch, [&](int k, int32_t index) {
+      request[k].queries = load_query_range(params, index);
+      request[k].seq_len = load_seq_len(params, index);
+      constexpr uint32_t kMost = kMostUnits * kMaxThreads; /* overlapping ranges may ask for any number */
+      const uint64_t by_range = uint64_t{static_cast<uint32_t>(blocks_of(shape, request[k].queries.len))} * shape.kv_heads;
+      all += asked[k] = by_range < kMost ? by_range : kMost;
+    });
+    const Scanned scanned = scan_block(all, shared.warp_sum[1]);
+    uint32_t before = scanned.before;
+    for_each(shape.batch, [&](int k, int32_t index) {
+      request[k].first_unit = before;
+      before += asked[k];
+      shared.requests[index] = request[k];
+    });
     units = min(scanned.all, uint32_t(units));
     __syncthreads();
-    if (!has_unit()) return;
     const auto first_unit = [this](int32_t r) { return shared.requests[r].first_unit; };
-    const int32_t at = last_at_or_before(shape.batch, index, first_unit);
-    const Request& found = shared.requests[at];
-    unit = ragged_unit(shape, at, found.queries, found.seq_len, index - found.first_unit);
+    for_each(units, [&](int k, int32_t index) {
+      const int32_t at = last_at_or_before(shape.batch, index, first_unit);
+      const Request& found = shared.requests[at];
+      own[k].unit = ragged_unit(shape, at, found.queries, found.seq_len, index - found.first_unit);
+    });
   }
 
-  __device__ __forceinline__ void read_unit() {
+  __device__ __forceinline__ void read_units() {
     if (shape.ragged) return read_requests();
-    if (!has_unit()) return;
-    unit = uniform_unit(shape, params.layout.blocks, index);
-    if (shape.sparse_q_len > 0) return load_list_lens(params, unit);
-    unit.seq_len = params.seq_lens[unit.request * params.seq_lens_stride[0]]; /* clamped where it is needed */
+    for_each(units, [&](int k, int32_t index) {
+      Unit& unit = own[k].unit;
+      unit = uniform_unit(shape, params.layout.blocks, index);
+      if (shape.sparse_q_len > 0)
+        load_list_lens(params, unit);
+      else
+        unit.seq_len = params.seq_lens[unit.request * params.seq_lens_stride[0]]; /* clamped where it is needed */
+    });
   }
 
   /* Returns the length of the line, or a number from kMaxLine on where it is too long. */
   __device__ __forceinline__ uint32_t lay_out() {
-    unit.seq_len = clamp_seq_len(shape, unit.seq_len);
-    const uint32_t cost = has_unit() ? uint32_t(unit_tiles(shape, unit)) + shape.fixed_cost : 0;
-    const Scanned scanned = scan_block(min(cost, kMaxLine), shared.warp_sum[0]);
-    span = {Position(scanned.before), Position(scanned.before + cost)};
+    uint32_t cost[kUnits] = {}, all = 0;
+    for_each(units, [&](int k, int32_t) {
+      Unit& unit = own[k].unit;
+      unit.seq_len = clamp_seq_len(shape, unit.seq_len);
+      all += cost[k] = uint32_t(unit_tiles(shape, unit)) + shape.fixed_cost;
+    });
+    const Scanned scanned = scan_block(min(all, kMaxLine), shared.warp_sum[0]);
+    uint32_t begin = scanned.before;
+#pragma unroll
+    for (int k = 0; k < kUnits; ++k) {
+      own[k].span = {Position(begin), Position(begin + cost[k])};
+      begin += cost[k];
+    }
     return scanned.all;
   }
 
   __device__ __forceinline__ void find_cuts(const Line<Position>& line) {
-    cuts = {ceil_div(span.begin, line.share), ceil_div(span.end, line.share)};
+#pragma unroll
+    for (Own& of : own) of.cuts = {ceil_div(of.span.begin, line.share), ceil_div(of.span.end, line.share)};
   }
 
   /* Where a cut goes when no unit is cut: to the unit's end rather than to its beginning? */
-  __device__ __forceinline__ bool snaps_to_end(const Line<Position>& line, Position cut) const {
-    return nearer_to_end(span, cut * line.share.by);
+  __device__ __forceinline__ static bool snaps_to_end(const Line<Position>& line, const Own& of, Position cut) {
+    return nearer_to_end(of.span, cut * line.share.by);
   }
 
   __device__ __forceinline__ bool decide(const Line<Position>& line) {
     const int64_t most = fair_stretch(shape, line.share.by);
-    const bool any = has_unit() && cuts.begin < cuts.end;
-    bool first_to_end = false, last_to_end = false;
-    if (any) {
-      first_to_end = snaps_to_end(line, cuts.begin);
-      last_to_end = snaps_to_end(line, cuts.end - 1);
-      shared.snapped[cuts.begin] = first_to_end ? span.end : span.begin;
-    }
-    filled = __syncthreads_count(has_tiles());
+    bool first_to_end[kUnits] = {}, last_to_end[kUnits] = {};
+    uint32_t filled = 0;
+    for_each(units, [&](int k, int32_t) {
+      const Own& of = own[k];
+      filled += has_tiles(k);
+      if (of.cuts.begin >= of.cuts.end) return;
+      first_to_end[k] = snaps_to_end(line, of, of.cuts.begin);
+      last_to_end[k] = snaps_to_end(line, of, of.cuts.end - 1);
+      shared.snapped[of.cuts.begin] = first_to_end[k] ? of.span.end : of.span.begin;
+    });
+    filled = __reduce_add_sync(~0u, filled);
+    if (thread % 32 == 0) shared.filled_of_warp[thread / 32] = filled;
+    __syncthreads();
     bool fair = true;
-    if (any) {
-      const Position next = cuts.end * line.share.by < line.total ? shared.snapped[cuts.end] : line.total;
-      fair = next - (last_to_end ? span.end : span.begin) <= most &&
-             (first_to_end || !last_to_end || span.end - span.begin <= most);
-    }
+    for_each(units, [&](int k, int32_t) {
+      const Own& of = own[k];
+      if (of.cuts.begin >= of.cuts.end) return;
+      const Position next = of.cuts.end * line.share.by < line.total ? shared.snapped[of.cuts.end] : line.total;
+      fair &= next - (last_to_end[k] ? of.span.end : of.span.begin) <= most &&
+              (first_to_end[k] || !last_to_end[k] || of.span.end - of.span.begin <= most);
+    });
     return __syncthreads_and(fair);
   }
 
   /* Equal parts where units with tiles are equal and that is as good, else none. */
   __device__ __forceinline__ EqualParts cut_equally(const Line<Position>& line) const {
+    const int32_t lane = thread % 32;
+    const uint32_t filled = __reduce_add_sync(~0u, lane < int32_t(blockDim.x) / 32 ? shared.filled_of_warp[lane] : 0);
     const EqualParts equal = equal_parts(shape, line, filled);
     if (equal.step == 0) return equal;
-    return __syncthreads_and(!has_tiles() || tiles_of(shape, span) == equal.tiles) ? equal : EqualParts{};
+    bool same = true;
+    for_each(units, [&](int k, int32_t) {
+      const int32_t tiles = tiles_of(shape, own[k].span);
+      same &= tiles == 0 || tiles == equal.tiles;
+    });
+    return __syncthreads_and(same) ? equal : EqualParts{};
   }
 
   __device__ __forceinline__ void write_item(int32_t item, const Unit& of, const Parts<Position>& parts, int32_t j,
@@ -201,68 +247,95 @@ struct Planner {
   __device__ __forceinline__ void write_idle_workers(const Line<Position>& line, int32_t items) const {
     int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
 #pragma unroll 1
-    for (int32_t cut = index; cut <= shape.workers; cut += blockDim.x) {
+    for (int32_t cut = thread; cut <= shape.workers; cut += blockDim.x) {
       if (cut * line.share.by >= line.total) worker_begin[cut] = items;
     }
   }
 
-  /* An item of each of a warp's units, at place `at`, by way of shared memory that nobody else uses: then a store of the warp
+  /* The first items of all units, of parts `parts`; `before` counts what comes before a unit. Where there are no more than
+     `room` threads' they go by way of `staged`, which nobody else uses, 32 units of a warp at a time: then a store of the warp
      covers 512 bytes, nearly in a row, as units do not lie far apart. */
-  __device__ __forceinline__ void write_items_of_units(FmWorkItem* staged, int32_t at, const FmWorkItem& item) const {
-    constexpr int kPieces = sizeof(FmWorkItem) / sizeof(int4);
-    const int32_t lane = index % 32, warp_begin = index - lane;
-    store(staged + index, item);
-    __syncwarp();
+  __device__ __forceinline__ void write_first_items(FmWorkItem* staged, int32_t room, const Parts<Position> (&parts)[kUnits],
+                                                    const Tally (&before)[kUnits]) const {
+    if (units > room * kUnits)
+      return for_each(units, [&](int k, int32_t) { write_item(before[k].items, own[k].unit, parts[k], 0, before[k]); });
+    constexpr int kPieces = sizeof(FmWorkItem) / sizeof(int4), kLanes = 32 / kUnits;
+    const int32_t lane = thread % 32, warp_begin = thread - lane;
+    if (warp_begin * kUnits >= units) return;
     const int4* from = reinterpret_cast<const int4*>(staged + warp_begin);
     int4* to = section<int4>(params, params.layout.items);
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      const int32_t piece = i * 32 + lane, of = piece / kPieces;
-      const int32_t place = __shfl_sync(~0u, at, of);
-      if (warp_begin + of < units) to[place * kPieces + piece % kPieces] = from[piece];
+    for (int round = 0; round < kUnits; ++round) {
+      if (lane / kLanes == round)
+#pragma unroll
+        for (int k = 0; k < kUnits; ++k)
+          store(staged + warp_begin + lane % kLanes * kUnits + k, make_item(own[k].unit, parts[k], 0, before[k]));
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        const int32_t piece = i * 32 + lane, of = piece / kPieces;
+        int32_t place = 0;
+#pragma unroll
+        for (int k = 0; k < kUnits; ++k) {
+          const int32_t at = __shfl_sync(~0u, before[k].items, round * kLanes + of / kUnits);
+          if (of % kUnits == k) place = at;
+        }
+        if (warp_begin * kUnits + round * 32 + of < units) to[place * kPieces + piece % kPieces] = from[piece];
+      }
+      __syncwarp();
     }
   }
 
   __device__ __forceinline__ Tally write_whole(const Line<Position>& line) const {
     int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
-    const Parts<Position> whole{0, 0, 1, tiles_of(shape, span)};
-    const bool staged = blockDim.x <= kStagedItems;
-    if (staged) write_items_of_units(shared.staged, index, make_item(unit, whole, 0, Tally{index, 0, 0}));
-    if (has_unit()) {
-      if (!staged) write_item(index, unit, whole, 0, {index, 0, 0});
+    Parts<Position> whole[kUnits];
+    Tally before[kUnits];
+#pragma unroll
+    for (int k = 0; k < kUnits; ++k)
+      whole[k] = {0, 0, 1, tiles_of(shape, own[k].span)}, before[k] = {thread * kUnits + k, 0, 0};
+    write_first_items(shared.staged, kStagedItems, whole, before);
+    for_each(units, [&](int k, int32_t index) {
 #pragma unroll 1
-      for (Position cut = cuts.begin; cut < cuts.end; ++cut) {
-        worker_begin[cut] = index + (snaps_to_end(line, cut) ? 1 : 0);
+      for (Position cut = own[k].cuts.begin; cut < own[k].cuts.end; ++cut) {
+        worker_begin[cut] = index + (snaps_to_end(line, own[k], cut) ? 1 : 0);
       }
-    }
+    });
     write_idle_workers(line, units);
     return {units, 0, 0};
   }
 
   __device__ __forceinline__ Tally write_cut(const Line<Position>& line) {
-    Parts<Position> parts{0, 0, 1, 0};
-    if (has_unit()) parts = parts_at_shares(shape, line, span);
-    /* Inner cuts in the low half, merges in the high one: fewer than 2^8 of each. */
-    const uint32_t own = (parts.count > 1 ? 1u << 16 : 0) + (parts.count - 1);
-    const Scanned scanned = scan_block(own, shared.warp_sum[1]);
-    const Tally before = tally(index, scanned.before);
-    if (parts.count > 1) {
-      const Position first = first_inner_cut(shape, line, span);
-      shared.of_cut.unit[first] = {unit, parts, before};
+    Parts<Position> parts[kUnits];
+    Tally before[kUnits];
+    uint32_t packed[kUnits] = {}, all_packed = 0; /* inner cuts in the low half, merges in the high one: fewer than 2^8 of each */
+#pragma unroll
+    for (Parts<Position>& of : parts) of = {0, 0, 1, 0};
+    for_each(units, [&](int k, int32_t) {
+      parts[k] = parts_at_shares(shape, line, own[k].span);
+      all_packed += packed[k] = (parts[k].count > 1 ? 1u << 16 : 0) + (parts[k].count - 1);
+    });
+    const Scanned scanned = scan_block(all_packed, shared.warp_sum[1]);
+    uint32_t packed_before = scanned.before;
+#pragma unroll
+    for (int k = 0; k < kUnits; ++k) {
+      before[k] = tally(thread * kUnits + k, packed_before);
+      packed_before += packed[k];
+      if (parts[k].count == 1) continue;
+      const Position first = first_inner_cut(shape, line, own[k].span);
+      shared.of_cut.unit[first] = {own[k].unit, parts[k], before[k]};
       atomicOr(&shared.cut_units[first / 32], 1u << first % 32);
     }
     __syncthreads();
-    const bool staged = blockDim.x <= kStagedBesideCuts;
-    if (staged) write_items_of_units(shared.of_cut.staged, before.items, make_item(unit, parts, 0, before));
-    if (has_unit()) {
-      if (!staged) write_item(before.items, unit, parts, 0, before);
-      write_snapped_cuts(line, parts, before);
-      if (parts.count > 1) {
-        store(section<FmMerge>(params, params.layout.merges) + before.merges, make_merge(unit, parts, before));
+    write_first_items(shared.of_cut.staged, kStagedBesideCuts, parts, before);
+    for_each(units, [&](int k, int32_t index) {
+      write_snapped_cuts(line, index, own[k], parts[k], before[k]);
+      if (parts[k].count > 1) {
+        store(section<FmMerge>(params, params.layout.merges) + before[k].merges,
+              make_merge(own[k].unit, parts[k], before[k]));
       }
-    }
+    });
 #pragma unroll 1
-    for (int32_t cut = index; cut < shape.workers; cut += blockDim.x) write_inner_cut(cut);
+    for (int32_t cut = thread; cut < shape.workers; cut += blockDim.x) write_inner_cut(cut);
     const Tally all = tally(units, scanned.all);
     write_idle_workers(line, all.items);
     return all;
@@ -270,15 +343,15 @@ struct Planner {
 
   __device__ __forceinline__ Tally write_equal(const EqualParts& equal) {
     const Parts<Position> parts = parts_of_filled<Position>(equal);
-    if (has_unit()) write_equal_unit(equal, parts);
+    for_each(units, [&](int k, int32_t index) { write_equal_unit(equal, parts, index, own[k]); });
     __syncthreads();
     int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
 #pragma unroll 1
-    for (int32_t worker = index; worker <= shape.workers; worker += blockDim.x) {
+    for (int32_t worker = thread; worker <= shape.workers; worker += blockDim.x) {
       worker_begin[worker] = first_item(shape, equal, worker);
       if (worker >= equal.parts) continue;
       const int32_t rank = worker / equal.count;
-      const FilledUnit& of = shared.filled[rank];
+      const FilledUnit& of = shared.filled_units[rank];
       const int32_t item = item_of_part(shape, equal, worker, of.empty_before);
       write_item(item, of.unit, parts, worker - rank * equal.count, before_filled(equal, rank));
     }
@@ -286,15 +359,16 @@ struct Planner {
   }
 
   /* An empty unit, or the merge of another. The tiles before it say how many of those there are. */
-  __device__ __forceinline__ void write_equal_unit(const EqualParts& equal, const Parts<Position>& parts) {
-    const int32_t rank = (span.begin - index * shape.fixed_cost) / equal.tiles;
-    if (!has_tiles()) {
+  __device__ __forceinline__ void write_equal_unit(const EqualParts& equal, const Parts<Position>& parts, int32_t index,
+                                                   const Own& of) const {
+    const int32_t rank = (of.span.begin - index * shape.fixed_cost) / equal.tiles;
+    if (tiles_of(shape, of.span) == 0) {
       const int32_t item = item_of_empty(shape, equal, index - rank, rank);
-      return write_item(item, unit, Parts<Position>{0, 0, 1, 0}, 0, Tally{});
+      return write_item(item, of.unit, Parts<Position>{0, 0, 1, 0}, 0, Tally{});
     }
-    shared.filled[rank] = {unit, index - rank};
+    shared.filled_units[rank] = {of.unit, index - rank};
     if (equal.count == 1) return;
-    store(section<FmMerge>(params, params.layout.merges) + rank, make_merge(unit, parts, before_filled(equal, rank)));
+    store(section<FmMerge>(params, params.layout.merges) + rank, make_merge(of.unit, parts, before_filled(equal, rank)));
   }
 
   __device__ __forceinline__ static Tally tally(int32_t units, uint32_t packed) {
@@ -303,12 +377,12 @@ struct Planner {
   }
 
   /* The workers that begin at either end of the unit because a part would become too short. */
-  __device__ __forceinline__ void write_snapped_cuts(const Line<Position>& line, const Parts<Position>& parts,
-                                                     const Tally& before) const {
+  __device__ __forceinline__ void write_snapped_cuts(const Line<Position>& line, int32_t index, const Own& of,
+                                                     const Parts<Position>& parts, const Tally& before) const {
     int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
 #pragma unroll 1
-    for (Position cut = cuts.begin; cut < cuts.end; ++cut) {
-      const Cut at = cut_at_share(shape, line, index, span, cut, cut * line.share.by);
+    for (Position cut = of.cuts.begin; cut < of.cuts.end; ++cut) {
+      const Cut at = cut_at_share(shape, line, index, of.span, cut, cut * line.share.by);
       if (at.part > 0) {
         cut += parts.count - 2; /* to the last inner cut */
       } else {
@@ -333,9 +407,10 @@ struct Planner {
 };
 
 /* Plans, unless the line is too long for this way: then nothing has been written, and the answer is false. */
+template <int kUnits>
 __device__ __forceinline__ bool plan(const FmPlanParams& params, Shared& shared) {
-  Planner planner(params, shared);
-  planner.read_unit();
+  Planner<kUnits> planner(params, shared);
+  planner.read_units();
   Divisor<Position> workers(params.shape.workers);
   compute_now(workers.inverse); /* while the lengths are on their way */
   const uint32_t total = planner.lay_out();
@@ -361,6 +436,11 @@ __device__ __forceinline__ bool plan(const FmPlanParams& params, Shared& shared)
   }
   if (threadIdx.x == 0) store(section<FmPlanHeader>(params, 0), make_header(line, all));
   return true;
+}
+
+__device__ __forceinline__ bool plan(const FmPlanParams& params, Shared& shared) {
+  const int32_t threads = blockDim.x, requests = params.shape.ragged ? params.shape.batch : 0;
+  return (params.layout.units <= threads) & (requests <= threads) ? plan<1>(params, shared) : plan<2>(params, shared);
 }
 
 }  // namespace small
