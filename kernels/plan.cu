@@ -3,23 +3,39 @@
 //
 // One block, because every step needs the sum of the one before and a grid-wide barrier costs more than the
 // work. Its size is the caller's choice, a multiple of 32 up to 1024: best a thread for each unit, request and
-// cut, where they are that few. Then plan/small.cuh does the work, else plan/large.cuh.
+// cut, or for two units and requests, where they are that few. Then plan/small.cuh does the work, else plan/large.cuh.
 #include "params.h"
 #include "plan/large.cuh"
 #include "plan/small.cuh"
 
-extern "C" __global__ void __launch_bounds__(FM_PLAN_THREADS, 1)
-    fm_plan(const __grid_constant__ FmPlanParams params) {
-  using namespace ferromla::plan;
+namespace ferromla {
+namespace plan {
+
+/* kUnits: units, and requests of a ragged batch, to a thread. */
+template <int kUnits>
+__device__ __forceinline__ void plan(const FmPlanParams& params) {
   __shared__ union {
     small::Shared small;
     large::Shared large;
   } shared;
-  if (!small::fits(params) || !small::plan(params, shared.small)) {
+  if (!small::fits<kUnits>(params) || !small::plan<kUnits>(params, shared.small)) {
     __syncthreads(); /* the memory is used again */
     large::plan(params, shared.large);
   }
   /* Attention kernels read their first items before they wait for launches before them to be complete (FirstItem in
      tile/work.cuh). They begin when this block has ended at the earliest: what it wrote can be read then. */
   __threadfence();
+}
+
+}  // namespace plan
+}  // namespace ferromla
+
+extern "C" __global__ void __launch_bounds__(FM_PLAN_THREADS, 1)
+    fm_plan(const __grid_constant__ FmPlanParams params) {
+  ferromla::plan::plan<1>(params);
+}
+
+extern "C" __global__ void __launch_bounds__(FM_PLAN_THREADS, 1)
+    fm_plan_pairs(const __grid_constant__ FmPlanParams params) {
+  ferromla::plan::plan<2>(params);
 }

@@ -72,21 +72,36 @@ pub fn layout(shape: &FmPlanShape) -> Result<FmPlanLayout, PlanError> {
     })
 }
 
+/// Units, or ragged requests, up to which the device planner is faster with one to a thread than with two.
+const SINGLE_UNITS: i32 = 768;
+
+/// The launch of the device planner, one block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PlannerLaunch {
+    /// Of the block.
+    pub threads: u32,
+    /// A thread has two units, and two requests of a ragged batch: `fm_plan_pairs`, else `fm_plan`.
+    pub pairs: bool,
+}
+
 impl FmPlanLayout {
     /// Words (`i32`) of the whole buffer.
     pub fn words(&self) -> usize {
         self.bytes as usize / size_of::<i32>()
     }
 
-    /// Threads of the block that the device planner is best launched with: one for each unit, request and cut
-    /// of `shape`, in whole warps, where a block has that many.
-    pub fn planner_threads(&self, shape: &FmPlanShape) -> u32 {
+    /// How the device planner is best launched: with a thread for each unit, request and cut of `shape`, in whole warps, or
+    /// for two of them where there are many.
+    pub fn planner(&self, shape: &FmPlanShape) -> PlannerLaunch {
         let requests = if shape.ragged != 0 { shape.batch } else { 0 };
-        let least = self
-            .units
-            .max(requests)
-            .max(shape.workers.saturating_add(1)) as u32;
-        least.next_multiple_of(32).min(FM_PLAN_THREADS as u32)
+        let units = self.units.max(requests);
+        let pairs = (SINGLE_UNITS + 1..=2 * FM_PLAN_THREADS).contains(&units);
+        let units = if pairs { (units + 1) / 2 } else { units };
+        let least = units.max(shape.workers.saturating_add(1)) as u32;
+        PlannerLaunch {
+            threads: least.next_multiple_of(32).min(FM_PLAN_THREADS as u32),
+            pairs,
+        }
     }
 }
 

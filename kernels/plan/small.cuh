@@ -15,7 +15,8 @@
 //   write_equal    a unit's thread leaves it for the threads of its parts, or writes it if it is empty; then a
 //                  thread per worker writes the worker and its part
 //
-// Two units to a thread: half as many warps, which a barrier and a scan take time for. Barriers: 3 for whole units, 5 where units are cut; ragged, one more. One more, too, for a vote without equal parts.
+// Two units to a thread, in a kernel of its own: half as many warps, which barriers and scans take time for, and twice as many units
+// without rounds; it takes more registers than there are with 1,024 threads (a few spills). Barriers: 3 for whole units, 5 where units are cut; ragged, one more. One more, too, for a vote without equal parts.
 #pragma once
 #include "block.cuh"
 #include "equal_parts.h"
@@ -51,7 +52,6 @@ struct FilledUnit {
   int32_t empty_before; /* units without tiles before it */
 };
 
-constexpr int kMostUnits = 2; /* of a thread */
 /* Threads whose items go to memory by way of shared memory: those of whole plans, and of others, the first ones of units. */
 constexpr int kStagedItems = kMaxThreads - 64;
 constexpr int kStagedBesideCuts = 640;
@@ -62,7 +62,7 @@ struct alignas(16) Shared {
   uint32_t cut_units[kCutWords]; /* bit c: cut c is the first inner one of its unit */
   Position snapped[kMaxWorkers + 1];
   union {
-    Request requests[kMostUnits * kMaxThreads];
+    Request requests[2 * kMaxThreads];
     FmWorkItem staged[kStagedItems];
     struct {
       CutUnit unit[kMaxWorkers + 1]; /* by first inner cut */
@@ -72,11 +72,12 @@ struct alignas(16) Shared {
   };
 };
 
-/* Whether the shape is within the limits of this file, up to the length of the line. All of it is looked at, as
-   that takes less time than branches. */
+/* Whether the shape is within the limits of this file with so many units to a thread, up to the length of the line. All of it is
+   looked at, as that takes less time than branches. */
+template <int kUnits>
 __device__ __forceinline__ bool fits(const FmPlanParams& params) {
   const FmPlanShape& shape = params.shape;
-  const int32_t most = kMostUnits * blockDim.x;
+  const int32_t most = kUnits * blockDim.x;
   return (shape.split_mode == FM_SPLIT_AUTO) & (params.layout.units <= most) &
          ((shape.ragged == 0) | (shape.batch <= most)) & (shape.workers <= kMaxWorkers) &
          (uint32_t(shape.fixed_cost) - 1 < kMaxCost) & (uint32_t(shape.min_part) <= kMaxCost) &
@@ -115,6 +116,7 @@ struct Planner {
   Shared& shared;
   int32_t thread; /* its number is that of its cut, too */
   int32_t units;
+  int32_t filled = 0; /* units that have tiles */
   Own own[kUnits];
 
   __device__ __forceinline__ Planner(const FmPlanParams& p, Shared& s)
@@ -137,7 +139,7 @@ struct Planner {
     for_each(shape.batch, [&](int k, int32_t index) {
       request[k].queries = load_query_range(params, index);
       request[k].seq_len = load_seq_len(params, index);
-      constexpr uint32_t kMost = kMostUnits * kMaxThreads; /* overlapping ranges may ask for any number */
+      constexpr uint32_t kMost = kUnits * kMaxThreads; /* overlapping ranges may ask for any number */
       const uint64_t by_range = uint64_t{static_cast<uint32_t>(blocks_of(shape, request[k].queries.len))} * shape.kv_heads;
       all += asked[k] = by_range < kMost ? by_range : kMost;
     });
@@ -198,21 +200,32 @@ struct Planner {
     return nearer_to_end(of.span, cut * line.share.by);
   }
 
+  /* A barrier. */
+  __device__ __forceinline__ void count_filled(uint32_t of_thread) {
+    if (kUnits == 1) {
+      filled = __syncthreads_count(of_thread > 0);
+      return;
+    }
+    const uint32_t of_warp = __reduce_add_sync(~0u, of_thread);
+    const int32_t lane = thread % 32;
+    if (lane == 0) shared.filled_of_warp[thread / 32] = of_warp;
+    __syncthreads();
+    filled = __reduce_add_sync(~0u, lane < int32_t(blockDim.x) / 32 ? shared.filled_of_warp[lane] : 0);
+  }
+
   __device__ __forceinline__ bool decide(const Line<Position>& line) {
     const int64_t most = fair_stretch(shape, line.share.by);
     bool first_to_end[kUnits] = {}, last_to_end[kUnits] = {};
-    uint32_t filled = 0;
+    uint32_t own_filled = 0;
     for_each(units, [&](int k, int32_t) {
       const Own& of = own[k];
-      filled += has_tiles(k);
+      own_filled += has_tiles(k);
       if (of.cuts.begin >= of.cuts.end) return;
       first_to_end[k] = snaps_to_end(line, of, of.cuts.begin);
       last_to_end[k] = snaps_to_end(line, of, of.cuts.end - 1);
       shared.snapped[of.cuts.begin] = first_to_end[k] ? of.span.end : of.span.begin;
     });
-    filled = __reduce_add_sync(~0u, filled);
-    if (thread % 32 == 0) shared.filled_of_warp[thread / 32] = filled;
-    __syncthreads();
+    count_filled(own_filled);
     bool fair = true;
     for_each(units, [&](int k, int32_t) {
       const Own& of = own[k];
@@ -226,8 +239,6 @@ struct Planner {
 
   /* Equal parts where units with tiles are equal and that is as good, else none. */
   __device__ __forceinline__ EqualParts cut_equally(const Line<Position>& line) const {
-    const int32_t lane = thread % 32;
-    const uint32_t filled = __reduce_add_sync(~0u, lane < int32_t(blockDim.x) / 32 ? shared.filled_of_warp[lane] : 0);
     const EqualParts equal = equal_parts(shape, line, filled);
     if (equal.step == 0) return equal;
     bool same = true;
@@ -436,11 +447,6 @@ __device__ __forceinline__ bool plan(const FmPlanParams& params, Shared& shared)
   }
   if (threadIdx.x == 0) store(section<FmPlanHeader>(params, 0), make_header(line, all));
   return true;
-}
-
-__device__ __forceinline__ bool plan(const FmPlanParams& params, Shared& shared) {
-  const int32_t threads = blockDim.x, requests = params.shape.ragged ? params.shape.batch : 0;
-  return (params.layout.units <= threads) & (requests <= threads) ? plan<1>(params, shared) : plan<2>(params, shared);
 }
 
 }  // namespace small

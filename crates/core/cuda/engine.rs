@@ -353,7 +353,7 @@ mod tests {
         };
         let early = Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
         for (kernel, cluster, expected) in [
-            (Kernel::Plan, 1, &[][..]),
+            (Kernel::Plan { pairs: false }, 1, &[][..]),
             (attention, 1, &[early]),
             (
                 attention,

@@ -168,7 +168,9 @@ const DECODE: [&CStr; 52] = [
 /// Every entry point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kernel {
-    Plan,
+    Plan {
+        pairs: bool,
+    },
     Decode {
         fp16: bool,
         rope: bool,
@@ -193,14 +195,14 @@ pub(super) enum Kernel {
 }
 
 /// Kernels that are not decode kernels.
-const OTHERS: usize = 15;
+const OTHERS: usize = 16;
 
 impl Kernel {
     pub const COUNT: usize = OTHERS + DECODE.len();
 
     pub fn all() -> Vec<Self> {
         let mut all = vec![
-            Self::Plan,
+            Self::Plan { pairs: false },
             Self::Append,
             Self::Offsets,
             Self::Gather,
@@ -219,6 +221,7 @@ impl Kernel {
             Self::WindowOffsets,
             Self::WindowIds,
             Self::CombineTopkWindow,
+            Self::Plan { pairs: true },
         ];
         for fp16 in [false, true] {
             for rope in [false, true] {
@@ -235,7 +238,7 @@ impl Kernel {
     /// Position in [`Kernel::all`].
     pub fn index(self) -> usize {
         match self {
-            Self::Plan => 0,
+            Self::Plan { pairs: false } => 0,
             Self::Append => 1,
             Self::Offsets => 2,
             Self::Gather => 3,
@@ -246,6 +249,7 @@ impl Kernel {
             Self::WindowOffsets => 12,
             Self::WindowIds => 13,
             Self::CombineTopkWindow => 14,
+            Self::Plan { pairs: true } => 15,
             Self::Decode { .. } => OTHERS + self.decode_index(),
         }
     }
@@ -278,7 +282,7 @@ impl Kernel {
     /// The file in `kernels/`.
     pub const fn image(self) -> &'static str {
         match self {
-            Self::Plan => "plan",
+            Self::Plan { .. } => "plan",
             Self::Decode { fp16, variant, .. } => match (variant, fp16) {
                 (Variant::Codes64 | Variant::Codes16, _) => "decode_codes_bf16",
                 (Variant::Raw64 | Variant::Raw32 | Variant::Raw16, false) => "decode_raw_bf16",
@@ -301,7 +305,8 @@ impl Kernel {
     /// The entry point.
     pub const fn name(self) -> &'static CStr {
         match self {
-            Self::Plan => c"fm_plan",
+            Self::Plan { pairs: false } => c"fm_plan",
+            Self::Plan { pairs: true } => c"fm_plan_pairs",
             Self::Append => c"fm_append",
             Self::Offsets => c"fm_offsets",
             Self::Gather => c"fm_gather",

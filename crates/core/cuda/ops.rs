@@ -43,14 +43,18 @@ pub(crate) unsafe fn plan(
         qo_indptr_stride: qo_indptr.strides[0],
         plan: plan.workspace.plan as *mut u8,
     };
+    let planner = plan.schedule.layout.planner(&plan.schedule.shape);
     let launch = Launch {
         blocks: 1,
-        threads: plan.schedule.layout.planner_threads(&plan.schedule.shape),
+        threads: planner.threads,
         stream,
         ..Launch::default()
     };
-    // SAFETY: `fm_plan` takes one FmPlanParams; the memory is live (the caller's promise).
-    unsafe { engine.launch(Kernel::Plan, &launch, &mut [pointer(&mut params)]) }
+    let kernel = Kernel::Plan {
+        pairs: planner.pairs,
+    };
+    // SAFETY: the kernel takes one FmPlanParams; the memory is live (the caller's promise).
+    unsafe { engine.launch(kernel, &launch, &mut [pointer(&mut params)]) }
 }
 
 /// One warp per row, as many blocks as that asks for and the device keeps busy.

@@ -7,8 +7,8 @@ use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use ferromla_schedule::PlanView;
 use ferromla_schedule::plan_layout::{FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT};
+use ferromla_schedule::{PlanView, PlannerLaunch};
 use proptest::prelude::prop;
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
@@ -66,7 +66,7 @@ fn assert_same_plan(job: &Job, theirs: &[i32]) {
 /// What the device plans, and the plan of the host.
 struct Job {
     planned: Planned,
-    threads: u32,
+    launch: PlannerLaunch,
     /// `seq_lens`, `extra_lens` and `qo_indptr`; `None` is a null pointer.
     arrays: [Option<Lens>; 3],
     context: String,
@@ -74,14 +74,22 @@ struct Job {
 
 impl Job {
     fn new(index: usize, planned: Planned, arrays: [Option<Lens>; 3], case: &dyn Debug) -> Self {
-        // The device plans with any whole warps, best with as many threads as the layout says.
-        let threads = match index % 4 {
-            0 => 32 << (index / 4 % 6),
-            _ => planned.layout.planner_threads(&planned.shape),
+        // The device plans with any whole warps and either kernel, best as the layout says.
+        let best = planned.layout.planner(&planned.shape);
+        let launch = match index % 8 {
+            0 | 4 => PlannerLaunch {
+                threads: 32 << (index / 8 % 6),
+                pairs: index % 8 == 4,
+            },
+            2 => PlannerLaunch {
+                threads: best.threads.div_ceil(2).next_multiple_of(32),
+                pairs: true,
+            },
+            _ => best,
         };
         Self {
             planned,
-            threads,
+            launch,
             arrays,
             context: format!("case {index}: {case:?}"),
         }
@@ -90,7 +98,10 @@ impl Job {
     fn bytes(&self) -> Vec<u8> {
         let mut bytes = bytemuck::bytes_of(&self.planned.shape).to_vec();
         bytes.extend(bytemuck::bytes_of(&self.planned.layout));
-        bytes.extend(bytemuck::bytes_of(&i64::from(self.threads)));
+        bytes.extend(bytemuck::bytes_of(&[
+            i64::from(self.launch.threads),
+            i64::from(self.launch.pairs),
+        ]));
         for array in &self.arrays {
             let (count, stride, data) = match array {
                 Some(Lens { data, stride }) => (data.len() as i64, *stride, data.as_slice()),

@@ -3,7 +3,9 @@
 mod support;
 
 use ferromla_schedule::plan_layout::{FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT};
-use ferromla_schedule::{PlanError, PlanLayout, PlanShape, PlanView, Strided, layout, plan_into};
+use ferromla_schedule::{
+    PlanError, PlanLayout, PlanShape, PlanView, PlannerLaunch, Strided, layout, plan_into,
+};
 use proptest::prelude::*;
 use support::cases;
 
@@ -136,7 +138,11 @@ fn a_ragged_batch_has_units_for_any_ranges() {
 
 #[test]
 fn the_device_planner_has_a_thread_for_each_unit_request_and_cut() {
-    let threads = |shape: PlanShape| layout(&shape).unwrap().planner_threads(&shape);
+    let launch = |shape: PlanShape| layout(&shape).unwrap().planner(&shape);
+    let threads = |shape: PlanShape| {
+        assert!(!launch(shape).pairs);
+        launch(shape).threads
+    };
     assert_eq!(threads(SHAPE), 32);
     assert_eq!(
         threads(PlanShape {
@@ -173,6 +179,24 @@ fn the_device_planner_has_a_thread_for_each_unit_request_and_cut() {
         }),
         1024
     );
+}
+
+#[test]
+fn of_many_units_a_planner_thread_has_two() {
+    let launch = |batch| {
+        let shape = PlanShape {
+            batch,
+            group: 16,
+            kv_heads: 1,
+            ..SHAPE
+        };
+        let PlannerLaunch { threads, pairs } = layout(&shape).unwrap().planner(&shape);
+        (layout(&shape).unwrap().units, threads, pairs)
+    };
+    assert_eq!(launch(768), (768, 768, false));
+    assert_eq!(launch(769), (769, 416, true));
+    assert_eq!(launch(2048), (2048, 1024, true));
+    assert_eq!(launch(2049), (2049, 1024, false));
 }
 
 proptest! {
