@@ -176,24 +176,73 @@ __device__ __forceinline__ float log2_sum(float reference, float sum) {
   return reference + (float)exponent + log2f(__uint_as_float((__float_as_uint(sum) & 0x7FFFFFu) | 0x3F800000u));
 }
 
-// Writes a finished row's lse (where `write`), and returns what its accumulator is to be multiplied with: 1 / sum, with
-// the sink where the unit is whole. `reference` and `sum`: of the row's softmax, base 2.
+// Where a finished row goes, and its sink: found when they are needed.
 template <class Map>
-__device__ __forceinline__ float row_factor(const FmDecodeParams& p, const RowBlock& r, int block_row, float reference,
+struct RowEnd {
+  const FmDecodeParams& p;
+  const RowBlock& r;
+  int block_row, row;
+
+  __device__ __forceinline__ RowEnd(const FmDecodeParams& params, const RowBlock& block, int of)
+      : p(params), r(block), block_row(of), row(block.row_begin + of) {}
+  __device__ __forceinline__ bool exists() const { return row < r.rows; }
+  // In elements: of a whole unit's results, or of the partial results of a part.
+  __device__ __forceinline__ int64_t out() const { return row_offset(p, r, row, p.out_stride); }
+  __device__ __forceinline__ int64_t partial_out() const { return slot_row<Map>(p, r, block_row) * kLatent; }
+  __device__ __forceinline__ float* lse() const { return p.lse + row_offset(p, r, row, p.lse_stride); }
+  __device__ __forceinline__ float* partial_lse() const { return p.partial_lse + slot_row<Map>(p, r, block_row); }
+  __device__ __forceinline__ bool has_sink() const { return p.attn_sink != nullptr; }
+  __device__ __forceinline__ float sink() const {
+    return __ldg(p.attn_sink + r.kv_head * p.group + (row < p.group ? row : row % p.group));
+  }
+};
+
+// The same, found while other numbers of the row are waited for.
+template <class Map>
+struct EarlyRowEnd {
+  bool row_exists;
+  int64_t at;
+  float* lse_at;
+  float sink_of_row = kNegInf;
+
+  __device__ __forceinline__ EarlyRowEnd(const FmDecodeParams& p, const RowBlock& r, int block_row) {
+    const RowEnd<Map> end(p, r, block_row);
+    row_exists = end.exists();
+    if (!row_exists) return;
+    at = r.slot < 0 ? end.out() : end.partial_out();
+    lse_at = r.slot < 0 ? end.lse() : end.partial_lse();
+    if (end.has_sink()) sink_of_row = end.sink();
+  }
+  __device__ __forceinline__ bool exists() const { return row_exists; }
+  __device__ __forceinline__ int64_t out() const { return at; }
+  __device__ __forceinline__ int64_t partial_out() const { return at; }
+  __device__ __forceinline__ float* lse() const { return lse_at; }
+  __device__ __forceinline__ float* partial_lse() const { return lse_at; }
+  __device__ __forceinline__ bool has_sink() const { return true; }  // minus infinity: of no weight
+  __device__ __forceinline__ float sink() const { return sink_of_row; }
+};
+
+// Writes a finished row's lse (where `write`), and returns what its accumulator is to be multiplied with: 1 / sum, with
+// the sink where the unit is whole. `reference` and `sum`: of the row's softmax, base 2. `end`: of the row.
+template <class Map, class End>
+__device__ __forceinline__ float row_factor(const FmDecodeParams& p, const RowBlock& r, const End& end, float reference,
                                             float sum, bool write = true) {
-  const int row = r.row_begin + block_row;
   const float lse2 = sum == 0.f ? kNegInf : log2_sum<Map>(reference, sum);
   const float factor = sum == 0.f ? 0.f : 1.f / sum;
-  if (row >= r.rows) return factor;
+  if (!end.exists()) return factor;
   if (r.slot >= 0) {
-    if (write) p.partial_lse[slot_row<Map>(p, r, block_row)] = lse2;
+    if (write) *end.partial_lse() = lse2;
     return factor;
   }
   const float lse = lse2 * kLn2;
-  if (write) p.lse[row_offset(p, r, row, p.lse_stride)] = lse;
-  if (p.attn_sink == nullptr || sum == 0.f) return factor * p.value_scale;
-  return factor * p.value_scale /
-         (1.f + __expf(__ldg(p.attn_sink + r.kv_head * p.group + (row < p.group ? row : row % p.group)) - lse));
+  if (write) *end.lse() = lse;
+  if (!end.has_sink() || sum == 0.f) return factor * p.value_scale;
+  return factor * p.value_scale / (1.f + __expf(end.sink() - lse));
+}
+template <class Map>
+__device__ __forceinline__ float row_factor(const FmDecodeParams& p, const RowBlock& r, int block_row, float reference,
+                                            float sum, bool write = true) {
+  return row_factor<Map>(p, r, RowEnd<Map>(p, r, block_row), reference, sum, write);
 }
 
 // Writes a row's highest scaled score where it is wanted; `peak` is in base 2. Only whole units want it.
