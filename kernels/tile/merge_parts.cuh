@@ -118,7 +118,7 @@ __device__ __forceinline__ void merge_parts(const FmDecodeParams& p, const RowBl
     mbarrier_wait_acquire_cluster(shared_address(&control.parts_empty), parity ^ 1);
     leave_part<Map>(o, first, half, part, control);
     arrive_at_all(control.parts_full, p.splits, lane);
-    if (first + kPartRows == Map::kRows) arrive_once_per_warp(shared_address(&control.result_empty));
+    if (!Map::kHandsQueryOn && first + kPartRows == Map::kRows) arrive_once_per_warp(shared_address(&control.result_empty));
     const auto wait = [&] { mbarrier_wait_acquire_cluster(shared_address(&control.parts_full), parity); };
     if (!finds_ends_early<Map>()) wait();
     const uint32_t parts = smem + Map::kPartOffset;
@@ -130,6 +130,10 @@ __device__ __forceinline__ void merge_parts(const FmDecodeParams& p, const RowBl
       finish_parts<T, Map, 8>(p, r, first, thread, parts, control, wait);
     arrive_at_all(control.parts_empty, p.splits, lane);
     parity ^= 1;
+  }
+  if constexpr (Map::kHandsQueryOn) {  // the next item's Q comes to the same place
+    mbarrier_wait_acquire_cluster(shared_address(&control.parts_empty), parity ^ 1);
+    arrive_once_per_warp(shared_address(&control.result_empty));
   }
 }
 

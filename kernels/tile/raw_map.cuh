@@ -36,7 +36,8 @@ template <int Rows, int QkDim, bool Bare>
 struct RawMap {
   static constexpr bool kBare = Bare;
   static constexpr int kQkDim = QkDim, kRows = Rows, kPlaces = Rows == kTileRows ? 3 : 4;
-  static constexpr bool kTokens = true, kCodes = true, kRaw = true, kPeaks = true, kSplits = Rows < kTileRows;
+  static constexpr bool kTokens = true, kCodes = true, kRaw = true, kPeaks = true, kSplits = Rows < kTileRows,
+                        kHandsQueryOn = false;
   // Whether a computing warpgroup has whole tiles (raw_independent.cuh), or half of the columns of all (raw_values.cuh).
   // 32 rows of codes with scales take more registers than there are for that; without scales they are tight.
   static constexpr bool kIndependent = Rows == 16 || (Rows == 32 && Bare), kTight = Rows == 32 && kIndependent;

@@ -3,7 +3,7 @@
 //   latent blocks, 64 tokens x 128 columns each (16,384 bytes)
 //   ring of 3 (or 2) rope blocks, 64 tokens x 64 columns (8,192); the tile's P replaces it
 //   Q, what is not in registers, in chunks of 64 columns
-//   few rows only: this CTA's part of rows that the cluster merges (kPartBytes)
+//   few rows only: this CTA's part of rows that the cluster merges (kPartBytes); of 32 rows it takes the place of Q between items
 //   where codes are converted: Units
 //   control block (DecodeControl, FewControl)
 //
@@ -54,12 +54,12 @@ struct WideTokens {
 };
 template <int Rows>
 struct FewPages {
-  static constexpr int kRows = Rows, kTriple = Rows == 16, kRopes = 3, kRegisterChunks = 0;
+  static constexpr int kRows = Rows, kTriple = Rows / 16, kRopes = 3, kRegisterChunks = 0;
   static constexpr bool kTokens = false, kCodes = false, kRaw = false;
 };
 template <int Rows, bool Codes>
 struct FewTokens {
-  static constexpr int kRows = Rows, kTriple = Rows == 16 && !Codes, kRopes = Codes ? 2 : 3, kRegisterChunks = 0;
+  static constexpr int kRows = Rows, kTriple = Codes ? 0 : Rows / 16, kRopes = Codes ? 2 : 3, kRegisterChunks = 0;
   static constexpr bool kTokens = true, kCodes = Codes, kRaw = false;
 };
 
@@ -87,8 +87,11 @@ struct SharedMap : Sizes {
   static constexpr uint32_t kQueryChunkBytes = kRows * kChunkRowBytes;
   static constexpr uint32_t kRopeOffset = kBlocks * kBlockBytes;
   static constexpr uint32_t kQueryOffset = kRopeOffset + kRopes * kRopeBytes;
-  static constexpr uint32_t kPartOffset = kQueryOffset + (kSharedChunks + 1) * kQueryChunkBytes;
-  static constexpr uint32_t kUnitsOffset = kPartOffset + (kSplits ? kPartBytes : 0);
+  static constexpr uint32_t kQueryBytes = (kSharedChunks + 1) * kQueryChunkBytes;
+  // Whether the part takes the place of Q, which the values role then hands on: with 32 rows that makes room for two more blocks.
+  static constexpr bool kHandsQueryOn = kSplits && kPartBytes <= kQueryBytes;
+  static constexpr uint32_t kPartOffset = kQueryOffset + (kHandsQueryOn ? 0 : kQueryBytes);
+  static constexpr uint32_t kUnitsOffset = kQueryOffset + kQueryBytes + (kSplits && !kHandsQueryOn ? kPartBytes : 0);
   static constexpr uint32_t kControlOffset = kUnitsOffset + (Sizes::kCodes ? sizeof(Units) : 0);
   static_assert(kBlocks <= kMostBlocks && (!Sizes::kCodes || kRopes == Units::kTiles));
 
