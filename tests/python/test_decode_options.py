@@ -34,6 +34,14 @@ def test_many_cached_heads(device, h, h_kv):
     problems.make(b=3, s_q=2, h=h, h_kv=h_kv, seq=150, device=device).check()
 
 
+@pytest.mark.parametrize("lens", [[1600, 64, 900], [64, 1300, 0, 700]], ids=["short", "empty"])
+@pytest.mark.parametrize("requests", [13, 26, 52])
+@pytest.mark.parametrize(("h", "s_q"), [(16, 1), (32, 1), (16, 2)])
+def test_lengths_that_do_not_share_out(device, h, s_q, requests, lens):
+    """Few rows: a cluster that shares an item's tiles has the end of one request and the beginning of another."""
+    problems.make(lens=(lens * requests)[:requests], h=h, s_q=s_q, device=device).check()
+
+
 def _two_parts(problem):
     """The same problem, with q and cache as separate allocations per part."""
     problem.q, q = (problem.q[..., :512].contiguous(), problem.q[..., 512:].contiguous()), problem.q
