@@ -204,7 +204,8 @@ __device__ __forceinline__ void decode_few(const CUtensorMap& latent_map, const 
 
 // A CTA that keeps rows of codes as they lie in the cache.
 template <class T, int QkDim, int Rows, bool Bare>
-__device__ __forceinline__ void decode_raw(const CUtensorMap& rows_map, const CUtensorMap& tails_map, const FmDecodeParams& p, uint8_t* shared) {
+__device__ __forceinline__ void decode_raw(const CUtensorMap& rows_map, const CUtensorMap& tails_map, const FmDecodeParams& p,
+                                           uint8_t* shared) {
   using Map = RawMap<Rows, QkDim, Bare>;
   using Control = std::conditional_t<Map::kIndependent, IndependentControl<Rows>, RawControl<Rows>>;
   static_assert(Map::kControlOffset + sizeof(Control) <= FM_DECODE_SMEM_BYTES);

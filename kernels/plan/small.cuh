@@ -15,8 +15,10 @@
 //   write_equal    a unit's thread leaves it for the threads of its parts, or writes it if it is empty; then a
 //                  thread per worker writes the worker and its part
 //
-// Two units to a thread, in a kernel of its own: half as many warps, which barriers and scans take time for, and twice as many units
-// without rounds; it takes more registers than there are with 1,024 threads (a few spills). Barriers: 3 for whole units, 5 where units are cut; ragged, one more. One more, too, for a vote without equal parts.
+// Two units to a thread, in a kernel of its own: half as many warps, which barriers and scans take time for, and twice as
+// many units without rounds; it takes more registers than there are with 1,024 threads (a few spills).
+//
+// Barriers: 3 for whole units, 5 where units are cut; ragged, one more. One more, too, for a vote without equal parts.
 #pragma once
 #include "block.cuh"
 #include "equal_parts.h"
