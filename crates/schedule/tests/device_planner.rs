@@ -202,8 +202,13 @@ fn seeded_cases() -> Vec<Case> {
         let strategy = cases_of(mode);
         cases
             .extend((0..CASES_PER_MODE).map(|_| strategy.new_tree(&mut runner).unwrap().current()));
-        cases.extend([1023, 1024, 1025, 2560, 2561, 7000].map(|units| many_units(mode, units)));
-        cases.extend([100, 900, 1024, 1025, 3000].map(|batch| many_ranges(mode, batch)));
+        cases.extend(
+            [
+                768, 769, 1024, 1025, 1600, 2047, 2048, 2049, 2560, 2561, 7000,
+            ]
+            .map(|units| many_units(mode, units)),
+        );
+        cases.extend([100, 400, 700, 900, 1024, 1025, 3000].map(|batch| many_ranges(mode, batch)));
         cases.extend([(1, 12_000), (3, 1000), (2000, 500)].map(|(b, t)| few_ranges(mode, b, t)));
         cases.push(longest(mode));
     }
