@@ -96,8 +96,9 @@ impl FmPlanLayout {
         let requests = if shape.ragged != 0 { shape.batch } else { 0 };
         let units = self.units.max(requests);
         let pairs = (SINGLE_UNITS + 1..=2 * FM_PLAN_THREADS).contains(&units);
-        let units = if pairs { (units + 1) / 2 } else { units };
-        let least = units.max(shape.workers.saturating_add(1)) as u32;
+        let least = (units as u32)
+            .div_ceil(if pairs { 2 } else { 1 })
+            .max(shape.workers.saturating_add(1) as u32);
         PlannerLaunch {
             threads: least.next_multiple_of(32).min(FM_PLAN_THREADS as u32),
             pairs,

@@ -54,6 +54,7 @@ struct FilledUnit {
   int32_t empty_before; /* units without tiles before it */
 };
 
+constexpr int kMostUnits = 2; /* of a thread */
 /* Threads whose items go to memory by way of shared memory: those of whole plans, and of others, the first ones of units. */
 constexpr int kStagedItems = kMaxThreads - 64;
 constexpr int kStagedBesideCuts = 640;
@@ -64,7 +65,7 @@ struct alignas(16) Shared {
   uint32_t cut_units[kCutWords]; /* bit c: cut c is the first inner one of its unit */
   Position snapped[kMaxWorkers + 1];
   union {
-    Request requests[2 * kMaxThreads];
+    Request requests[kMostUnits * kMaxThreads];
     FmWorkItem staged[kStagedItems];
     struct {
       CutUnit unit[kMaxWorkers + 1]; /* by first inner cut */
@@ -108,6 +109,7 @@ __device__ __forceinline__ Scanned scan_block(uint32_t value, uint32_t* warp_sum
 /* Units, of which a thread has kUnits, one after another; and as many requests of a ragged batch. */
 template <int kUnits>
 struct Planner {
+  static_assert(kUnits <= kMostUnits);
   struct Own {
     Unit unit{};
     Span<Position> span;

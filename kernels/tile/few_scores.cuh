@@ -361,7 +361,8 @@ __device__ __forceinline__ void compute_few_scores(const FmDecodeParams& p, cons
   for_each_row_block<Map>(p, first, [&](int, const RowBlock& r) {
     FewState<Map::kRows, Map::kPeaks, Map::kCodes> state;
     const int first_masked = r.first_masked(p);
-    if (Map::kHandsQueryOn && p.splits > 1) mbarrier_wait(shared_address(&control.result_empty), result_parity);
+    if (Map::kHandsQueryOn && p.splits > 1)  // the last item's part, which others read, lies where Q goes
+      mbarrier_wait(shared_address(&control.result_empty), result_parity);
     if (!r.empty()) {
       if constexpr (Map::kCodes)
         load_query_halves<T, QkDim, Map>(p, r, smem);

@@ -51,13 +51,6 @@ __device__ __forceinline__ void leave_part(const FewAccumulators<Map::kRows>& o,
   if (half == 0 && thread < kPartRows) control.part_state[thread] = control.row_state[first + thread];
 }
 
-// Only raw rows have it: 16-bit rows take 0.1 to 0.8 us longer with it.
-template <class Map>
-__device__ constexpr bool finds_ends_early() {
-  if constexpr (Map::kRaw) return Map::kEarlyEnds;
-  return false;
-}
-
 // Finishes this CTA's share of rows first .. first + 16, of a cluster of `Splits`: a warp has one row's quarters of columns,
 // as many as make eight reads of parts, which are all under way at once. wait() returns when all parts are there.
 template <class T, class Map, int Splits, class Wait>
@@ -67,8 +60,8 @@ __device__ __forceinline__ void finish_parts(const FmDecodeParams& p, const RowB
   const int lane = thread % 32, warp = thread / 32;
   const int own = cluster_rank() * (kPartRows / Splits) + warp / kWarps, block_row = first + own;
   const int column = warp % kWarps * kQuarters * 128 + lane * 4;
-  const std::conditional_t<finds_ends_early<Map>(), EarlyRowEnd<Map>, RowEnd<Map>> end(p, r, block_row);
-  if (finds_ends_early<Map>()) wait();
+  const std::conditional_t<Map::kEarlyEnds, EarlyRowEnd<Map>, RowEnd<Map>> end(p, r, block_row);
+  if (Map::kEarlyEnds) wait();
   const float2 state = load_cluster_2(cluster_address(shared_address(&control.part_state[own]), lane % Splits));
   float4 v[Splits][kQuarters];
 #pragma unroll
@@ -120,7 +113,7 @@ __device__ __forceinline__ void merge_parts(const FmDecodeParams& p, const RowBl
     arrive_at_all(control.parts_full, p.splits, lane);
     if (!Map::kHandsQueryOn && first + kPartRows == Map::kRows) arrive_once_per_warp(shared_address(&control.result_empty));
     const auto wait = [&] { mbarrier_wait_acquire_cluster(shared_address(&control.parts_full), parity); };
-    if (!finds_ends_early<Map>()) wait();
+    if (!Map::kEarlyEnds) wait();
     const uint32_t parts = smem + Map::kPartOffset;
     if (p.splits == 2)
       finish_parts<T, Map, 2>(p, r, first, thread, parts, control, wait);

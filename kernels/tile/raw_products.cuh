@@ -25,13 +25,14 @@ struct KeyPlace {
 
   __device__ __forceinline__ KeyPlace(uint32_t smem, int place, int box_shift) {
     const int lane = warpgroup_thread() % 32, first = warpgroup_thread() / 32 * 16;
-    matrices = Map::row(smem, place, first + lane % 16) + lane / 16 * 16;
+    const int token = first + lane % 16;
     if constexpr (Map::kSwizzled) {
       const RowLayout<Map> layout = {box_shift};
-      const int token = first + lane % 16;
       matrices = Map::row(smem, place, 0) + layout.row(token), tail = Map::row(smem, place, 0) + layout.tail(token);
       block_stride = layout.block_stride();
       swizzle = layout.swizzle(token) ^ lane / 16 * 16, tail_swizzle = layout.tail_swizzle(token) ^ lane / 16 * 16;
+    } else {
+      matrices = Map::row(smem, place, token) + lane / 16 * 16;
     }
     own = Map::row(smem, place, first + lane / 4);
     scales = Map::scales(smem, place) + (first + lane / 4) * Map::kGroups * 2;

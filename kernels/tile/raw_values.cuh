@@ -19,12 +19,13 @@ struct ValuePlace {
 
   __device__ __forceinline__ ValuePlace(uint32_t smem, int place, int half, int box_shift) {
     const int lane = warpgroup_thread() % 32, warp = warpgroup_thread() / 32, column = half * 256 + warp * 16;
-    matrices = Map::row(smem, place, lane % 16) + column + lane / 16 * 64;
     if constexpr (Map::kSwizzled) {
       const RowLayout<Map> layout = {box_shift};
       block_stride = layout.block_stride(), shift = box_shift;
       matrices = Map::row(smem, place, 0) + layout.row(lane % 16) + half * 2 * block_stride +
                  (warp * 16 + lane / 16 * 64 ^ layout.swizzle(lane));
+    } else {
+      matrices = Map::row(smem, place, lane % 16) + column + lane / 16 * 64;
     }
     scales = Map::scales(smem, place) + offsetof(typename Map::Scales, of_column) +
              column / (kLatent / Map::kGroups) * (kTileTokens * 2) + lane % 4 * 32;

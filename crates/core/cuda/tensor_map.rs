@@ -7,7 +7,7 @@
 //!
 //! Of rows of codes a map sees three dimensions: the words of a row, the rows of a page, the pages. A box is wider than
 //! a row, by the gap that the kernels have between rows in shared memory; what is past the row's end arrives as zeros.
-//! Kernels for few query rows take `fp8` rows in two parts, both swizzled: of the first 512 columns a map sees four dimensions, the
+//! Kernels of `FM_SWIZZLED_ROWS` query rows take `fp8` rows in two parts, both swizzled: of the first 512 columns a map sees four dimensions, the
 //! words of 128 columns, the rows of a page, the blocks of 128 columns, the pages; of the columns after them it sees what it would
 //! of rows that short.
 //!
@@ -15,7 +15,7 @@
 
 use std::ffi::c_void;
 
-use cudarc::driver::sys;
+use cudarc::driver::sys::{self, CUtensorMapSwizzle as Swizzle};
 
 use crate::dtype::{DType, KvFormat};
 use crate::error::Result;
@@ -52,7 +52,7 @@ pub(super) struct Geometry {
     ptr: u64,
     rank: u32,
     element: Element,
-    swizzle: sys::CUtensorMapSwizzle,
+    swizzle: Swizzle,
     sizes: [u64; RANK],
     /// Bytes, of dimensions 1 to 4.
     strides: [u64; RANK - 1],
@@ -124,7 +124,7 @@ fn geometry(
         ptr: part.ptr,
         rank: RANK as u32,
         element: Element::Sixteen,
-        swizzle: sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+        swizzle: Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
         sizes: sizes.map(|size| size as u64),
         strides: strides.map(|stride| stride as u64),
         box_sizes: [CHUNK as u32, ATOM_ROWS as u32, box_chunks, atoms, 1],
@@ -166,20 +166,24 @@ pub(super) fn raw_geometry(cache: &PagedCache, query_rows: i32) -> Option<RawGeo
         return None;
     }
     let row_bytes = layout.row_bytes() as i64;
-    let part = |offset: i64, bytes: i64, box_bytes: i64, swizzle| Geometry {
+    // Some columns of all rows; a box is wider by the gap.
+    let part = |offset: i64, bytes: i64, gap: i32, swizzle| Geometry {
         ptr: pages.ptr + offset as u64,
         rank: 3,
         element: Element::Word,
         swizzle,
         sizes: [bytes / WORD, page_size, count, 1, 1].map(|size| size as u64),
         strides: [token_stride, page_stride, 0, 0].map(|stride| stride as u64),
-        box_sizes: [(box_bytes / WORD) as u32, rows as u32, 1, 1, 1],
+        box_sizes: [
+            ((bytes + i64::from(gap)) / WORD) as u32,
+            rows as u32,
+            1,
+            1,
+            1,
+        ],
         head_chunks: 0,
     };
-    let whole_rows = |gap: i32| {
-        let swizzle = sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE;
-        part(0, row_bytes, row_bytes + i64::from(gap), swizzle)
-    };
+    let whole_rows = |gap| part(0, row_bytes, gap, Swizzle::CU_TENSOR_MAP_SWIZZLE_NONE);
     let (rows_map, tails) = match cache.format {
         KvFormat::Fp8 if query_rows == FM_SWIZZLED_ROWS => {
             let (blocks, tail) = (NOPE_DIM / CODES_BLOCK, row_bytes - NOPE_DIM);
@@ -194,16 +198,10 @@ pub(super) fn raw_geometry(cache: &PagedCache, query_rows: i32) -> Option<RawGeo
                     1,
                     1,
                 ],
-                ..part(
-                    0,
-                    CODES_BLOCK,
-                    CODES_BLOCK,
-                    sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
-                )
+                ..part(0, CODES_BLOCK, 0, Swizzle::CU_TENSOR_MAP_SWIZZLE_128B)
             };
-            let swizzle = sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_64B;
-            let tails = (tail > 0).then(|| part(NOPE_DIM, tail, tail, swizzle));
-            (first, tails)
+            let rest = || part(NOPE_DIM, tail, 0, Swizzle::CU_TENSOR_MAP_SWIZZLE_64B);
+            (first, (tail > 0).then(rest))
         }
         KvFormat::Fp8 => (whole_rows(FM_BARE_ROW_GAP), None),
         _ => (whole_rows(FM_RAW_ROW_BYTES_576 - row_bytes as i32), None),

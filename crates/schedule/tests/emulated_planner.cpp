@@ -1,6 +1,6 @@
 // Runs kernels/plan.cu on the host: `emulated_planner CASES PLANS SEED`.
 //
-// CASES holds, one after another, FmPlanShape, FmPlanLayout, two int64 (threads of the block; 1: fm_plan_pairs) and three arrays:
+// CASES holds, one after another, FmPlanShape, FmPlanLayout, two int64 (how the block is launched) and three arrays:
 // seq_lens, extra_lens and qo_indptr. An array is its number of elements (-1: a null pointer), two strides, all
 // int64, and its int32 elements. PLANS gets the bytes of each plan. Words around the buffer are checked: the
 // planner must not touch them.
@@ -59,8 +59,8 @@ int main(int argc, char** argv) {
 
   FmPlanParams params{};
   while (read(cases, &params.shape, 1)) {
-    int64_t threads, pairs;
-    if (!read(cases, &params.layout, 1) || !read(cases, &threads, 1) || !read(cases, &pairs, 1)) emulation::fail("a case is cut short");
+    int64_t launch[2]; /* threads; 1: fm_plan_pairs */
+    if (!read(cases, &params.layout, 1) || !read(cases, launch, 2)) emulation::fail("a case is cut short");
     const Array seq_lens(cases), extra_lens(cases), qo_indptr(cases);
 
     const size_t bytes = params.layout.bytes;
@@ -74,7 +74,7 @@ int main(int argc, char** argv) {
     params.qo_indptr = qo_indptr.data();
     params.qo_indptr_stride = qo_indptr.stride[0];
     params.plan = guarded + kGuardBytes;
-    emulation::launch(pairs ? pairs_kernel : kernel, &params, static_cast<int>(threads), random);
+    emulation::launch(launch[1] ? pairs_kernel : kernel, &params, static_cast<int>(launch[0]), random);
 
     if (!guards_hold(guarded, bytes)) emulation::fail("the planner wrote outside its buffer");
     if (std::fwrite(params.plan, 1, bytes, plans) != bytes) emulation::fail("cannot write the plan");

@@ -187,7 +187,6 @@ fn of_many_units_a_planner_thread_has_two() {
         let shape = PlanShape {
             batch,
             group: 16,
-            kv_heads: 1,
             ..SHAPE
         };
         let PlannerLaunch { threads, pairs } = layout(&shape).unwrap().planner(&shape);
