@@ -93,8 +93,10 @@ __device__ __forceinline__ void dequantise_any(const FmDequantiseParams& p) {
 }  // namespace fm
 
 extern "C" __global__ void __launch_bounds__(256) fm_dequantise_bf16(const __grid_constant__ FmDequantiseParams p) {
+  fm::follow_earlier_launches();
   fm::dequantise_any<fm::Bf16>(p);
 }
 extern "C" __global__ void __launch_bounds__(256) fm_dequantise_f32(const __grid_constant__ FmDequantiseParams p) {
+  fm::follow_earlier_launches();
   fm::dequantise_any<float>(p);
 }

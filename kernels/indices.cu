@@ -127,6 +127,7 @@ __device__ __forceinline__ Combined combined_row(const FmCombineIndicesParams& p
 }  // namespace fm
 
 extern "C" __global__ void __launch_bounds__(256, 4) fm_to_physical(const __grid_constant__ FmToPhysicalParams p) {
+  fm::follow_earlier_launches();
   for (int64_t row = fm::warp_index(); row < p.rows; row += fm::warp_count()) {
     const fm::Place at = fm::divided(row, p.rows_per_request);
     const int32_t* pages = p.block_table + at.page * p.block_table_stride;
@@ -142,6 +143,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) fm_to_physical(const __grid
 }
 
 extern "C" __global__ void __launch_bounds__(1024) fm_window_offsets(const __grid_constant__ FmWindowParams p) {
+  fm::follow_earlier_launches();
   fm::running_sums(p.offsets, p.offsets_stride, p.batch, [&p](int r) {
     int64_t first;
     const int64_t length = fm::window_length(p, r, &first);
@@ -152,6 +154,7 @@ extern "C" __global__ void __launch_bounds__(1024) fm_window_offsets(const __gri
 
 // One thread per id: they are few.
 extern "C" __global__ void __launch_bounds__(256) fm_window_ids(const __grid_constant__ FmWindowParams p) {
+  fm::follow_earlier_launches();
   const int64_t threads = (int64_t)gridDim.x * blockDim.x;
   for (int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; t < p.tokens; t += threads) {
     const int request = fm::request_of(p.offsets, p.offsets_stride, p.batch, t);
@@ -167,6 +170,7 @@ extern "C" __global__ void __launch_bounds__(256) fm_window_ids(const __grid_con
 
 extern "C" __global__ void __launch_bounds__(256, 4)
     fm_combine_topk_window(const __grid_constant__ FmCombineIndicesParams p) {
+  fm::follow_earlier_launches();
   for (int64_t t = fm::warp_index(); t < p.tokens; t += fm::warp_count()) {
     const fm::Combined row = fm::combined_row(p, t);
     const int length = row.chosen + row.in_window;

@@ -4,6 +4,7 @@
 // lse = m + ln(e^(a-m) + e^(b-m)). A side that saw no key (lse = -inf) contributes nothing, whatever its row holds.
 // One warp per row, grid-stride.
 #include "params.h"
+#include "ptx/launch.cuh"
 #include "ptx/math.cuh"
 
 namespace fm {
@@ -55,8 +56,10 @@ __device__ __forceinline__ void merge(const FmMergeParams& p) {
 }  // namespace fm
 
 extern "C" __global__ void __launch_bounds__(256) fm_merge_bf16(const __grid_constant__ FmMergeParams params) {
+  fm::follow_earlier_launches();
   fm::merge<__nv_bfloat16>(params);
 }
 extern "C" __global__ void __launch_bounds__(256) fm_merge_fp16(const __grid_constant__ FmMergeParams params) {
+  fm::follow_earlier_launches();
   fm::merge<__half>(params);
 }

@@ -7,6 +7,7 @@
 #include "params.h"
 #include "plan/large.cuh"
 #include "plan/small.cuh"
+#include "ptx/launch.cuh"
 
 namespace ferromla {
 namespace plan {
@@ -18,6 +19,7 @@ __device__ __forceinline__ void plan(const FmPlanParams& params) {
     small::Shared small;
     large::Shared large;
   } shared;
+  fm::wait_for_earlier_launches(); /* and lets none begin before it ends: below */
   if (!small::fits<kUnits>(params) || !small::plan<kUnits>(params, shared.small)) {
     __syncthreads(); /* the memory is used again */
     large::plan(params, shared.large);

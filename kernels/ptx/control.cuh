@@ -2,6 +2,8 @@
 #pragma once
 #include <stdint.h>
 
+#include "launch.cuh"
+
 namespace fm {
 
 // This thread within its CTA. Read anew each time: cheaper than a register held across a main loop.
@@ -22,12 +24,6 @@ __device__ __forceinline__ int opaque(int v) {
 // The same value, by a whole warp whose lanes all have it, which the compiler sees then: descriptors from it stay in uniform
 // registers instead of being moved there one by one.
 __device__ __forceinline__ uint32_t uniform(uint32_t v) { return __shfl_sync(~0u, v, 0); }
-
-// Lets the next launch of the stream begin, where it may begin early: as CTAs of this one leave room.
-__device__ __forceinline__ void let_next_launch_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-
-// Waits for the launches before this one, where it has begun early: then what they wrote can be read.
-__device__ __forceinline__ void wait_for_earlier_launches() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // A named barrier among `threads` threads of the CTA.
 template <int Id, int Threads>

@@ -145,7 +145,7 @@ impl Launch {
         kernel: Kernel,
         attributes: &mut [sys::CUlaunchAttribute; 2],
     ) -> sys::CUlaunchConfig {
-        let attributes = &mut attributes[self.used_attributes(kernel)];
+        let attributes = &mut attributes[self.used_attributes()];
         sys::CUlaunchConfig {
             gridDimX: self.blocks,
             gridDimY: 1,
@@ -187,10 +187,10 @@ impl Launch {
         })
     }
 
-    /// Which of [`Launch::attributes`] it has: the first if the kernel waits for earlier launches before it reads
-    /// anything, the second if there are clusters.
-    fn used_attributes(&self, kernel: Kernel) -> std::ops::Range<usize> {
-        usize::from(!kernel.begins_early())..1 + usize::from(self.cluster > 1)
+    /// Which of [`Launch::attributes`] it has: the first always, since every kernel waits for earlier launches before it
+    /// touches what is not its own; the second if there are clusters.
+    fn used_attributes(&self) -> std::ops::Range<usize> {
+        0..1 + usize::from(self.cluster > 1)
     }
 }
 
@@ -341,32 +341,19 @@ fn clusters(functions: &[Option<sys::CUfunction>; Kernel::COUNT]) -> Result<[i32
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::kernel::Variant;
     use sys::CUlaunchAttributeID as Id;
 
     #[test]
-    fn a_launch_has_the_attributes_it_needs() {
-        let attention = Kernel::Decode {
-            fp16: false,
-            rope: true,
-            variant: Variant::Tma16,
-        };
+    fn a_launch_may_begin_early_and_has_clusters_where_they_are_more_than_one_cta() {
         let early = Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-        for (kernel, cluster, expected) in [
-            (Kernel::Plan { pairs: false }, 1, &[][..]),
-            (attention, 1, &[early]),
-            (
-                attention,
-                8,
-                &[early, Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION],
-            ),
-        ] {
+        let clusters = Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+        for (cluster, expected) in [(1, &[early][..]), (8, &[early, clusters])] {
             let launch = Launch {
                 cluster,
                 ..Launch::default()
             };
             let attributes = launch.attributes();
-            let ids = attributes[launch.used_attributes(kernel)].iter();
+            let ids = attributes[launch.used_attributes()].iter();
             assert!(
                 ids.map(|attribute| attribute.id)
                     .eq(expected.iter().copied())

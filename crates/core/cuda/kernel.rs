@@ -274,11 +274,6 @@ impl Kernel {
         }
     }
 
-    /// Whether it waits for the launches before it (`wait_for_earlier_launches`) and so may begin before they end.
-    pub const fn begins_early(self) -> bool {
-        matches!(self, Self::Decode { .. })
-    }
-
     /// The file in `kernels/`.
     pub const fn image(self) -> &'static str {
         match self {

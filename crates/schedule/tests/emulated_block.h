@@ -46,6 +46,7 @@ enum class Stop { kNone, kShuffle, kBarrier, kDone };
 struct Thread {
   ucontext_t context;
   Stop stop = Stop::kNone;
+  bool has_waited = false; /* for earlier launches */
   int64_t given[2] = {}; /* what it gives to a shuffle or a barrier; two turns */
   int turn = 0;
 };
@@ -87,6 +88,7 @@ inline int64_t exchange(int64_t value, int source_lane) {
 
 inline void enter() {
   block.kernel(block.argument);
+  if (!block.threads[block.current].has_waited) fail("a thread has not waited for earlier launches");
   stop_at(Stop::kDone);
 }
 
@@ -129,6 +131,7 @@ inline void launch(void (*kernel)(const void*), const void* argument, int thread
   for (int i = 0; i < threads; ++i) {
     Thread& thread = block.threads[i];
     thread.turn = 0;
+    thread.has_waited = false;
     getcontext(&thread.context);
     thread.context.uc_stack.ss_sp = stacks.get() + i * kStackBytes;
     thread.context.uc_stack.ss_size = kStackBytes;
@@ -178,6 +181,13 @@ inline bool __syncthreads_and(bool predicate) { return __syncthreads_count(predi
 inline void __syncthreads() { __syncthreads_count(false); }
 
 inline void __threadfence() {}
+
+namespace fm {
+
+inline void let_next_launch_begin() {}
+inline void wait_for_earlier_launches() { emulation::block.threads[emulation::block.current].has_waited = true; }
+
+}  // namespace fm
 
 template <class T>
 T __shfl_sync(unsigned, T value, int lane) {
