@@ -7,7 +7,8 @@ namespace fm {
 constexpr int kAbsent = -1;
 // Loads of a lane under way at once.
 constexpr int kDepth = 4;
-constexpr int kStep = 32 * 4;  // entries of a warp
+constexpr int kStep = FM_INDEX_STEP;  // entries of a warp
+static_assert(kStep == 32 * 4);
 
 __device__ __forceinline__ int64_t read(const FmIntegers& p, int64_t i) {
   if (p.values == nullptr) return 0;
@@ -66,11 +67,23 @@ __device__ __forceinline__ void store_four(int32_t* row, int column, int columns
   if (column + 3 < columns) row[column + 3] = v.w;
 }
 
-// The row with `map(entry, column)` for each of its entries. One warp; loads are in flight before the stores, which
-// the compiler could not prove to be elsewhere.
+// Calls f(row, begin, end) for each stretch of `span` columns of each row, one warp each, grid-stride; an empty row is one stretch.
+template <class F>
+__device__ __forceinline__ void for_each_stretch(int64_t rows, int columns, int span, F f) {
+  const int stretches = columns > span ? (columns - 1) / span + 1 : 1;
+  for (int64_t i = warp_index(); i < rows * stretches; i += warp_count()) {
+    const Place at = divided(i, stretches);
+    const int begin = (int)at.offset * span;
+    f(at.page, begin, columns - begin > span ? begin + span : columns);
+  }
+}
+
+// Columns `begin` .. `end` of a row with `map(entry, column)` for each of the source's entries. One warp; loads are in flight before
+// the stores, which the compiler could not prove to be elsewhere.
 template <class Map>
-__device__ __forceinline__ void map_row(int32_t* out, int columns, const Row& source, bool in_fours, Map map) {
-  for (int first = 4 * (int)(threadIdx.x % 32); first < columns; first += kDepth * kStep) {
+__device__ __forceinline__ void map_row(int32_t* out, int begin, int columns, Row source, bool in_fours, Map map) {
+  if (source.columns > columns) source.columns = columns;
+  for (int first = begin + 4 * (int)(threadIdx.x % 32); first < columns; first += kDepth * kStep) {
     int4 entries[kDepth];
 #pragma unroll
     for (int i = 0; i < kDepth; ++i) entries[i] = source.four(first + i * kStep);
@@ -128,18 +141,18 @@ __device__ __forceinline__ Combined combined_row(const FmCombineIndicesParams& p
 
 extern "C" __global__ void __launch_bounds__(256, 4) fm_to_physical(const __grid_constant__ FmToPhysicalParams p) {
   fm::follow_earlier_launches();
-  for (int64_t row = fm::warp_index(); row < p.rows; row += fm::warp_count()) {
+  fm::for_each_stretch(p.rows, p.columns, p.span, [&p](int64_t row, int begin, int end) {
     const fm::Place at = fm::divided(row, p.rows_per_request);
     const int32_t* pages = p.block_table + at.page * p.block_table_stride;
-    const int64_t begin = at.page * p.indices_stride[0] + at.offset * p.indices_stride[1];
-    const void* indices = p.are_64bit ? (const void*)(reinterpret_cast<const int64_t*>(p.indices) + begin)
-                                      : (const void*)(reinterpret_cast<const int32_t*>(p.indices) + begin);
+    const int64_t first = at.page * p.indices_stride[0] + at.offset * p.indices_stride[1];
+    const void* indices = p.are_64bit ? (const void*)(reinterpret_cast<const int64_t*>(p.indices) + first)
+                                      : (const void*)(reinterpret_cast<const int32_t*>(p.indices) + first);
     const fm::Row positions = {indices, p.indices_stride[2], p.columns, p.are_64bit != 0, p.in_fours != 0};
-    fm::map_row(p.out + at.page * p.out_stride[0] + at.offset * p.out_stride[1], p.columns, positions, p.in_fours,
+    fm::map_row(p.out + at.page * p.out_stride[0] + at.offset * p.out_stride[1], begin, end, positions, p.in_fours,
                 [&p, pages](int position, int) {
                   return fm::physical_id(pages, p.max_pages, p.page_size, p.page_shift, position);
                 });
-  }
+  });
 }
 
 extern "C" __global__ void __launch_bounds__(1024) fm_window_offsets(const __grid_constant__ FmWindowParams p) {
@@ -171,16 +184,16 @@ extern "C" __global__ void __launch_bounds__(256) fm_window_ids(const __grid_con
 extern "C" __global__ void __launch_bounds__(256, 4)
     fm_combine_topk_window(const __grid_constant__ FmCombineIndicesParams p) {
   fm::follow_earlier_launches();
-  for (int64_t t = fm::warp_index(); t < p.tokens; t += fm::warp_count()) {
+  fm::for_each_stretch(p.tokens, p.width, p.span, [&p](int64_t t, int begin, int end) {
     const fm::Combined row = fm::combined_row(p, t);
     const int length = row.chosen + row.in_window;
     const fm::Row chosen = {p.topk_indices + t * p.topk_indices_stride, 1, row.chosen, false, p.in_fours != 0};
-    fm::map_row(p.indices + t * p.indices_stride, p.width, chosen, p.in_fours,
+    fm::map_row(p.indices + t * p.indices_stride, begin, end, chosen, p.in_fours,
                 [&row, length](int entry, int column) {
                   if (column >= length) return fm::kAbsent;
                   if (column >= row.chosen) return fm::narrowed(row.window_begin + (column - row.chosen));
                   return entry < 0 ? fm::kAbsent : fm::narrowed(entry + row.compressed_base);
                 });
-    if (threadIdx.x % 32 == 0) p.lengths[t * p.lengths_stride] = length;
-  }
+    if (begin == 0 && threadIdx.x % 32 == 0) p.lengths[t * p.lengths_stride] = length;
+  });
 }

@@ -98,6 +98,7 @@ typedef struct FmDecodeParams {
 
 #define FM_LATENT_BOX_CHUNKS 2 /* 64-wide column blocks in one TMA box of the latent part */
 #define FM_OFFSETS_THREADS 1024 /* one block: fm_offsets, fm_window_offsets */
+#define FM_INDEX_STEP 128 /* entries that a warp of the operations on indices takes at once */
 #define FM_ROW_THREADS 256 /* merge and the operations on caches: warps stride over the rows, whatever the grid */
 
 /* merge.cu: merge_states over [rows = dim0 * dim1 * dim2, 512]. */
@@ -249,7 +250,7 @@ typedef struct FmToPhysicalParams {
   int32_t page_shift; /* log2 of page_size, or -1 */
   int32_t are_64bit;  /* indices */
   int32_t in_fours;   /* rows of int32 without gaps that begin at multiples of 16 bytes, indices and out */
-  int32_t reserved;
+  int32_t span;       /* entries of a row that a warp takes, a multiple of FM_INDEX_STEP */
 } FmToPhysicalParams;
 
 /* indices.cu: window_token_ids. First one block: offsets and first_pos; then the ids. */
@@ -291,6 +292,8 @@ typedef struct FmCombineIndicesParams {
   int32_t window;
   int32_t width;    /* of a row of indices */
   int32_t in_fours; /* rows begin at multiples of 16 bytes, topk_indices and indices */
+  int32_t span;     /* entries of a row that a warp takes, a multiple of FM_INDEX_STEP */
+  int32_t reserved;
 } FmCombineIndicesParams;
 
 #ifdef __cplusplus
@@ -313,5 +316,5 @@ static_assert(sizeof(FmQuantiseParams) == 128, "FmQuantiseParams");
 static_assert(sizeof(FmDequantiseParams) == 136, "FmDequantiseParams");
 static_assert(sizeof(FmToPhysicalParams) == 112, "FmToPhysicalParams");
 static_assert(sizeof(FmWindowParams) == 136, "FmWindowParams");
-static_assert(sizeof(FmCombineIndicesParams) == 200, "FmCombineIndicesParams");
+static_assert(sizeof(FmCombineIndicesParams) == 208, "FmCombineIndicesParams");
 #endif

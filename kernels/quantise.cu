@@ -71,7 +71,7 @@ __device__ __forceinline__ void write_scale(uint8_t* scales, int group, float sc
 template <int kBits>
 __device__ __forceinline__ void write_codes(uint8_t* to, const float (&x)[8], float scale) {
   uint32_t words[kBits / 4];
-  encode_piece<kBits>(x, Divisor(scale), words);
+  encode_piece<kBits>(x, scale, words);
   if constexpr (kBits == 8) {
     *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
   } else {

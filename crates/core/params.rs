@@ -21,6 +21,7 @@ pub const FM_KV_FP8_V41_SPLIT: i32 = 6;
 pub const FM_KV_FP4_V41: i32 = 7;
 pub const FM_LATENT_BOX_CHUNKS: i32 = 2;
 pub const FM_OFFSETS_THREADS: i32 = 1024;
+pub const FM_INDEX_STEP: i32 = 128;
 pub const FM_ROW_THREADS: i32 = 256;
 pub const FM_LAYOUT_FP8_576: i32 = 0;
 pub const FM_LAYOUT_FP8_512: i32 = 1;
@@ -722,7 +723,8 @@ pub struct FmToPhysicalParams {
     pub are_64bit: i32,
     #[doc = " rows of int32 without gaps that begin at multiples of 16 bytes, indices and out"]
     pub in_fours: i32,
-    pub reserved: i32,
+    #[doc = " entries of a row that a warp takes, a multiple of FM_INDEX_STEP"]
+    pub span: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -756,8 +758,8 @@ const _: () = {
         [::core::mem::offset_of!(FmToPhysicalParams, are_64bit) - 100usize];
     ["Offset of field: FmToPhysicalParams::in_fours"]
         [::core::mem::offset_of!(FmToPhysicalParams, in_fours) - 104usize];
-    ["Offset of field: FmToPhysicalParams::reserved"]
-        [::core::mem::offset_of!(FmToPhysicalParams, reserved) - 108usize];
+    ["Offset of field: FmToPhysicalParams::span"]
+        [::core::mem::offset_of!(FmToPhysicalParams, span) - 108usize];
 };
 impl Default for FmToPhysicalParams {
     fn default() -> Self {
@@ -859,10 +861,13 @@ pub struct FmCombineIndicesParams {
     pub width: i32,
     #[doc = " rows begin at multiples of 16 bytes, topk_indices and indices"]
     pub in_fours: i32,
+    #[doc = " entries of a row that a warp takes, a multiple of FM_INDEX_STEP"]
+    pub span: i32,
+    pub reserved: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FmCombineIndicesParams"][::core::mem::size_of::<FmCombineIndicesParams>() - 200usize];
+    ["Size of FmCombineIndicesParams"][::core::mem::size_of::<FmCombineIndicesParams>() - 208usize];
     ["Alignment of FmCombineIndicesParams"]
         [::core::mem::align_of::<FmCombineIndicesParams>() - 8usize];
     ["Offset of field: FmCombineIndicesParams::topk_indices"]
@@ -901,6 +906,10 @@ const _: () = {
         [::core::mem::offset_of!(FmCombineIndicesParams, width) - 192usize];
     ["Offset of field: FmCombineIndicesParams::in_fours"]
         [::core::mem::offset_of!(FmCombineIndicesParams, in_fours) - 196usize];
+    ["Offset of field: FmCombineIndicesParams::span"]
+        [::core::mem::offset_of!(FmCombineIndicesParams, span) - 200usize];
+    ["Offset of field: FmCombineIndicesParams::reserved"]
+        [::core::mem::offset_of!(FmCombineIndicesParams, reserved) - 204usize];
 };
 impl Default for FmCombineIndicesParams {
     fn default() -> Self {

@@ -132,10 +132,19 @@ FM_HD void decode_e4m3x4(uint32_t codes, float (&x)[4]) {
 
 // ---- e2m1 ----
 
-// Nearest even, at most 6; a NaN is 0. The sign is kept.
-FM_HD uint32_t encode_e2m1(float value) {
+// The numbers half way between neighbouring codes, times a scale. If that is an e4m3 number they are exact, and comparing a
+// number with them is the same as comparing its IEEE quotient with those of scale 1: the number next to one of them gives a
+// quotient that is more than half a step off, which does not round to it.
+struct HalfWays {
+  float at[7];
+  FM_HD explicit HalfWays(float scale) : at{0.25f * scale, 0.75f * scale, 1.25f * scale, 1.75f * scale, 2.5f * scale, 3.5f * scale, 5.0f * scale} {}
+};
+
+// `value` over the scale, nearest even, at most 6; a NaN is 0. The sign is kept.
+FM_HD uint32_t encode_e2m1(float value, const HalfWays& half_ways) {
   const float x = float_of(bits_of(value) & ~kSign);
-  const uint32_t code = (x > 0.25f) + (x >= 0.75f) + (x > 1.25f) + (x >= 1.75f) + (x > 2.5f) + (x >= 3.5f) + (x > 5.0f);
+  const auto& at = half_ways.at;
+  const uint32_t code = (x > at[0]) + (x >= at[1]) + (x > at[2]) + (x >= at[3]) + (x > at[4]) + (x >= at[5]) + (x > at[6]);
   return code | (bits_of(value) >> 28 & 8);
 }
 

@@ -50,20 +50,21 @@ class Divisor {
   bool inverts_;
 };
 
-// Eight numbers to eight codes: two words of e4m3, one of e2m1.
+// Eight numbers over their scale to eight codes: two words of e4m3, one of e2m1.
 template <int kBits>
-FM_HD void encode_piece(const float (&x)[8], const Divisor& divisor, uint32_t (&words)[kBits / 4]) {
-  for (int half = 0; half < 2; ++half) {
-    const float source[4] = {x[4 * half], x[4 * half + 1], x[4 * half + 2], x[4 * half + 3]};
-    float quotient[4] = {source[0], source[1], source[2], source[3]};
-    divisor.divide(quotient);
-    if constexpr (kBits == 8) {
-      words[half] = encode_e4m3x4(quotient) | signs_of(source);
-    } else {
-      if (half == 0) words[0] = 0;
+FM_HD void encode_piece(const float (&x)[8], float scale, uint32_t (&words)[kBits / 4]) {
+  if constexpr (kBits == 4) {
+    const HalfWays half_ways(scale);
+    words[0] = 0;
+    for (int i = 0; i < 8; ++i) words[0] |= encode_e2m1(x[i], half_ways) << 4 * i;
+  } else {
+    const Divisor divisor(scale);
+    for (int half = 0; half < 2; ++half) {
+      const float source[4] = {x[4 * half], x[4 * half + 1], x[4 * half + 2], x[4 * half + 3]};
+      float quotient[4] = {source[0], source[1], source[2], source[3]};
+      divisor.divide(quotient);
       // The sign of a NaN is that of the source: a quotient may have lost it.
-      for (int i = 0; i < 4; ++i)
-        words[0] |= ((encode_e2m1(quotient[i]) & 7) | (bits_of(source[i]) >> 28 & 8)) << 4 * (4 * half + i);
+      words[half] = encode_e4m3x4(quotient) | signs_of(source);
     }
   }
 }

@@ -4,8 +4,8 @@ use std::ffi::c_void;
 
 use crate::error::Result;
 use crate::params::{
-    FM_OFFSETS_THREADS, FM_ROW_THREADS, FmCombineIndicesParams, FmIntegers, FmToPhysicalParams,
-    FmWindowParams,
+    FM_INDEX_STEP, FM_OFFSETS_THREADS, FM_ROW_THREADS, FmCombineIndicesParams, FmIntegers,
+    FmToPhysicalParams, FmWindowParams,
 };
 use crate::problem_indices::{CombineProblem, Ints, ToPhysicalProblem, WindowProblem};
 
@@ -23,6 +23,23 @@ fn in_fours(rows: &[(u64, &[i64])]) -> bool {
     })
 }
 
+/// Entries of a row that a warp takes: where rows are few, so many that `warps` have some.
+fn span(rows: i64, columns: i32, warps: i64) -> i32 {
+    let steps = columns.max(1).unsigned_abs().div_ceil(FM_INDEX_STEP as u32);
+    let stretches = (warps / rows.max(1)).clamp(1, steps.into()) as u32;
+    (steps.div_ceil(stretches) as i32).saturating_mul(FM_INDEX_STEP)
+}
+
+/// The warps that rows in stretches of `span` columns take.
+fn stretches(rows: i64, columns: i32, span: i32) -> i64 {
+    rows * i64::from(columns.max(1).unsigned_abs().div_ceil(span as u32))
+}
+
+/// Warps that keep the device busy where each waits for what it reads.
+fn most_warps(engine: &Engine) -> i64 {
+    16 * i64::from(engine.sm_count)
+}
+
 fn integers(values: &Ints<1>) -> FmIntegers {
     FmIntegers {
         values: values.values.ptr as *const c_void,
@@ -32,7 +49,7 @@ fn integers(values: &Ints<1>) -> FmIntegers {
     }
 }
 
-pub(super) fn to_physical_params(problem: &ToPhysicalProblem) -> FmToPhysicalParams {
+pub(super) fn to_physical_params(problem: &ToPhysicalProblem, warps: i64) -> FmToPhysicalParams {
     let (indices, out, pages) = (&problem.indices, &problem.out, &problem.pages);
     let without_gaps = indices.values.strides[2] == 1 && !indices.wide;
     let begins = [
@@ -40,6 +57,7 @@ pub(super) fn to_physical_params(problem: &ToPhysicalProblem) -> FmToPhysicalPar
         (out.ptr, out.strides.as_slice()),
     ];
     let [batch, q_len, topk] = problem.dims;
+    let rows = i64::from(batch) * i64::from(q_len);
     FmToPhysicalParams {
         indices: indices.values.ptr as *const c_void,
         indices_stride: indices.values.strides,
@@ -47,7 +65,7 @@ pub(super) fn to_physical_params(problem: &ToPhysicalProblem) -> FmToPhysicalPar
         block_table_stride: pages.block_table.strides[0],
         out: out.ptr as *mut i32,
         out_stride: out.strides,
-        rows: i64::from(batch) * i64::from(q_len),
+        rows,
         rows_per_request: q_len,
         columns: topk,
         max_pages: pages.max_pages,
@@ -59,7 +77,7 @@ pub(super) fn to_physical_params(problem: &ToPhysicalProblem) -> FmToPhysicalPar
         },
         are_64bit: indices.wide.into(),
         in_fours: (without_gaps && in_fours(&begins)).into(),
-        reserved: 0,
+        span: span(rows, topk, warps),
     }
 }
 
@@ -68,8 +86,9 @@ pub(super) fn to_physical_params(problem: &ToPhysicalProblem) -> FmToPhysicalPar
 pub(crate) unsafe fn to_physical(ordinal: u32, problem: &ToPhysicalProblem) -> Result<()> {
     let engine = Engine::get(ordinal)?;
     let _context = engine.enter()?;
-    let mut params = to_physical_params(problem);
-    let launch = rows_launch(engine, params.rows, problem.stream);
+    let mut params = to_physical_params(problem, most_warps(engine));
+    let warps = stretches(params.rows, params.columns, params.span);
+    let launch = rows_launch(engine, warps, problem.stream);
     // SAFETY: `fm_to_physical` takes one FmToPhysicalParams; the memory is live (the caller's promise).
     unsafe { engine.launch(Kernel::ToPhysical, &launch, &mut [pointer(&mut params)]) }
 }
@@ -131,7 +150,7 @@ pub(crate) unsafe fn window_token_ids(ordinal: u32, problem: &WindowProblem) -> 
     }
 }
 
-pub(super) fn combine_params(problem: &CombineProblem) -> FmCombineIndicesParams {
+pub(super) fn combine_params(problem: &CombineProblem, warps: i64) -> FmCombineIndicesParams {
     let (chosen, out) = (&problem.topk_indices, &problem.out);
     let begins = [
         (chosen.ptr, chosen.strides.as_slice()),
@@ -156,6 +175,8 @@ pub(super) fn combine_params(problem: &CombineProblem) -> FmCombineIndicesParams
         window: problem.window,
         width: problem.width,
         in_fours: in_fours(&begins).into(),
+        span: span(problem.tokens.into(), problem.width, warps),
+        reserved: 0,
     }
 }
 
@@ -164,8 +185,9 @@ pub(super) fn combine_params(problem: &CombineProblem) -> FmCombineIndicesParams
 pub(crate) unsafe fn combine_topk_window(ordinal: u32, problem: &CombineProblem) -> Result<()> {
     let engine = Engine::get(ordinal)?;
     let _context = engine.enter()?;
-    let mut params = combine_params(problem);
-    let launch = rows_launch(engine, params.tokens, problem.stream);
+    let mut params = combine_params(problem, most_warps(engine));
+    let warps = stretches(params.tokens, params.width, params.span);
+    let launch = rows_launch(engine, warps, problem.stream);
     // SAFETY: `fm_combine_topk_window` takes one FmCombineIndicesParams; the memory is live (the caller's promise).
     unsafe {
         engine.launch(
@@ -173,5 +195,27 @@ pub(crate) unsafe fn combine_topk_window(ordinal: u32, problem: &CombineProblem)
             &launch,
             &mut [pointer(&mut params)],
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_rows_are_cut_so_that_all_warps_have_some() {
+        for (rows, columns, warps, expected) in [
+            (128, 2048, 2112, (128, 2048)),
+            (300, 2048, 2112, (384, 1800)),
+            (32_768, 2048, 2112, (2048, 32_768)),
+            (1, 100, 2112, (128, 1)),
+            (4, 0, 2112, (128, 4)),
+            (0, 2048, 2112, (128, 0)),
+            (1, i32::MAX, 1, (i32::MAX, 1)),
+        ] {
+            let span = span(rows, columns, warps);
+            let found = (span, stretches(rows, columns, span));
+            assert_eq!(found, expected, "{rows} x {columns}");
+        }
     }
 }

@@ -38,15 +38,37 @@ fn codes_are_encoded_alike() {
     let mut all = numbers();
     all.extend(midpoints(&E4M3));
     all.extend(midpoints(&E2M1));
+    let ones: Vec<[f32; 2]> = all.iter().map(|&x| [x, 1.0]).collect();
     // SAFETY: the signatures are those in kernels.cpp.
     let (wide, narrow): (Vec<u8>, Vec<u32>) = unsafe {
         (
             call("encode_e4m3", all.iter().copied()),
-            call("encode_e2m1", all.iter().copied()),
+            call("encode_e2m1", ones.iter().map(|pair| pair.as_ptr())),
         )
     };
     for (x, (wide, narrow)) in all.iter().zip(wide.iter().zip(&narrow)) {
         assert_eq!((*wide, *narrow as u8), (e4m3(*x), e2m1(*x)), "{x}");
+    }
+}
+
+#[test]
+fn e2m1_codes_are_those_of_quotients_by_their_scales() {
+    let scales = E4M3.iter().filter(|scale| **scale > 0.0);
+    let pairs: Vec<[f32; 2]> = scales
+        .flat_map(|&scale| {
+            let near = midpoints(&E2M1)
+                .into_iter()
+                .flat_map(move |x| [x * scale, (x * scale).next_up(), (x * scale).next_down()]);
+            let any = (0..1u32 << 12).map(|i| f32::from_bits(i.wrapping_mul(0x9e37_79b1)));
+            let in_range = (0..1 << 12).map(move |i| (i - 2048) as f32 * 0.003 * scale);
+            near.chain(any).chain(in_range).map(move |x| [x, scale])
+        })
+        .collect();
+    // SAFETY: the signature is that in kernels.cpp.
+    let codes: Vec<u32> = unsafe { call("encode_e2m1", pairs.iter().map(|pair| pair.as_ptr())) };
+    for ([x, scale], code) in pairs.iter().zip(codes) {
+        let quotient = if x.is_nan() { *x } else { x / scale };
+        assert_eq!(code as u8, e2m1(quotient), "{x} / {scale}");
     }
 }
 

@@ -77,13 +77,13 @@ fn physical(position: i32, pages: &[i32], page_size: i32) -> i32 {
 #[test]
 fn positions_become_physical_ids() {
     let (requests, rows_per_request, max_pages) = (3usize, 2usize, 9usize);
-    for (page_size, columns, in_fours) in [
-        (64, 512, 1),
-        (64, 515, 1),
-        (61, 37, 0),
-        (1, 9, 0),
-        (256, 1700, 1),
-        (7, 3, 1),
+    for (page_size, columns, in_fours, span) in [
+        (64, 512, 1, 512),
+        (64, 515, 1, 128),
+        (61, 37, 0, 128),
+        (1, 9, 0, 256),
+        (256, 1700, 1, 640),
+        (7, 3, 1, 128),
     ] {
         let mut next = random(page_size as u32);
         let table: Vec<i32> = (0..requests * max_pages)
@@ -121,7 +121,7 @@ fn positions_become_physical_ids() {
             },
             are_64bit: 0,
             in_fours,
-            reserved: 0,
+            span,
         };
         // SAFETY: the arrays live.
         unsafe { run("fm_to_physical", &params, 2, 64) };
@@ -201,11 +201,11 @@ fn chosen_entries_and_windows_become_one_row() {
     let first_pos = [0i32, 200, 40];
     let requests = [0i32, 1, 1, 2, 2, 0, 3, -1, 0];
     let positions = [0i64, 333, 260, 41, 5000, 127, 9, 9, -2];
-    for (topk, ratio, window, in_fours) in [
-        (64, 4, 128, 1),
-        (2048, 4, 128, 1),
-        (30, 1, 7, 0),
-        (0, 4, 128, 1),
+    for (topk, ratio, window, in_fours, span) in [
+        (64, 4, 128, 1, 128),
+        (2048, 4, 128, 1, 640),
+        (30, 1, 7, 0, 128),
+        (0, 4, 128, 1, 256),
     ] {
         let (topk_stride, tokens) = (topk + 4, positions.len());
         let width = ((topk + window) as u32).next_multiple_of(128) as i32;
@@ -232,6 +232,8 @@ fn chosen_entries_and_windows_become_one_row() {
             window,
             width,
             in_fours,
+            span,
+            reserved: 0,
         };
         // SAFETY: the arrays live.
         unsafe { run("fm_combine_topk_window", &params, 2, 64) };
@@ -307,7 +309,7 @@ fn calls_with_gaps_and_wide_integers_are_launched_as_the_cpu_computes_them() {
             cpu::to_physical(&problem(&theirs)).unwrap();
             run(
                 "fm_to_physical",
-                &to_physical_params(&problem(&ours)),
+                &to_physical_params(&problem(&ours), 4),
                 2,
                 64,
             );
@@ -367,7 +369,7 @@ fn windows_and_lists_are_launched_as_the_cpu_computes_them() {
     // SAFETY: the arrays live.
     unsafe {
         cpu::combine_topk_window(&problem(&their)).unwrap();
-        let params = combine_params(&problem(&our));
+        let params = combine_params(&problem(&our), 9);
         run("fm_combine_topk_window", &params, 1, 64);
     }
     assert_eq!(our, their);

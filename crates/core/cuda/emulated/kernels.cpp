@@ -43,7 +43,8 @@ extern "C" void emulated_layout(int index, int64_t* facts) {
 
 extern "C" uint8_t emulated_encode_e4m3(float value) { return fm::encode_e4m3(value); }
 extern "C" float emulated_decode_e4m3(uint8_t code) { return fm::decode_e4m3(code); }
-extern "C" uint32_t emulated_encode_e2m1(float value) { return fm::encode_e2m1(value); }
+// Of a number and its scale.
+extern "C" uint32_t emulated_encode_e2m1(const float* pair) { return fm::encode_e2m1(pair[0], fm::HalfWays(pair[1])); }
 extern "C" float emulated_decode_e2m1(uint32_t code) { return fm::decode_e2m1(code); }
 extern "C" float emulated_decode_ue8m0(uint8_t byte) { return fm::decode_ue8m0(byte); }
 extern "C" float emulated_half_to_float(uint16_t bits) { return fm::half_to_float(bits); }
