@@ -33,28 +33,55 @@ struct Output<float> {
   }
 };
 
-// Columns `column` and on.
+// Eight columns on their way.
+template <class Index>
+struct Piece {
+  static constexpr Layout kLayout = Index::value;
+  uint32_t codes[kLayout.code_bits / 4];
+  uint4 rope;
+  float scale;
+
+  static __device__ __forceinline__ bool coded(int column) { return column < kLayout.coded; }
+
+  __device__ __forceinline__ void load(const Parts<const uint8_t>& from, int column, float tensor_scale) {
+    if (!coded(column)) {
+      rope = *reinterpret_cast<const uint4*>(from.rope + 2 * (column - kLayout.coded));
+      return;
+    }
+    const uint8_t* at = from.codes + column * kLayout.code_bits / 8;
+    if constexpr (kLayout.code_bits == 8) {
+      const uint2 v = *reinterpret_cast<const uint2*>(at);
+      codes[0] = v.x, codes[1] = v.y;
+    } else {
+      codes[0] = *reinterpret_cast<const uint32_t*>(at);
+    }
+    scale = read_scale<kLayout.scales>(from.scales, column / kLayout.group, tensor_scale);
+  }
+  template <class T>
+  __device__ __forceinline__ void store(uint8_t* out, int column) const {
+    uint4* to = reinterpret_cast<uint4*>(out + column * Output<T>::kSize);
+    if (!coded(column)) {
+      Output<T>::store_bf16(to, rope);
+      return;
+    }
+    float x[8];
+    decode_piece<kLayout.code_bits>(codes, scale, x);
+    Output<T>::store(to, x);
+  }
+};
+
+// A token. All of it is asked for before any of it is stored: the compiler cannot know that the two are elsewhere.
 template <class T, class Index>
-__device__ __forceinline__ void read_piece(uint8_t* out, const Parts<const uint8_t>& from, int column,
-                                           float tensor_scale) {
-  constexpr Layout layout = Index::value;
-  uint4* to = reinterpret_cast<uint4*>(out + column * Output<T>::kSize);
-  if (column >= layout.coded) {
-    const uint8_t* source = from.rope + 2 * (column - layout.coded);
-    Output<T>::store_bf16(to, *reinterpret_cast<const uint4*>(source));
-    return;
-  }
-  uint32_t words[layout.code_bits / 4];
-  const uint8_t* codes = from.codes + column * layout.code_bits / 8;
-  if constexpr (layout.code_bits == 8) {
-    const uint2 v = *reinterpret_cast<const uint2*>(codes);
-    words[0] = v.x, words[1] = v.y;
-  } else {
-    words[0] = *reinterpret_cast<const uint32_t*>(codes);
-  }
-  float x[8];
-  decode_piece<layout.code_bits>(words, read_scale<layout.scales>(from.scales, column / layout.group, tensor_scale), x);
-  Output<T>::store(to, x);
+__device__ __forceinline__ void dequantise_token(uint8_t* out, const Parts<const uint8_t>& from, float tensor_scale) {
+  constexpr int kWidth = Piece<Index>::kLayout.width, kPieces = (kWidth + 255) / 256;
+  const int first = 8 * (threadIdx.x % 32);
+  Piece<Index> piece[kPieces];
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i)
+    if (first + 256 * i < kWidth) piece[i].load(from, first + 256 * i, tensor_scale);
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i)
+    if (first + 256 * i < kWidth) piece[i].template store<T>(out, first + 256 * i);
 }
 
 template <class T>
@@ -76,12 +103,7 @@ __device__ __forceinline__ void dequantise(const FmDequantiseParams& p) {
       write_zeros<T>(out, layout.width);
       continue;
     }
-    const auto from = parts_of<const uint8_t, Index>(cache, at);
-#pragma unroll
-    for (int first = 0; first < layout.width; first += 256) {
-      const int column = first + 8 * (int)(threadIdx.x % 32);
-      if (column < layout.width) read_piece<T, Index>(out, from, column, cache.tensor_scale);
-    }
+    dequantise_token<T, Index>(out, parts_of<const uint8_t, Index>(cache, at), cache.tensor_scale);
   }
 }
 

@@ -50,14 +50,14 @@ __device__ __forceinline__ void finish_independent_rows(const FmDecodeParams& p,
   constexpr uint32_t kPieceStride = 128 * 16, kHalfBytes = kAtOnce * kValues / 4 * kPieceStride;
   static_assert(2 * kHalfBytes <= Map::kCodesOffset);
   const int thread = warpgroup_thread();
-  state.leave_sums(control.own[own]);
+  state.leave_sums(control.own[own].warp_top);
   named_barrier<kRawBarrier, 256>();
   if (own == 0 && thread < Map::kRows) {
     const auto add = [](float a, float b) { return a + b; };
     float sum = 0.f;
     if (!r.empty())
 #pragma unroll
-      for (int i = 0; i < 2; ++i) sum += own_factor<Map>(control, i, thread) * state.found(control.own[i], thread, add);
+      for (int i = 0; i < 2; ++i) sum += own_factor<Map>(control, i, thread) * state.found(control.own[i].warp_top, thread, add);
     const float reference = -fminf(state.minus_reference(control.own[0], thread), state.minus_reference(control.own[1], thread));
     leave_raw_row<Map>(p, r, thread, reference, sum, control, [&] {
       const float peak = found_peak(control.own[0], thread);

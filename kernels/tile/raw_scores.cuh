@@ -132,9 +132,9 @@ struct RawState {
     for (int i = 0; i < kKept; ++i) sum[i] *= control.factor[place][row(i)];
   }
 
-  // What each warp finds for its rows: to warp_top.
-  template <class Control>
-  __device__ __forceinline__ void leave_sums(Control& control) const {
+  // What each warp finds for its rows.
+  template <class OfWarps>
+  __device__ __forceinline__ void leave_sums(OfWarps& of_warps) const {
     const int warp = warpgroup_thread() / 32;
 #pragma unroll
     for (int i = 0; i < kKept; ++i) {
@@ -143,7 +143,7 @@ struct RawState {
 #pragma unroll
         for (int d = 4; d < 32; d *= 2) v += __shfl_xor_sync(~0u, v, d);
       }
-      if (leaves()) control.warp_top[warp][row(i)] = v;
+      if (leaves()) of_warps[warp][row(i)] = v;
     }
   }
   // Minus the reference of a row.
@@ -151,10 +151,9 @@ struct RawState {
   static __device__ __forceinline__ float minus_reference(const Control& control, int row) {
     return control.row[row].y + log2_of_unit(control.lift()[row]);
   }
-  template <class Control, class Combine>
-  static __device__ __forceinline__ float found(const Control& control, int row, Combine combine) {
-    return combine(combine(control.warp_top[0][row], control.warp_top[1][row]),
-                   combine(control.warp_top[2][row], control.warp_top[3][row]));
+  template <class OfWarps, class Combine>
+  static __device__ __forceinline__ float found(const OfWarps& of_warps, int row, Combine combine) {
+    return combine(combine(of_warps[0][row], of_warps[1][row]), combine(of_warps[2][row], of_warps[3][row]));
   }
 
   // Returns whether some weight is larger than P may have it. `added`: the weights of this thread's tokens.
@@ -203,7 +202,7 @@ struct RawState {
     if constexpr (!Map::kIndependent)
       if (thread == 0) control.rescale[place][0] = true;
     if (thread < Map::kRows) {
-      const float top = found(control, thread, larger), old = minus_reference(control, thread);
+      const float top = found(control.warp_top, thread, larger), old = minus_reference(control, thread);
       float shrink = 1.f;
       if (top + old > kMostTopWeight - 1.f) {  // `counted` has lost a little
         const float next = floorf(kTopWeight - top);  // an integer: see log2_sum
@@ -279,27 +278,23 @@ __device__ __forceinline__ void leave_raw_row(const FmDecodeParams& p, const Row
   control.out_offset()[block_row] = row < r.rows ? row_offset(p, r, row, p.out_stride) : -1;
 }
 
-// The same for all rows. By both warpgroups, which have had different tiles; after it all may read.
+// The same for all rows. By both warpgroups, which have had different tiles; after it all may read. `place`: of the tile after the
+// last, whose P nobody reads any more.
 template <class Map, class Control>
 __device__ __forceinline__ void finish_raw_rows(const FmDecodeParams& p, const RowBlock& r, const RawState<Map>& state,
-                                                Control& control, int own) {
+                                                uint32_t smem, int place, Control& control, int own) {
   const int thread = warpgroup_thread();
   const auto add = [](float a, float b) { return a + b; };
-  float other = 0.f;
-  if (own == 1) {
-    state.leave_sums(control);
-    named_barrier_of_warpgroup(kOwnBarrier + own);
-  }
+  auto& first_sums = *reinterpret_cast<float(*)[4][Map::kRows]>(__cvta_shared_to_generic(Map::weights(smem, place)));
+  if (own == 1)
+    state.leave_sums(control.warp_top);
+  else
+    state.leave_sums(first_sums);
   named_barrier<kRawBarrier, 256>();
-  if (own == 0) {
-    if (thread < Map::kRows) other = state.found(control, thread, add);
-    named_barrier_of_warpgroup(kOwnBarrier + own);
-    state.leave_sums(control);
-    named_barrier_of_warpgroup(kOwnBarrier + own);
-    if (thread < Map::kRows) {
-      const float sum = state.found(control, thread, add) + other, reference = -state.minus_reference(control, thread);
-      leave_raw_row<Map>(p, r, thread, reference, sum, control, [&] { return found_peak(control, thread); });
-    }
+  if (own == 0 && thread < Map::kRows) {
+    const float sum = state.found(first_sums, thread, add) + state.found(control.warp_top, thread, add);
+    leave_raw_row<Map>(p, r, thread, -state.minus_reference(control, thread), sum, control,
+                       [&] { return found_peak(control, thread); });
   }
   named_barrier<kRawBarrier, 256>();
 }

@@ -260,7 +260,7 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
       if (i < tiles) place.advance();
     }
     const RowBlock r = load_row_block<Map>(p, item);
-    finish_raw_rows<Map>(p, r, state, control, own());
+    finish_raw_rows<Map>(p, r, state, smem, place.at(), control, own());
     if constexpr (Map::kSplits) {
       if (p.splits > 1) {
         merge_parts<T, Map>(p, r, o, own(), smem, control, parts_parity);
