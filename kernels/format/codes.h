@@ -137,14 +137,17 @@ FM_HD void decode_e4m3x4(uint32_t codes, float (&x)[4]) {
 // quotient that is more than half a step off, which does not round to it.
 struct HalfWays {
   float at[7];
-  FM_HD explicit HalfWays(float scale) : at{0.25f * scale, 0.75f * scale, 1.25f * scale, 1.75f * scale, 2.5f * scale, 3.5f * scale, 5.0f * scale} {}
+  FM_HD explicit HalfWays(float scale)
+      : at{0.25f * scale, 0.75f * scale, 1.25f * scale, 1.75f * scale, 2.5f * scale, 3.5f * scale, 5.0f * scale} {}
 };
 
 // `value` over the scale, nearest even, at most 6; a NaN is 0. The sign is kept.
 FM_HD uint32_t encode_e2m1(float value, const HalfWays& half_ways) {
   const float x = float_of(bits_of(value) & ~kSign);
   const auto& at = half_ways.at;
-  const uint32_t code = (x > at[0]) + (x >= at[1]) + (x > at[2]) + (x >= at[3]) + (x > at[4]) + (x >= at[5]) + (x > at[6]);
+  const bool upper = x >= at[3], odd_pair = x >= (upper ? at[5] : at[1]);
+  const float last = odd_pair ? (upper ? at[6] : at[2]) : (upper ? at[4] : at[0]);
+  const uint32_t code = (upper ? 4 : 0) + (odd_pair ? 2 : 0) + (x > last ? 1 : 0);
   return code | (bits_of(value) >> 28 & 8);
 }
 

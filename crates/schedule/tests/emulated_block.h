@@ -182,6 +182,11 @@ inline void __syncthreads() { __syncthreads_count(false); }
 
 inline void __threadfence() {}
 
+template <class T>
+void __stcs(T* to, const T& value) {
+  *to = value;
+}
+
 namespace fm {
 
 inline void let_next_launch_begin() {}
