@@ -81,9 +81,9 @@ __device__ __forceinline__ void for_each_stretch(int64_t rows, int columns, int 
 // Columns `begin` .. `end` of a row with `map(entry, column)` for each of the source's entries. One warp; loads are in flight before
 // the stores, which the compiler could not prove to be elsewhere.
 template <class Map>
-__device__ __forceinline__ void map_row(int32_t* out, int begin, int columns, Row source, bool in_fours, Map map) {
-  if (source.columns > columns) source.columns = columns;
-  for (int first = begin + 4 * (int)(threadIdx.x % 32); first < columns; first += kDepth * kStep) {
+__device__ __forceinline__ void map_row(int32_t* out, int begin, int end, Row source, bool in_fours, Map map) {
+  if (source.columns > end) source.columns = end;
+  for (int first = begin + 4 * (int)(threadIdx.x % 32); first < end; first += kDepth * kStep) {
     int4 entries[kDepth];
 #pragma unroll
     for (int i = 0; i < kDepth; ++i) entries[i] = source.four(first + i * kStep);
@@ -92,7 +92,7 @@ __device__ __forceinline__ void map_row(int32_t* out, int begin, int columns, Ro
       const int column = first + i * kStep;
       const int4 v = entries[i];
       const int4 mapped = {map(v.x, column), map(v.y, column + 1), map(v.z, column + 2), map(v.w, column + 3)};
-      store_four(out, column, columns, in_fours, mapped);
+      store_four(out, column, end, in_fours, mapped);
     }
   }
 }

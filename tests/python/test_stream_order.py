@@ -20,7 +20,6 @@ def _steps(cuda: torch.device, kv_format: str, heads: int, wait: Callable[[], No
     appended to and attended over, rows made of that, a plan for other lengths, ids by which rows are gathered.
     ``wait()`` comes after each call."""
     options = {"generator": torch.Generator(cuda).manual_seed(0), "device": cuda}
-    named = {} if kv_format == "bf16" else {"kv_format": kv_format}
     caches = [ferromla.empty_kv_cache(BATCH * PAGES, PAGE_SIZE, kv_format, device=cuda).zero_() for _ in range(2)]
     table = torch.randperm(BATCH * PAGES, **options).int().view(BATCH, PAGES)
     plan = ferromla.Plan(table[:, 0], num_heads=heads, page_size=PAGE_SIZE, kv_format=kv_format)
@@ -34,21 +33,21 @@ def _steps(cuda: torch.device, kv_format: str, heads: int, wait: Callable[[], No
         positions = torch.randint(0, PAGES * PAGE_SIZE, (BATCH, 1, 200), dtype=torch.int32, **options)
         out, lse, ids = torch.zeros_like(q[..., :512]), torch.zeros_like(q[..., 0]).float(), torch.zeros_like(positions)
         torch.cuda._sleep(CYCLES)
-        ferromla.append_kv(rows[:, :512], rows[:, 512:], caches[0], slots[0], **named)
+        ferromla.append_kv(rows[:, :512], rows[:, 512:], caches[0], slots[0], kv_format=kv_format)
         wait()
         plan.update(lens[0])
         wait()
-        ferromla.decode(q, caches[0], table, lens[0], plan=plan, out=out, lse=lse, **named)
+        ferromla.decode(q, caches[0], table, lens[0], plan=plan, out=out, lse=lse, kv_format=kv_format)
         wait()
-        ferromla.append_kv(out[:, 0, -1], rows[:, 512:], caches[1], slots[1], **named)
+        ferromla.append_kv(out[:, 0, -1], rows[:, 512:], caches[1], slots[1], kv_format=kv_format)
         wait()
         plan.update(lens[1])
         wait()
-        ferromla.decode(q, caches[1], table, lens[1], plan=plan, out=out, lse=lse, **named)
+        ferromla.decode(q, caches[1], table, lens[1], plan=plan, out=out, lse=lse, kv_format=kv_format)
         wait()
         ferromla.to_physical(positions, table, PAGE_SIZE, out=ids)
         wait()
-        gathered = ferromla.gather_kv(caches[1], ids=ids.flatten(), **named)
+        gathered = ferromla.gather_kv(caches[1], ids=ids.flatten(), kv_format=kv_format)
         wait()
         found += [out, lse, ids, gathered]
     return found

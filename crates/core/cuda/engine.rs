@@ -145,7 +145,7 @@ impl Launch {
         kernel: Kernel,
         attributes: &mut [sys::CUlaunchAttribute; 2],
     ) -> sys::CUlaunchConfig {
-        let attributes = &mut attributes[self.used_attributes()];
+        let attributes = &mut attributes[..self.used_attributes()];
         sys::CUlaunchConfig {
             gridDimX: self.blocks,
             gridDimY: 1,
@@ -187,10 +187,10 @@ impl Launch {
         })
     }
 
-    /// Which of [`Launch::attributes`] it has: the first always, since every kernel waits for earlier launches before it
+    /// How many of [`Launch::attributes`] it has: the first always, since every kernel waits for earlier launches before it
     /// touches what is not its own; the second if there are clusters.
-    fn used_attributes(&self) -> std::ops::Range<usize> {
-        0..1 + usize::from(self.cluster > 1)
+    fn used_attributes(&self) -> usize {
+        1 + usize::from(self.cluster > 1)
     }
 }
 
@@ -353,7 +353,7 @@ mod tests {
                 ..Launch::default()
             };
             let attributes = launch.attributes();
-            let ids = attributes[launch.used_attributes()].iter();
+            let ids = attributes[..launch.used_attributes()].iter();
             assert!(
                 ids.map(|attribute| attribute.id)
                     .eq(expected.iter().copied())
