@@ -216,6 +216,7 @@ impl Attention<'_> {
             cluster: (self.params.multicast * choice.splits) as u32,
             stream: self.stream,
         };
+        self.params.scale_log2 *= 1.0 + self.kernel.lost_of_scores();
         self.params.waits_aside = (2 * launch.blocks <= engine.sm_count as u32).into();
         let [nope, rope] = &mut self.maps;
         let arguments = &mut [pointer(nope), pointer(rope), pointer(&mut self.params)];
