@@ -274,8 +274,8 @@ struct RowState {
   float sum[2] = {0.f, 0.f};                // this thread's part of the row sum
   float peak[2] = {kNegInf, kNegInf};       // highest score so far
 
-  // Turns unscaled scores into unnormalised weights; returns what the rows' accumulators have to be multiplied with.
-  __device__ __forceinline__ float2 update(float (&s)[32], const float (&scale_log2)[2]) {
+  // Moves the references that unscaled scores exceed; returns what the rows' accumulators have to be multiplied with.
+  __device__ __forceinline__ float2 move(const float (&s)[32], const float (&scale_log2)[2]) {
     float shrink[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -288,19 +288,26 @@ struct RowState {
       const float next = top > reference[h] + kReferenceSlack ? top : reference[h];
       shrink[h] = reference[h] == kNegInf ? 1.f : exp2_approx(reference[h] - next);
       reference[h] = next;
-      const float zero_at = next == kNegInf ? 0.f : next;
-      float sum_tile[2] = {0.f, 0.f};
+      sum[h] *= shrink[h];
+    }
+    return make_float2(shrink[0], shrink[1]);
+  }
+  // Turns scores into unnormalised weights.
+  __device__ __forceinline__ void weigh(float (&s)[32], const float (&scale_log2)[2]) {
+    float sums[2][2] = {};
+    const float zero_at[2] = {reference[0] == kNegInf ? 0.f : reference[0], reference[1] == kNegInf ? 0.f : reference[1]};
 #pragma unroll
-      for (int g = 0; g < 8; ++g)
+    for (int g = 0; g < 8; ++g)
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& x = s[4 * g + 2 * h + e];
-          x = exp2_approx(fmaf(x, scale_log2[h], -zero_at));
-          sum_tile[e] += x;
+          x = exp2_approx(fmaf(x, scale_log2[h], -zero_at[h]));
+          sums[h][e] += x;
         }
-      sum[h] = sum[h] * shrink[h] + (sum_tile[0] + sum_tile[1]);
-    }
-    return make_float2(shrink[0], shrink[1]);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) sum[h] += sums[h][0] + sums[h][1];
   }
   __device__ __forceinline__ float row_sum(int h) const {
     float v = sum[h] + __shfl_xor_sync(~0u, sum[h], 1);
@@ -351,27 +358,45 @@ __device__ __forceinline__ void store_weights(const float (&s)[32], uint32_t to)
   }
 }
 
-// Leaves the factors that finish the accumulated rows.
+// Of a thread's two rows one's number.
+__device__ __forceinline__ float of_row(const float (&of_rows)[2], int h) { return h == 0 ? of_rows[0] : of_rows[1]; }
+
+// Leaves the factors that finish the accumulated rows. Of the four lanes that share two rows the first two have one each: what
+// runs once per item takes as long as its instructions take to fetch. Where codes are converted registers are short, and the
+// first lane has both.
 template <class Map>
-__device__ __forceinline__ void finish_rows(const FmDecodeParams& p, const RowBlock& r,
-                                            const RowState<Map::kPeaks>& state, const WeightFactors& weights,
-                                            DecodeControl& control) {
+__device__ __forceinline__ void finish_rows(const FmDecodeParams& p, const RowBlock& r, const RowState<Map::kPeaks>& state,
+                                            const WeightFactors& weights, DecodeControl& control) {
   const int thread = warpgroup_thread(), row0 = accumulator_row(thread);
+  const auto finish = [&](int block_row, float reference, float sum, float peak, float unit) {
+    control.result[block_row] = row_factor<Map>(p, r, block_row, reference, sum) * unit;
+    if (Map::kPeaks) write_peak(p, r, block_row, peak);
+  };
+  const float sums[2] = {state.row_sum(0), state.row_sum(1)};
+  if constexpr (Map::kCodes) {
+    if (thread % 4 != 0) return;
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const float sum = state.row_sum(h);
-    const int block_row = row0 + 8 * h;
-    if (thread % 4 != 0) continue;
-    const float factor = row_factor<Map>(p, r, block_row, state.reference[h], sum);
-    control.result[block_row] = Map::kCodes ? factor * weights.unit(h) : factor;
-    if (Map::kPeaks) write_peak(p, r, block_row, state.peak[h]);
+    for (int h = 0; h < 2; ++h) finish(row0 + 8 * h, state.reference[h], sums[h], state.peak[h], weights.unit(h));
+  } else {
+    const int h = thread % 4;
+    if (h < 2) finish(row0 + 8 * h, of_row(state.reference, h), of_row(sums, h), of_row(state.peak, h), 1.f);
   }
+}
+
+// Leaves what the values role finds them from.
+template <class Map>
+__device__ __forceinline__ void leave_row_sums(const RowState<Map::kPeaks>& state, WideControl& control) {
+  const int thread = warpgroup_thread(), h = thread % 4, row = accumulator_row(thread) + 8 * h;
+  const float sums[2] = {state.row_sum(0), state.row_sum(1)};
+  if (h > 1) return;
+  control.row_sum[row] = make_float2(of_row(state.reference, h), of_row(sums, h));
+  if (Map::kPeaks) control.row_peak[row] = of_row(state.peak, h);
 }
 
 // T: of Q and the output; M: what is multiplied.
 template <class T, class M, int QkDim, class Map>
 __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, const FirstItem& first, uint8_t* smem,
-                                               DecodeControl& control) {
+                                               WideControl& control) {
   TilePlace<Map> place;
   uint32_t result_parity = 1;
   for_each_row_block<Map>(p, first, [&](int item, const RowBlock& range) {
@@ -400,13 +425,16 @@ __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, const Fi
       const bool cleans = Map::kTokens ? masked : tile >= control.first_shared || control.present[place.rope()] != ~0ull;
       if (masked) mask_tile(p, load_row_block<Map>(p, item), s, tile, control.present[place.rope()]);
       const int row0 = accumulator_row(warpgroup_thread());
-      float2 shrink = state.update(s, {score_scale<Map>(p, smem, row0), score_scale<Map>(p, smem, row0 + 8)});
+      const float scale[2] = {score_scale<Map>(p, smem, row0), score_scale<Map>(p, smem, row0 + 8)};
+      float2 shrink = state.move(s, scale);
+      if constexpr (Map::kTokens) state.weigh(s, scale);
       if constexpr (Map::kCodes) {
         scale_by_token(s, [&](int i) { return pair_of(units_of<Map>(smem).of_tile[place.rope()].token, i); });
         weights.apply(s, shrink);
       }
       announce_rescale(shrink, control, place.rope());
       named_barrier<kScoresBarrier, 128>();  // every warp has read K: P may overwrite its rope part
+      if constexpr (!Map::kTokens) state.weigh(s, scale);  // here warps wait for each other less; with tokens it takes longer
       store_weights<M>(s, shared_address(smem) + Map::rope_offset(place.rope()));
       if constexpr (Map::kCodes && QkDim > kLatent) scale_values<Map>(smem, place);
       if (masked) {
@@ -421,7 +449,10 @@ __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, const Fi
     }
     held.release(control, place);
     mbarrier_wait(shared_address(&control.result_empty), result_parity);
-    finish_rows<Map>(p, load_row_block<Map>(p, item), state, weights, control);
+    if constexpr (Map::kSumsToValues)
+      leave_row_sums<Map>(state, control);
+    else
+      finish_rows<Map>(p, load_row_block<Map>(p, item), state, weights, control);
     mbarrier_arrive(shared_address(&control.result_full));
     result_parity ^= 1;
   });

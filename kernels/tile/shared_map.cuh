@@ -82,6 +82,9 @@ struct SharedMap : Sizes {
   using Sizes::kTriple;
   static constexpr bool kPeaks = Sizes::kTokens;      // row maxima may be wanted
   static constexpr bool kSplits = kRows < kTileRows;  // CTAs of a cluster may share the tiles of an item
+  // Whether the values role finds what finished rows are multiplied with, and the scores role goes on to the next item at once.
+  // With pages, where items are longer and fewer, what is saved between them is less than what the last one then takes longer.
+  static constexpr bool kSumsToValues = Sizes::kTokens && !Sizes::kCodes && kRows == kTileRows;
   static constexpr bool kEarlyEnds = false;           // as RawMap has it: 16-bit rows take 0.1 to 0.8 us longer with it
   static constexpr int kBlocks = kTileBlocks * 2 + kTriple;
   static constexpr int kSharedChunks = 8 - Sizes::kRegisterChunks;  // of Q's latent part
@@ -107,7 +110,7 @@ struct DecodeControl {
   uint64_t tile_full[kTiles];     // loader -> scores: the rope block and `present` have arrived
   uint64_t tile_empty[kTiles];    // values of the whole cluster -> loader: P is used up
   uint64_t weights_full[kTiles];  // scores -> values: P, rescale factors, cleaned V rows
-  uint64_t result_full;           // scores -> values: the factors of the finished item
+  uint64_t result_full;           // scores -> values: the factors of the finished item's rows, or their sums
   uint64_t result_empty;          // values -> scores
   uint64_t present[kTiles];       // bit t: token t of the tile has a valid page
   uint32_t rescale[kTiles][4];    // per warp of 16 rows: did any row's reference maximum move?
@@ -121,6 +124,8 @@ struct DecodeControl {
 // What CTAs of 64 rows have besides.
 struct WideControl : DecodeControl {
   alignas(8) float2 part_weight[kTileRows];  // values: of two parts of a row, this CTA's and the other's
+  float2 row_sum[kTileRows];  // scores -> values, kSumsToValues: reference and sum of a row's softmax, base 2, ...
+  float row_peak[kTileRows];  // ... and its highest score
 };
 
 // What CTAs of few rows have besides.
