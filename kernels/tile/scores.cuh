@@ -367,19 +367,22 @@ __device__ __forceinline__ float of_row(const float (&of_rows)[2], int h) { retu
 template <class Map>
 __device__ __forceinline__ void finish_rows(const FmDecodeParams& p, const RowBlock& r, const RowState<Map::kPeaks>& state,
                                             const WeightFactors& weights, DecodeControl& control) {
+  static_assert(Map::kPeaks == Map::kCodes, "single tokens of 16-bit numbers: the values role does it");
   const int thread = warpgroup_thread(), row0 = accumulator_row(thread);
-  const auto finish = [&](int block_row, float reference, float sum, float peak, float unit) {
-    control.result[block_row] = row_factor<Map>(p, r, block_row, reference, sum) * unit;
-    if (Map::kPeaks) write_peak(p, r, block_row, peak);
-  };
   const float sums[2] = {state.row_sum(0), state.row_sum(1)};
   if constexpr (Map::kCodes) {
     if (thread % 4 != 0) return;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) finish(row0 + 8 * h, state.reference[h], sums[h], state.peak[h], weights.unit(h));
+    for (int h = 0; h < 2; ++h) {
+      const int row = row0 + 8 * h;
+      control.result[row] = row_factor<Map>(p, r, row, state.reference[h], sums[h]) * weights.unit(h);
+      write_peak(p, r, row, state.peak[h]);
+    }
   } else {
     const int h = thread % 4;
-    if (h < 2) finish(row0 + 8 * h, of_row(state.reference, h), of_row(sums, h), of_row(state.peak, h), 1.f);
+    if (h > 1) return;
+    const int row = row0 + 8 * h;
+    control.result[row] = row_factor<Map>(p, r, row, of_row(state.reference, h), of_row(sums, h));
   }
 }
 
