@@ -76,9 +76,15 @@ __device__ __forceinline__ bool named_barrier_any(bool predicate) {
 // Makes this thread's ordinary shared-memory writes visible to wgmma and TMA; a barrier must follow.
 __device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-__device__ __forceinline__ int cta_index() {
+// This CTA within its team, the grid's first dimension, and which team that is.
+__device__ __forceinline__ int cta_of_team() {
   int v;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(v));
+  return v;
+}
+__device__ __forceinline__ int team_index() {
+  int v;
+  asm volatile("mov.u32 %0, %%ctaid.y;" : "=r"(v));
   return v;
 }
 

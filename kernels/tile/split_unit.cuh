@@ -106,7 +106,7 @@ __device__ __forceinline__ SplitUnit load_split_unit(const FmDecodeParams& p, co
   const int4 v = load_once(reinterpret_cast<const int4*>(&merge->q_len));  // first_slot and parts are in it
   const bool waits = !Map::kSplits || v.z > kFewParts;
   return {{merge, Map::kSplits ? cluster_rank() : (unsigned)r.block, v.z}, r.slot - v.y,
-          waits ? next_worker_item<Map>(p) : 0x7FFFFFFF};
+          waits ? next_worker_item(p) : 0x7FFFFFFF};
 }
 
 // What the parts of a row are multiplied with, by a warp: each `Lanes` lanes have a row, and a lane parts lane, lane + Lanes

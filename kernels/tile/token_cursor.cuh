@@ -111,7 +111,7 @@ struct TileCursor {
   }
   // To what is `tiles` tiles after the end of this item.
   __device__ __forceinline__ void enter_next(const FmDecodeParams& p, int tiles) {
-    const int last = next_worker_item<Map>(p);
+    const int last = next_worker_item(p);
     while (++item < last) {
       const RowBlock r = load_row_block<Map>(p, item);
       if (!has(p, r, tiles)) {

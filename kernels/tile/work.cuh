@@ -80,7 +80,7 @@ __device__ __forceinline__ RowBlock load_row_block(const FmDecodeParams& p, int 
   const int4* at = reinterpret_cast<const int4*>(p.items) + 3 * item;
   const int4 a = load_once<Early>(at), b = load_once<Early>(at + 1), c = load_once<Early>(at + 2);
   RowBlock r;
-  r.block = Map::kSplits ? 0 : cta_index() % p.team;
+  r.block = Map::kSplits ? 0 : cta_of_team();
   r.request = a.x, r.kv_head = a.y, r.row_begin = a.z + r.block * Map::kRows, r.q_begin = a.w;
   r.q_len = b.x, r.seq_len = min(b.y, p.max_tokens), r.tile_begin = b.z, r.tile_end = b.w, r.slot = c.x, r.merge = c.y, r.main_len = c.z;
   r.rows = r.q_len * p.group;
@@ -90,21 +90,16 @@ __device__ __forceinline__ RowBlock load_row_block(const FmDecodeParams& p, int 
   r.tile_end = min(r.tile_end, (last_seen + kTileTokens - 1) / kTileTokens);
   if (Map::kSplits && p.splits > 1) {  // this CTA's share of the item's tiles
     const int tiles = max(r.tile_end - r.tile_begin, 0), share = cluster_rank(), begin = r.tile_begin;
-    r.tile_begin = begin + tiles * share / p.splits;
-    r.tile_end = begin + tiles * (share + 1) / p.splits;
+    const int shift = __popc(p.splits - 1);  // a power of two
+    r.tile_begin = begin + (tiles * share >> shift);
+    r.tile_end = begin + (tiles * (share + 1) >> shift);
   }
   return r;
 }
 
-// Where in the plan this CTA's worker has its first item, and the next worker.
-template <class Map>
-__device__ __forceinline__ const int* worker_items(const FmDecodeParams& p) {
-  return p.worker_begin + cta_index() / (Map::kSplits ? p.splits : p.team);
-}
-template <class Map>
-__device__ __forceinline__ int next_worker_item(const FmDecodeParams& p) {
-  return load_once(worker_items<Map>(p) + 1);
-}
+// Where in the plan this CTA's worker has its first item, and the next worker. A worker is a team, or a cluster that splits.
+__device__ __forceinline__ const int* worker_items(const FmDecodeParams& p) { return p.worker_begin + team_index(); }
+__device__ __forceinline__ int next_worker_item(const FmDecodeParams& p) { return load_once(worker_items(p) + 1); }
 
 // The first item of this CTA's worker. It is read while earlier launches may be running: the kernel that plans has made
 // sure that who is launched after it sees the plan (docs/kernels.md, "Launches").
@@ -118,8 +113,8 @@ struct FirstItem {
 template <class Map>
 __device__ __forceinline__ FirstItem load_first_item(const FmDecodeParams& p) {
   FirstItem first;
-  first.number = load_once<true>(worker_items<Map>(p));
-  first.end = load_once<true>(worker_items<Map>(p) + 1);
+  first.number = load_once<true>(worker_items(p));
+  first.end = load_once<true>(worker_items(p) + 1);
   if (first.exists()) first.block = load_row_block<Map, true>(p, first.number);
   return first;
 }
@@ -137,7 +132,7 @@ __device__ __forceinline__ bool holds_tiles(const FmDecodeParams& p, const RowBl
 template <class Map, class Body>
 __device__ __forceinline__ void for_each_row_block(const FmDecodeParams& p, const FirstItem& first, Body body) {
   if constexpr (Map::kTokens) {  // registers are short: read anew
-    for (int item = load_once(worker_items<Map>(p)); item < next_worker_item<Map>(p); ++item) {
+    for (int item = load_once(worker_items(p)); item < next_worker_item(p); ++item) {
       const RowBlock r = load_row_block<Map>(p, item);
       if (Map::kSplits || r.row_begin < r.rows || p.multicast > 1) body(item, r);
     }
@@ -147,7 +142,7 @@ __device__ __forceinline__ void for_each_row_block(const FmDecodeParams& p, cons
   RowBlock r = first.block;
   for (int item = first.number;;) {
     if (Map::kSplits || r.row_begin < r.rows || p.multicast > 1) body(item, r);
-    if (++item >= next_worker_item<Map>(p)) break;
+    if (++item >= next_worker_item(p)) break;
     r = load_row_block<Map>(p, item);
   }
 }

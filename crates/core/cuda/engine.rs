@@ -39,6 +39,8 @@ unsafe impl Sync for Engine {}
 #[derive(Debug, Default)]
 pub(super) struct Launch {
     pub blocks: u32,
+    /// So many times `blocks`, the grid's second dimension; 0: once.
+    pub teams: u32,
     pub threads: u32,
     /// Blocks of one cluster, which divides `blocks`; 0 or 1: none.
     pub cluster: u32,
@@ -148,7 +150,7 @@ impl Launch {
         let attributes = &mut attributes[..self.used_attributes()];
         sys::CUlaunchConfig {
             gridDimX: self.blocks,
-            gridDimY: 1,
+            gridDimY: self.teams.max(1),
             gridDimZ: 1,
             blockDimX: self.threads,
             blockDimY: 1,
