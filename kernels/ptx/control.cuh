@@ -76,13 +76,13 @@ __device__ __forceinline__ bool named_barrier_any(bool predicate) {
 // Makes this thread's ordinary shared-memory writes visible to wgmma and TMA; a barrier must follow.
 __device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// This CTA within its team, the grid's first dimension, and which team that is.
-__device__ __forceinline__ int cta_of_team() {
+// The team of this CTA, and its place within: the grid's dimensions.
+__device__ __forceinline__ int team_index() {
   int v;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(v));
   return v;
 }
-__device__ __forceinline__ int team_index() {
+__device__ __forceinline__ int cta_of_team() {
   int v;
   asm volatile("mov.u32 %0, %%ctaid.y;" : "=r"(v));
   return v;
@@ -91,7 +91,7 @@ __device__ __forceinline__ int team_index() {
 // CTAs of this CTA's cluster (1 when launched without), and this CTA's place among them. Read anew each time, too.
 __device__ __forceinline__ uint32_t cluster_size() {
   uint32_t v;
-  asm volatile("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(v));
+  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(v));
   return v;
 }
 __device__ __forceinline__ uint32_t cluster_rank() {

@@ -12,39 +12,32 @@
 
 namespace fm {
 
-template <int QkDim, class Map>
-__device__ __forceinline__ void copy_tile(const FmDecodeParams& p, const TileCursor<Map>& at, uint32_t smem,
-                                          DecodeControl& control, TilePlace<Map> place) {
-  const TokenPlace token = at.place(p);
-  mbarrier_wait(shared_address(&control.tile_empty[place.rope()]), place.rope_parity() ^ 1);
-  leave_present<Map>(control, place, __ballot_sync(~0u, token.page >= 0));
-#pragma unroll 1
-  for (int i = 0; i < kTileBlocks; ++i)
-    mbarrier_wait(shared_address(&control.block_empty[place.block(i)]), place.block_parity(i) ^ 1);
-  const FmKvCache& kv = p.kv[at.cache];
-  const int kv_head = at.kv_head;
-  copy_rows<QkDim, Map>(row_of(kv.rows, kv.row_stride, token, kv_head), row_of(kv.rope, kv.rope_stride, token, kv_head),
-                        kv.rows, smem, place);
-  arrive_when_copied(shared_address(&control.tile_full[place.rope()]));
-#pragma unroll 1
-  for (int i = 0; i < kTileBlocks; ++i) arrive_when_copied(shared_address(&control.block_full[place.block(i)]));
-}
-
 // A warp's way through its tiles of 16-bit numbers.
 template <int QkDim, class Map>
 __device__ __forceinline__ void copy_tiles(const FmDecodeParams& p, const FirstItem& first, uint32_t smem,
                                            DecodeControl& control) {
   TilePlace<Map> place;
   place.count = TokenWarps<Map>::turn();
-  TileCursor<Map> now, next;
-  now.begin(p, first);
-  now.start(p);
-  next = now;
+  TileCursor<Map> cursor;  // a tile ahead
+  cursor.begin(p, first);
+  cursor.start(p);
 #pragma unroll 1
-  while (!now.done()) {
-    next.advance(p);
-    copy_tile<QkDim, Map>(p, now, smem, control, place);
-    now = next;
+  while (!cursor.done()) {
+    const TokenPlace token = cursor.place(p);
+    const FmKvCache& kv = p.kv[cursor.cache];
+    const uint8_t* row = row_of(kv.rows, kv.row_stride, token, cursor.kv_head);
+    const uint8_t* rope = QkDim > kLatent ? row_of(kv.rope, kv.rope_stride, token, cursor.kv_head) : nullptr;
+    const uint32_t present = __ballot_sync(~0u, token.page >= 0);
+    cursor.advance(p);
+    mbarrier_wait(shared_address(&control.tile_empty[place.rope()]), place.rope_parity() ^ 1);
+    leave_present<Map>(control, place, present);
+#pragma unroll 1
+    for (int i = 0; i < kTileBlocks; ++i)
+      mbarrier_wait(shared_address(&control.block_empty[place.block(i)]), place.block_parity(i) ^ 1);
+    copy_rows<QkDim, Map>(row, rope, p.kv[0].rows, smem, place);
+    arrive_when_copied(shared_address(&control.tile_full[place.rope()]));
+#pragma unroll 1
+    for (int i = 0; i < kTileBlocks; ++i) arrive_when_copied(shared_address(&control.block_full[place.block(i)]));
 #pragma unroll
     for (int i = 0; i < TokenWarps<Map>::kTurns; ++i) place.advance();
   }

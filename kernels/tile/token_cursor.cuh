@@ -100,7 +100,9 @@ struct TileCursor {
   // Whether a row block has a tile `tiles` after its first; how many from that on or, negative, how many are to be left out
   // after its end.
   __device__ __forceinline__ bool has(const FmDecodeParams& p, const RowBlock& r, int tiles) {
-    const bool own = Map::kSplits || r.row_begin < r.rows || p.multicast > 1;
+    // main_len is never negative. It is looked at so that none of the plan's numbers is on its way where ways meet: ptxas waits
+    // there for a register that one of them has asked for, and with it for the next tile's entries.
+    const bool own = (Map::kSplits || r.row_begin < r.rows || p.multicast > 1) && r.main_len >= 0;
     left = (own ? max(r.tile_end - r.tile_begin, 0) : 0) - tiles;
     return left > 0;
   }

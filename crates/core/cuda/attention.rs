@@ -211,14 +211,14 @@ impl Attention<'_> {
             kv_cache::read_without_pages(kv, self.plan.section(0));
         }
         let launch = Launch {
-            blocks: (choice.team * choice.splits) as u32,
-            teams: choice.workers as u32,
+            blocks: choice.workers as u32,
+            team: (choice.team * choice.splits) as u32,
             threads: self.kernel.decode_threads(),
             cluster: (self.params.multicast * choice.splits) as u32,
             stream: self.stream,
         };
         self.params.scale_log2 *= 1.0 + self.kernel.lost_of_scores();
-        self.params.waits_aside = (2 * launch.blocks * launch.teams <= engine.sm_count as u32).into();
+        self.params.waits_aside = (2 * launch.blocks * launch.team <= engine.sm_count as u32).into();
         let [nope, rope] = &mut self.maps;
         let arguments = &mut [pointer(nope), pointer(rope), pointer(&mut self.params)];
         // SAFETY: decode kernels take two tensor maps and an FmDecodeParams; the memory is live.

@@ -38,11 +38,12 @@ unsafe impl Sync for Engine {}
 /// How a kernel is launched.
 #[derive(Debug, Default)]
 pub(super) struct Launch {
+    /// Of single blocks, or of teams: the grid's first dimension.
     pub blocks: u32,
-    /// So many times `blocks`, the grid's second dimension; 0: once.
-    pub teams: u32,
+    /// Blocks of a team, the second; 0 or 1: no teams.
+    pub team: u32,
     pub threads: u32,
-    /// Blocks of one cluster, which divides `blocks`; 0 or 1: none.
+    /// Blocks of one cluster, which divides `team`; 0 or 1: none.
     pub cluster: u32,
     pub stream: Stream,
 }
@@ -150,7 +151,7 @@ impl Launch {
         let attributes = &mut attributes[..self.used_attributes()];
         sys::CUlaunchConfig {
             gridDimX: self.blocks,
-            gridDimY: self.teams.max(1),
+            gridDimY: self.team.max(1),
             gridDimZ: 1,
             blockDimX: self.threads,
             blockDimY: 1,
@@ -170,8 +171,8 @@ impl Launch {
         };
         let clusters = sys::CUlaunchAttributeValue {
             clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 {
-                x: self.cluster,
-                y: 1,
+                x: 1,
+                y: self.cluster,
                 z: 1,
             },
         };
@@ -325,7 +326,8 @@ fn clusters(functions: &[Option<sys::CUfunction>; Kernel::COUNT]) -> Result<[i32
     let mut clusters = [0; 3];
     for (count, cluster) in clusters.iter_mut().zip([2, 4, 8]) {
         let launch = Launch {
-            blocks: cluster,
+            blocks: 1,
+            team: cluster,
             threads: kernel.decode_threads(),
             cluster,
             ..Launch::default()
