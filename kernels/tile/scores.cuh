@@ -160,11 +160,11 @@ __device__ __forceinline__ void multiply_block(float (&s)[32], const QueryFragme
     multiply_step<T, Map, 2 * Block + 1>(s, q, q_shared, k, keys + kAtomBytes, kGroupBytes, true);
 }
 
-// S = Q K^T.
-template <class T, int QkDim, class Map>
+// S = Q K^T. Calls meanwhile() while the tensor cores are at the last products.
+template <class T, int QkDim, class Map, class Meanwhile>
 __device__ __forceinline__ void multiply_query_key(float (&s)[32], const QueryFragments<Map::kRegisterChunks>& q,
                                                    uint32_t smem, DecodeControl& control, TilePlace<Map> place,
-                                                   HeldTile& held) {
+                                                   HeldTile& held, Meanwhile meanwhile) {
   constexpr bool kHasRope = QkDim > kLatent;
   const uint32_t q_shared = smem + Map::kQueryOffset;
   static_assert(kEarlyBlocks == 3 && kTileBlocks == 4);
@@ -193,6 +193,7 @@ __device__ __forceinline__ void multiply_query_key(float (&s)[32], const QueryFr
   wgmma_fence();
   multiply_block<T, Map, 3>(s, q, q_shared, smem, place, true);
   wgmma_commit();
+  meanwhile();
   wgmma_wait<0>();
 }
 
@@ -420,12 +421,18 @@ __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, const Fi
     HeldTile held;
     for (int tile = range.tile_begin; tile < range.tile_end; ++tile) {
       float s[32];
-      if constexpr (Map::kCodes)
+      bool masked, cleans;
+      const auto look = [&] {  // whether scores are masked, and V cleaned; without branches
+        const bool absent = control.present[place.rope()] != ~0ull;
+        masked = opaque(absent | (tile >= control.first_masked));
+        cleans = Map::kTokens ? masked : opaque(absent | (tile >= control.first_shared));
+      };
+      if constexpr (Map::kCodes) {
         multiply_query_codes<T, M, QkDim, Map>(s, q, smem, control, place, held);
-      else
-        multiply_query_key<M, QkDim, Map>(s, q, shared_address(smem), control, place, held);
-      const bool masked = tile >= control.first_masked || control.present[place.rope()] != ~0ull;
-      const bool cleans = Map::kTokens ? masked : tile >= control.first_shared || control.present[place.rope()] != ~0ull;
+        look();
+      } else {
+        multiply_query_key<M, QkDim, Map>(s, q, shared_address(smem), control, place, held, look);
+      }
       if (masked) mask_tile(p, load_row_block<Map>(p, item), s, tile, control.present[place.rope()]);
       const int row0 = accumulator_row(warpgroup_thread());
       const float scale[2] = {score_scale<Map>(p, smem, row0), score_scale<Map>(p, smem, row0 + 8)};

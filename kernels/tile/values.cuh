@@ -150,19 +150,19 @@ __device__ __forceinline__ void accumulate_values(const FmDecodeParams& p, const
     Accumulators o;
     clear_accumulators(o);
     for (int tiles = range.tile_end - range.tile_begin; tiles > 0; --tiles) {
+      // Found while P is waited for: what lies between that and the first product is a part of every tile's time.
+      const uint32_t weights = uniform(smem + Map::rope_offset(place.rope()));
+      const int first = place.block(quarter(half, 0)), second = place.block(quarter(half, 1));
+      const uint32_t first_values = uniform(smem + block_offset(first)), second_values = uniform(smem + block_offset(second));
       mbarrier_wait(shared_address(&control.weights_full[place.rope()]), place.rope_parity());
       if (control.rescale[place.rope()][warp])
         scale_rows(o, control.factor[place.rope()][row0], control.factor[place.rope()][row0 + 8]);
-      const uint32_t weights = uniform(smem + Map::rope_offset(place.rope()));
-      const int first = place.block(quarter(half, 0)), second = place.block(quarter(half, 1));
-      wait_for_block<Map>(control, place, quarter(half, 0));
-      multiply_weights_values<0, 4>(M(), o[0], weights, uniform(smem + block_offset(first)));
-      wait_for_block<Map>(control, place, quarter(half, 1));
+      multiply_weights_values<0, 4>(M(), o[0], weights, first_values);
       // The first block is released as soon as it is used up, with enough handed over to keep the tensor cores busy.
-      multiply_weights_values<0, 2>(M(), o[1], weights, uniform(smem + block_offset(second)));
+      multiply_weights_values<0, 2>(M(), o[1], weights, second_values);
       wgmma_wait<1>();
       if (!Map::kCodes && lane < p.multicast) mbarrier_arrive_at(shared_address(&control.block_empty[first]), lane);
-      multiply_weights_values<2, 4>(M(), o[1], weights, uniform(smem + block_offset(second)));
+      multiply_weights_values<2, 4>(M(), o[1], weights, second_values);
       wgmma_wait<0>();
       if (lane < p.multicast) {
         if (!Map::kCodes) mbarrier_arrive_at(shared_address(&control.block_empty[second]), lane);
