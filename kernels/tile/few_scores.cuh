@@ -52,15 +52,20 @@ __device__ __forceinline__ void load_few_query(const FmDecodeParams& p, const Ro
 template <class Map>
 __device__ __forceinline__ void wait_for_tile(DecodeControl& control, TilePlace<Map> place) {
   wait_together<Map>(shared_address(&control.tile_full[place.rope()]), place.rope_parity(), kScoresBarrier);
+  bool ready = true;
 #pragma unroll
-  for (int i = 0; i < kTileBlocks; ++i) wait_for_block<Map>(control, place, i);
+  for (int i = 0; i < kTileBlocks; ++i) ready &= has_block<Map>(control, place, i);
+  if (!ready)
+#pragma unroll
+    for (int i = 0; i < kTileBlocks; ++i) wait_for_block<Map>(control, place, i);
   fence_copies<Map>();
 }
 
 // S^T = K Q^T of a tile, the rope part first; four independent sums keep the tensor cores busy.
-template <class T, int QkDim, class Map>
+// Calls meanwhile() while they are.
+template <class T, int QkDim, class Map, class Meanwhile>
 __device__ __forceinline__ void multiply_key_query(float (&s)[Map::kRows / 2], uint32_t smem, DecodeControl& control,
-                                                   TilePlace<Map> place) {
+                                                   TilePlace<Map> place, Meanwhile meanwhile) {
   constexpr bool kHasRope = QkDim > kLatent;
   const uint32_t q = smem + Map::kQueryOffset;
   float sums[4][Map::kRows / 2];
@@ -83,6 +88,7 @@ __device__ __forceinline__ void multiply_key_query(float (&s)[Map::kRows / 2], u
                       kHasRope || chunk != 0);
   }
   wgmma_commit();
+  meanwhile();
   wgmma_wait<0>();
 #pragma unroll
   for (int i = 0; i < Map::kRows / 2; ++i) s[i] = (sums[0][i] + sums[1][i]) + (sums[2][i] + sums[3][i]);
@@ -376,16 +382,21 @@ __device__ __forceinline__ void compute_few_scores(const FmDecodeParams& p, cons
     for (int tile = r.tile_begin; tile < r.tile_end; ++tile) {
       float s[Map::kRows / 2];
       float2 units = make_float2(0.f, 0.f);
+      bool absent, masked;
+      const auto look = [&] {
+        absent = opaque(control.present[place.rope()] != ~0ull);
+        masked = opaque(absent | (tile >= first_masked));
+      };
       if constexpr (Map::kCodes) {
         multiply_codes_query<T, M, QkDim, Map>(s, smem, control, place);
+        look();
         const float* of_token = units_of<Map>(smem).of_tile[place.rope()].token;
         units = make_float2(log2_of_unit(of_token[Layout::token(0)]), log2_of_unit(of_token[Layout::token(1)]));
       } else {
-        multiply_key_query<M, QkDim, Map>(s, shared_address(smem), control, place);
+        multiply_key_query<M, QkDim, Map>(s, shared_address(smem), control, place, look);
       }
-      const bool masked = tile >= first_masked || control.present[place.rope()] != ~0ull;
       // Tokens that some rows see and others do not, or that have no page; whole pages: not those past the end.
-      const bool cleans = masked && (Map::kTokens || (p.causal && r.q_len > 1) || control.present[place.rope()] != ~0ull);
+      const bool cleans = masked && (Map::kTokens || (p.causal && r.q_len > 1) || absent);
       if (masked) mask_few<Map>(p, r, s, tile, control.present[place.rope()]);
       state.update(s, scale_log2, units, control, place.rope());
       state.weigh(s, scale_log2);

@@ -94,14 +94,14 @@ __device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, c
         fence_async_shared();
         named_barrier_of_warpgroup(kValuesBarrier + half);
       }
+      // Found while P is waited for. That the blocks are there the scores have waited for.
+      const int first = place.block(2 * half), second = place.block(2 * half + 1);
+      const uint32_t first_values = uniform(smem + block_offset(first)), second_values = uniform(smem + block_offset(second));
+      const uint32_t weights = uniform(smem + Map::rope_offset(place.rope()));
       wait_together<Map>(shared_address(&control.weights_full[place.rope()]), place.rope_parity(),
                          kValuesBarrier + half);
       if (control.rescale[place.rope()][0]) scale_few_rows<Map::kRows>(o, control.factor[place.rope()], lane);
-      const int first = place.block(2 * half), second = place.block(2 * half + 1);
-      wait_for_block<Map>(control, place, 2 * half);
-      wait_for_block<Map>(control, place, 2 * half + 1);
-      multiply_values_weights<M, Map::kRows>(o, uniform(smem + block_offset(first)), uniform(smem + block_offset(second)),
-                                             uniform(smem + Map::rope_offset(place.rope())));
+      multiply_values_weights<M, Map::kRows>(o, first_values, second_values, weights);
       if (lane == 0) {
         if (!Map::kCodes) {
           mbarrier_arrive(shared_address(&control.block_empty[first]));
