@@ -273,25 +273,35 @@ template <bool Peaks>
 struct RowState {
   float reference[2] = {kNegInf, kNegInf};  // base-2 scaled scores
   float sum[2] = {0.f, 0.f};                // this thread's part of the row sum
-  float peak[2] = {kNegInf, kNegInf};       // highest score so far
+  float peak[2] = {kNegInf, kNegInf};       // this thread's highest score so far
 
-  // Moves the references that unscaled scores exceed; returns what the rows' accumulators have to be multiplied with.
-  __device__ __forceinline__ float2 move(const float (&s)[32], const float (&scale_log2)[2]) {
-    float shrink[2];
+  // Moves the references that unscaled scores exceed. Returns whether the warp has moved any, and `shrink`, what the rows'
+  // accumulators have to be multiplied with then. That none is exceeded each lane finds for itself.
+  __device__ __forceinline__ bool move(const float (&s)[32], const float (&scale_log2)[2], float2& shrink) {
+    float top[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float top = kNegInf;
+      top[h] = kNegInf;
 #pragma unroll
-      for (int g = 0; g < 8; ++g) top = fmaxf(top, fmaxf(s[4 * g + 2 * h], s[4 * g + 2 * h + 1]));
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2)) * scale_log2[h];
-      if (Peaks) peak[h] = fmaxf(peak[h], top);
-      const float next = top > reference[h] + kReferenceSlack ? top : reference[h];
-      shrink[h] = reference[h] == kNegInf ? 1.f : exp2_approx(reference[h] - next);
-      reference[h] = next;
-      sum[h] *= shrink[h];
+      for (int g = 0; g < 8; ++g) top[h] = fmaxf(top[h], fmaxf(s[4 * g + 2 * h], s[4 * g + 2 * h + 1]));
+      top[h] *= scale_log2[h];
+      if (Peaks) peak[h] = fmaxf(peak[h], top[h]);
     }
-    return make_float2(shrink[0], shrink[1]);
+    shrink = make_float2(1.f, 1.f);
+    const bool exceeded = top[0] > reference[0] + kReferenceSlack || top[1] > reference[1] + kReferenceSlack;
+    if (!__any_sync(~0u, exceeded)) return false;
+    shrink = make_float2(move_row(0, top[0]), move_row(1, top[1]));
+    return __any_sync(~0u, shrink.x != 1.f || shrink.y != 1.f);
+  }
+  // The same of one row; `top`: this lane's highest score.
+  __device__ __forceinline__ float move_row(int h, float top) {
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+    const float next = top > reference[h] + kReferenceSlack ? top : reference[h];
+    const float shrink = reference[h] == kNegInf ? 1.f : exp2_approx(reference[h] - next);
+    reference[h] = next;
+    sum[h] *= shrink;
+    return shrink;
   }
   // Turns scores into unnormalised weights.
   __device__ __forceinline__ void weigh(float (&s)[32], const float (&scale_log2)[2]) {
@@ -310,6 +320,10 @@ struct RowState {
 #pragma unroll
     for (int h = 0; h < 2; ++h) sum[h] += sums[h][0] + sums[h][1];
   }
+  __device__ __forceinline__ float row_peak(int h) const {
+    const float v = fmaxf(peak[h], __shfl_xor_sync(~0u, peak[h], 1));
+    return fmaxf(v, __shfl_xor_sync(~0u, v, 2));
+  }
   __device__ __forceinline__ float row_sum(int h) const {
     float v = sum[h] + __shfl_xor_sync(~0u, sum[h], 1);
     return v + __shfl_xor_sync(~0u, v, 2);
@@ -317,9 +331,8 @@ struct RowState {
 };
 
 // Tells the values role by what to multiply its rows before it adds this tile.
-__device__ __forceinline__ void announce_rescale(float2 shrink, DecodeControl& control, int tile_at) {
+__device__ __forceinline__ void announce_rescale(bool moved, float2 shrink, DecodeControl& control, int tile_at) {
   const int thread = warpgroup_thread(), row0 = accumulator_row(thread);
-  const bool moved = __any_sync(~0u, shrink.x != 1.f || shrink.y != 1.f);
   if (thread % 32 == 0) control.rescale[tile_at][thread / 32] = moved;
   if (moved && thread % 4 == 0) {
     control.factor[tile_at][row0] = shrink.x;
@@ -372,12 +385,13 @@ __device__ __forceinline__ void finish_rows(const FmDecodeParams& p, const RowBl
   const int thread = warpgroup_thread(), row0 = accumulator_row(thread);
   const float sums[2] = {state.row_sum(0), state.row_sum(1)};
   if constexpr (Map::kCodes) {
+    const float peaks[2] = {state.row_peak(0), state.row_peak(1)};
     if (thread % 4 != 0) return;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = row0 + 8 * h;
       control.result[row] = row_factor<Map>(p, r, row, state.reference[h], sums[h]) * weights.unit(h);
-      write_peak(p, r, row, state.peak[h]);
+      write_peak(p, r, row, peaks[h]);
     }
   } else {
     const int h = thread % 4;
@@ -391,10 +405,10 @@ __device__ __forceinline__ void finish_rows(const FmDecodeParams& p, const RowBl
 template <class Map>
 __device__ __forceinline__ void leave_row_sums(const RowState<Map::kPeaks>& state, WideControl& control) {
   const int thread = warpgroup_thread(), h = thread % 4, row = accumulator_row(thread) + 8 * h;
-  const float sums[2] = {state.row_sum(0), state.row_sum(1)};
+  const float sums[2] = {state.row_sum(0), state.row_sum(1)}, peaks[2] = {state.row_peak(0), state.row_peak(1)};
   if (h > 1) return;
   control.row_sum[row] = make_float2(of_row(state.reference, h), of_row(sums, h));
-  if (Map::kPeaks) control.row_peak[row] = of_row(state.peak, h);
+  if (Map::kPeaks) control.row_peak[row] = of_row(peaks, h);
 }
 
 // T: of Q and the output; M: what is multiplied.
@@ -436,13 +450,15 @@ __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, const Fi
       if (masked) mask_tile(p, load_row_block<Map>(p, item), s, tile, control.present[place.rope()]);
       const int row0 = accumulator_row(warpgroup_thread());
       const float scale[2] = {score_scale<Map>(p, smem, row0), score_scale<Map>(p, smem, row0 + 8)};
-      float2 shrink = state.move(s, scale);
+      float2 shrink;
+      bool moved = state.move(s, scale, shrink);
       if constexpr (Map::kTokens) state.weigh(s, scale);
       if constexpr (Map::kCodes) {
         scale_by_token(s, [&](int i) { return pair_of(units_of<Map>(smem).of_tile[place.rope()].token, i); });
         weights.apply(s, shrink);
+        moved = __any_sync(~0u, shrink.x != 1.f || shrink.y != 1.f);
       }
-      announce_rescale(shrink, control, place.rope());
+      announce_rescale(moved, shrink, control, place.rope());
       named_barrier<kScoresBarrier, 128>();  // every warp has read K: P may overwrite its rope part
       if constexpr (!Map::kTokens) state.weigh(s, scale);  // here warps wait for each other less; with tokens it takes longer
       store_weights<M>(s, shared_address(smem) + Map::rope_offset(place.rope()));
