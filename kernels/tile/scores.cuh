@@ -114,14 +114,19 @@ struct HeldTile {
   }
 };
 
-// Waits for the tile's latent blocks Begin .. End, and for the rest of it, its rope block.
+// Whether the tile's latent blocks Begin .. End are there, and the rest of it, its rope block.
 template <int Begin, int End, bool Rest, class Map>
-__device__ __forceinline__ void wait_for_keys(DecodeControl& control, TilePlace<Map> place, HeldTile& held) {
+__device__ __forceinline__ bool has_keys(DecodeControl& control, TilePlace<Map> place) {
   bool ready = !Rest || mbarrier_test(shared_address(&control.tile_full[place.rope()]), place.rope_parity());
 #pragma unroll
   for (int i = Begin; i < End; ++i)
     ready &= mbarrier_test(shared_address(&control.block_full[place.block(i)]), place.block_parity(i));
-  if (ready) return;
+  return ready;
+}
+// Waits for them.
+template <int Begin, int End, bool Rest, class Map>
+__device__ __forceinline__ void wait_for_keys(DecodeControl& control, TilePlace<Map> place, HeldTile& held) {
+  if (has_keys<Begin, End, Rest>(control, place)) return;
   held.release(control, place);
   if (Rest) mbarrier_wait(shared_address(&control.tile_full[place.rope()]), place.rope_parity());
 #pragma unroll
@@ -130,6 +135,9 @@ __device__ __forceinline__ void wait_for_keys(DecodeControl& control, TilePlace<
 }
 
 constexpr int kEarlyBlocks = 3;  // latent blocks that Q K^T waits for before it starts; the last comes on the way
+// The rope part comes with the first blocks where it has as many places, else with the last.
+template <class Map>
+constexpr bool kRopeFirst = Map::kRopes == 3;
 
 // One k16 step of S += Q K^T: step k of Q's chunk `Chunk` (8: the rope part), against keys in swizzled rows, groups of
 // 8 tokens `stride` bytes apart.
@@ -160,32 +168,30 @@ __device__ __forceinline__ void multiply_block(float (&s)[32], const QueryFragme
     multiply_step<T, Map, 2 * Block + 1>(s, q, q_shared, k, keys + kAtomBytes, kGroupBytes, true);
 }
 
-// S = Q K^T. Calls meanwhile() while the tensor cores are at the last products.
+// S = Q K^T. `ready`: the keys that it begins with are there. Calls meanwhile() while the tensor cores are at the last products.
 template <class T, int QkDim, class Map, class Meanwhile>
 __device__ __forceinline__ void multiply_query_key(float (&s)[32], const QueryFragments<Map::kRegisterChunks>& q,
                                                    uint32_t smem, DecodeControl& control, TilePlace<Map> place,
-                                                   HeldTile& held, Meanwhile meanwhile) {
+                                                   HeldTile& held, bool ready, Meanwhile meanwhile) {
   constexpr bool kHasRope = QkDim > kLatent;
   const uint32_t q_shared = smem + Map::kQueryOffset;
   static_assert(kEarlyBlocks == 3 && kTileBlocks == 4);
-  // The rope part comes with the first blocks where it has as many places, else with the last.
-  constexpr bool kRopeFirst = Map::kRopes == 3;
   const auto multiply_rope_part = [&](bool accumulate) {
     const uint32_t rope = uniform(smem + Map::rope_offset(place.rope()));
 #pragma unroll
     for (int k = 0; k < 4; ++k)
       multiply_step<T, Map, 8>(s, q, q_shared, k, rope, kAtomBytes, accumulate || k != 0);
   };
-  wait_for_keys<0, kEarlyBlocks, kRopeFirst>(control, place, held);
+  if (!ready) wait_for_keys<0, kEarlyBlocks, kRopeFirst<Map>>(control, place, held);
   fence_copies<Map>();
   wgmma_fence();
-  if (kHasRope && kRopeFirst) multiply_rope_part(false);
-  multiply_block<T, Map, 0>(s, q, q_shared, smem, place, kHasRope && kRopeFirst);
+  if (kHasRope && kRopeFirst<Map>) multiply_rope_part(false);
+  multiply_block<T, Map, 0>(s, q, q_shared, smem, place, kHasRope && kRopeFirst<Map>);
   multiply_block<T, Map, 1>(s, q, q_shared, smem, place, true);
   multiply_block<T, Map, 2>(s, q, q_shared, smem, place, true);
-  wait_for_keys<kEarlyBlocks, kTileBlocks, !kRopeFirst>(control, place, held);
+  wait_for_keys<kEarlyBlocks, kTileBlocks, !kRopeFirst<Map>>(control, place, held);
   fence_copies<Map>();
-  if (kHasRope && !kRopeFirst) {
+  if (kHasRope && !kRopeFirst<Map>) {
     wgmma_fence();
     multiply_rope_part(true);
   }
@@ -433,6 +439,7 @@ __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, const Fi
     }
     if (holds_tiles<Map>(p, range) && item == first.number) named_barrier_arrive<kQueryBarrier, 256>();
     HeldTile held;
+    bool ready = false;  // the tile's keys, as far as Q K^T begins with them
     for (int tile = range.tile_begin; tile < range.tile_end; ++tile) {
       float s[32];
       bool masked, cleans;
@@ -445,7 +452,7 @@ __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, const Fi
         multiply_query_codes<T, M, QkDim, Map>(s, q, smem, control, place, held);
         look();
       } else {
-        multiply_query_key<M, QkDim, Map>(s, q, shared_address(smem), control, place, held, look);
+        multiply_query_key<M, QkDim, Map>(s, q, shared_address(smem), control, place, held, ready, look);
       }
       if (masked) mask_tile(p, load_row_block<Map>(p, item), s, tile, control.present[place.rope()]);
       const int row0 = accumulator_row(warpgroup_thread());
@@ -469,9 +476,11 @@ __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, const Fi
           clear_past_end<Map>(r.seq_len - tile * kTileTokens, shared_address(smem), place, {0, 1, 2, 3});
         if (cleans) clean_values<M, Map>(p, r, smem, place, tile, control.present[place.rope()]);
       }
+      place.advance();
+      if constexpr (!Map::kCodes)  // while P is on its way
+        ready = has_keys<0, kEarlyBlocks, kRopeFirst<Map>>(control, place) && tile + 1 < range.tile_end;
       fence_async_shared();
       held.held = true;
-      place.advance();
     }
     held.release(control, place);
     mbarrier_wait(shared_address(&control.result_empty), result_parity);
