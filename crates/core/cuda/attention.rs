@@ -218,7 +218,8 @@ impl Attention<'_> {
             stream: self.stream,
         };
         self.params.scale_log2 *= 1.0 + self.kernel.lost_of_scores();
-        self.params.waits_aside = (2 * launch.blocks * launch.team <= engine.sm_count as u32).into();
+        self.params.waits_aside =
+            (2 * launch.blocks * launch.team <= engine.sm_count as u32).into();
         let [nope, rope] = &mut self.maps;
         let arguments = &mut [pointer(nope), pointer(rope), pointer(&mut self.params)];
         // SAFETY: decode kernels take two tensor maps and an FmDecodeParams; the memory is live.
