@@ -10,12 +10,25 @@
 
 namespace fm {
 
+// Which page of its request a token is in, and which token of that it is. Sizes that are powers of two take no division.
+__device__ __forceinline__ int page_column(const FmKvCache& kv, int token) {
+  return kv.page_shift >= 0 ? token >> kv.page_shift : token / kv.page_size;
+}
+__device__ __forceinline__ int page_offset(const FmKvCache& kv, int token) {
+  return kv.page_shift >= 0 ? token & (kv.page_size - 1) : token % kv.page_size;
+}
+
+// Whether a warp of the loader has its turn among those of the cluster's CTAs.
+__device__ __forceinline__ bool has_turn(const FmDecodeParams& p, int warp) {
+  return ((warp ^ cluster_rank()) & (p.multicast - 1)) == 0;
+}
+
 // The page of box `box` of the request, or -1 when there is none. Boxes are counted from the request's first token.
 template <bool Early>
 __device__ __forceinline__ int page_of_box(const FmDecodeParams& p, const RowBlock& r, int box) {
   const int token = box << p.box_shift;
   if (token >= r.seq_len) return -1;
-  const int column = p.kv[0].page_shift >= 0 ? token >> p.kv[0].page_shift : token / p.kv[0].page_size;
+  const int column = page_column(p.kv[0], token);
   if (column >= p.max_pages) return -1;
   const int page = load_once<Early>(p.block_table + r.request * p.block_table_stride + column);
   return (unsigned)page < (unsigned)p.kv[0].num_pages ? page : -1;
@@ -23,8 +36,7 @@ __device__ __forceinline__ int page_of_box(const FmDecodeParams& p, const RowBlo
 
 // Asks the L2 for what the block table has of the first tile's pages, by one thread.
 __device__ __forceinline__ void prefetch_pages(const FmDecodeParams& p, const RowBlock& r) {
-  const int token = r.tile_begin * kTileTokens, shift = p.kv[0].page_shift;
-  const int column = min(shift >= 0 ? token >> shift : token / p.kv[0].page_size, p.max_pages - 1);
+  const int column = min(page_column(p.kv[0], r.tile_begin * kTileTokens), p.max_pages - 1);
   if (column >= 0) prefetch_l2(p.block_table + r.request * p.block_table_stride + column);
 }
 
@@ -71,8 +83,7 @@ __device__ __forceinline__ TileBox locate_box(const FmDecodeParams& p, const Row
   const int shift = opaque(p.box_shift), boxes = kTileTokens >> shift, lane = threadIdx.x % 32, box = tile * boxes;
   if (box % 32 == 0) window = page_window<Early>(p, r, tile);
   const int page = __shfl_sync(~0u, window, (box + lane) % 32);
-  const int token = (box + lane) << shift, page_size = p.kv[0].page_size;
-  return {lane < boxes ? page : -1, (p.kv[0].page_shift >= 0 ? token & (page_size - 1) : token % page_size) / 8};
+  return {lane < boxes ? page : -1, page_offset(p.kv[0], (box + lane) << shift) / 8};
 }
 
 // Warp w of the loader keeps latent block w of every tile coming, warp 0 also the rope block.
@@ -84,7 +95,7 @@ __device__ __forceinline__ void load_tiles_tma(const FmDecodeParams& p, const CU
   const auto warp = [] { return warpgroup_thread() / 32; };  // read anew each time: registers are short
   const bool leader = threadIdx.x % 32 == 0;
   // Bit mask of the CTAs this warp loads for: all of the cluster, or none, since they take turns.
-  const uint32_t ctas = ((warp() ^ cluster_rank()) & (p.multicast - 1)) == 0 ? (1u << p.multicast) - 1 : 0;
+  const uint32_t ctas = has_turn(p, warp()) ? (1u << p.multicast) - 1 : 0;
   TilePlace<Map> place;
   for_each_row_block<Map>(p, first, [&](int item, const RowBlock& r) {
     int window = page_window<false>(p, r, r.tile_begin);
@@ -124,7 +135,7 @@ __device__ __forceinline__ void prefetch_tile(const FmDecodeParams& p, const CUt
   const int warp = warpgroup_thread() / 32;
   int window = page_window<true>(p, r, r.tile_begin);
   const TileBox box = locate_box<true>(p, r, r.tile_begin, window);
-  if (box.page < 0 || ((warp ^ cluster_rank()) & (p.multicast - 1)) != 0) return;
+  if (box.page < 0 || !has_turn(p, warp)) return;
   if (QkDim > kLatent && warp == 0) tma_prefetch_5d(rope_map, 0, 0, r.kv_head * p.head_chunks_rope, box.group, box.page);
   tma_prefetch_5d(latent_map, 0, 0, r.kv_head * p.head_chunks_nope + 2 * warp, box.group, box.page);
 }

@@ -184,12 +184,13 @@ struct TilePlace {
   __device__ __forceinline__ void advance() { count = count == kCycle - 1 ? 0 : count + 1; }
 };
 
+// Whether a block of the tile is there.
 template <class Map>
 __device__ __forceinline__ bool has_block(DecodeControl& control, TilePlace<Map> place, int quarter) {
   return Map::kCodes || mbarrier_test(shared_address(&control.block_full[place.block(quarter)]), place.block_parity(quarter));
 }
 
-// The barriers of a block of the tile: those of the whole tile where codes are converted.
+// Waits for it. Where codes are converted the barriers are those of the whole tile.
 template <class Map>
 __device__ __forceinline__ void wait_for_block(DecodeControl& control, TilePlace<Map> place, int quarter) {
   if (!Map::kCodes)

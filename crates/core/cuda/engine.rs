@@ -348,6 +348,28 @@ mod tests {
     use sys::CUlaunchAttributeID as Id;
 
     #[test]
+    fn a_teams_blocks_and_its_clusters_lie_along_y() {
+        let kernel = Kernel::Plan { pairs: false };
+        for (team, cluster, grid, along_y) in [(0, 0, (33, 1), 0), (4, 2, (33, 4), 2)] {
+            let launch = Launch {
+                blocks: 33,
+                team,
+                cluster,
+                ..Launch::default()
+            };
+            let mut attributes = launch.attributes();
+            // SAFETY: the second attribute is that of clusters.
+            let dim = unsafe { attributes[1].value.clusterDim };
+            let config = launch.config(kernel, &mut attributes);
+            assert_eq!(
+                (config.gridDimX, config.gridDimY, config.gridDimZ),
+                (grid.0, grid.1, 1)
+            );
+            assert_eq!((dim.x, dim.y, dim.z), (1, along_y, 1));
+        }
+    }
+
+    #[test]
     fn a_launch_may_begin_early_and_has_clusters_where_they_are_more_than_one_cta() {
         let early = Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
         let clusters = Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
