@@ -52,12 +52,10 @@ __device__ __forceinline__ void load_few_query(const FmDecodeParams& p, const Ro
 template <class Map>
 __device__ __forceinline__ void wait_for_tile(DecodeControl& control, TilePlace<Map> place) {
   wait_together<Map>(shared_address(&control.tile_full[place.rope()]), place.rope_parity(), kScoresBarrier);
-  bool ready = true;
-#pragma unroll
-  for (int i = 0; i < kTileBlocks; ++i) ready &= has_block<Map>(control, place, i);
-  if (!ready)
+  if (!has_blocks<0, kTileBlocks>(control, place)) {
 #pragma unroll
     for (int i = 0; i < kTileBlocks; ++i) wait_for_block<Map>(control, place, i);
+  }
   fence_copies<Map>();
 }
 

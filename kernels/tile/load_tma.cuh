@@ -10,14 +10,6 @@
 
 namespace fm {
 
-// Which page of its request a token is in, and which token of that it is. Sizes that are powers of two take no division.
-__device__ __forceinline__ int page_column(const FmKvCache& kv, int token) {
-  return kv.page_shift >= 0 ? token >> kv.page_shift : token / kv.page_size;
-}
-__device__ __forceinline__ int page_offset(const FmKvCache& kv, int token) {
-  return kv.page_shift >= 0 ? token & (kv.page_size - 1) : token % kv.page_size;
-}
-
 // Whether a warp of the loader has its turn among those of the cluster's CTAs.
 __device__ __forceinline__ bool has_turn(const FmDecodeParams& p, int warp) {
   return ((warp ^ cluster_rank()) & (p.multicast - 1)) == 0;

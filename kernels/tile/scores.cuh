@@ -117,11 +117,8 @@ struct HeldTile {
 // Whether the tile's latent blocks Begin .. End are there, and the rest of it, its rope block.
 template <int Begin, int End, bool Rest, class Map>
 __device__ __forceinline__ bool has_keys(DecodeControl& control, TilePlace<Map> place) {
-  bool ready = !Rest || mbarrier_test(shared_address(&control.tile_full[place.rope()]), place.rope_parity());
-#pragma unroll
-  for (int i = Begin; i < End; ++i)
-    ready &= mbarrier_test(shared_address(&control.block_full[place.block(i)]), place.block_parity(i));
-  return ready;
+  const bool rest = !Rest || mbarrier_test(shared_address(&control.tile_full[place.rope()]), place.rope_parity());
+  return has_blocks<Begin, End>(control, place, rest);
 }
 // Waits for them.
 template <int Begin, int End, bool Rest, class Map>
@@ -130,8 +127,7 @@ __device__ __forceinline__ void wait_for_keys(DecodeControl& control, TilePlace<
   held.release(control, place);
   if (Rest) mbarrier_wait(shared_address(&control.tile_full[place.rope()]), place.rope_parity());
 #pragma unroll
-  for (int i = Begin; i < End; ++i)
-    mbarrier_wait(shared_address(&control.block_full[place.block(i)]), place.block_parity(i));
+  for (int i = Begin; i < End; ++i) wait_for_block<Map>(control, place, i);
 }
 
 constexpr int kEarlyBlocks = 3;  // latent blocks that Q K^T waits for before it starts; the last comes on the way

@@ -184,13 +184,16 @@ struct TilePlace {
   __device__ __forceinline__ void advance() { count = count == kCycle - 1 ? 0 : count + 1; }
 };
 
-// Whether a block of the tile is there.
-template <class Map>
-__device__ __forceinline__ bool has_block(DecodeControl& control, TilePlace<Map> place, int quarter) {
-  return Map::kCodes || mbarrier_test(shared_address(&control.block_full[place.block(quarter)]), place.block_parity(quarter));
+// Whether the tile's blocks Begin .. End are there; `ready`: what else is wanted is. Where codes are converted the barriers are those
+// of the whole tile.
+template <int Begin, int End, class Map>
+__device__ __forceinline__ bool has_blocks(DecodeControl& control, TilePlace<Map> place, bool ready = true) {
+#pragma unroll
+  for (int i = Begin; i < End; ++i)
+    ready &= Map::kCodes || mbarrier_test(shared_address(&control.block_full[place.block(i)]), place.block_parity(i));
+  return ready;
 }
-
-// Waits for it. Where codes are converted the barriers are those of the whole tile.
+// Waits for one of them.
 template <class Map>
 __device__ __forceinline__ void wait_for_block(DecodeControl& control, TilePlace<Map> place, int quarter) {
   if (!Map::kCodes)

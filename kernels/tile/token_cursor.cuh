@@ -141,7 +141,7 @@ struct TileCursor {
     int entry = position + TokenWarps<Map>::row();
     bool here = entry < tokens;
     if (kv.indices == nullptr) {
-      entry = kv.page_shift >= 0 ? entry >> kv.page_shift : entry / kv.page_size;
+      entry = page_column(kv, entry);
       here &= entry < p.max_pages;
     }
     found = load_entry(entries + entry, here);

@@ -74,6 +74,14 @@ __device__ __forceinline__ int4 load_once(const int4* at) {
   return v;
 }
 
+// Which page of its request a token is in, and which token of that it is. Sizes that are powers of two take no division.
+__device__ __forceinline__ int page_column(const FmKvCache& kv, int token) {
+  return kv.page_shift >= 0 ? token >> kv.page_shift : token / kv.page_size;
+}
+__device__ __forceinline__ int page_offset(const FmKvCache& kv, int token) {
+  return kv.page_shift >= 0 ? token & (kv.page_size - 1) : token % kv.page_size;
+}
+
 template <class Map, bool Early = false>
 __device__ __forceinline__ RowBlock load_row_block(const FmDecodeParams& p, int item) {
   asm volatile("" : "+r"(item));  // no pointer into the items is kept across the caller's loop
