@@ -1,0 +1,199 @@
+// The emulated driver's modules, functions and launches. Every module has every kernel of the library, whatever its bytes.
+#include <cstring>
+
+#include "driver.h"
+
+namespace emulation::driver {
+namespace {
+
+// CTAs of a cluster, at most, without the attribute for more.
+constexpr unsigned kMostCluster = 8;
+
+struct Module {};
+
+struct Function {
+  const Kernel* kernel;
+  unsigned most_shared_bytes = kUsualSharedBytes;
+};
+
+Handles<Module>& modules() { return leaked<Handles<Module>>(); }
+
+// Of the kernels that somebody has asked for: the same handle each time. Addresses in a map of nodes stay.
+std::unordered_map<const Kernel*, Function>& functions() {
+  return leaked<std::unordered_map<const Kernel*, Function>>();
+}
+
+// Null: it is no function's handle.
+Function* find_function(CUfunction handle) {
+  for (auto& [kernel, function] : functions()) {
+    if (reinterpret_cast<CUfunction>(&function) == handle) return &function;
+  }
+  return nullptr;
+}
+
+// Sets the cluster that the attributes ask for; false: they ask for what there is not.
+bool read_attributes(const CUlaunchConfig& config, unsigned* cluster) {
+  if (config.numAttrs > 0 && config.attrs == nullptr) return false;
+  for (unsigned i = 0; i < config.numAttrs; ++i) {
+    const CUlaunchAttribute& attribute = config.attrs[i];
+    switch (attribute.id) {
+      case CU_LAUNCH_ATTRIBUTE_IGNORE:
+      case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: /* earlier launches have ended all the same */
+        break;
+      case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
+        if (attribute.value.clusterDim.x != 1 || attribute.value.clusterDim.z != 1) return false;
+        *cluster = attribute.value.clusterDim.y;
+        break;
+      default: return false;
+    }
+  }
+  return *cluster >= 1 && *cluster <= kMostCluster;
+}
+
+// Whether a device could launch the function so, and the machine emulates it.
+bool is_valid(const CUlaunchConfig& config, const Grid& grid, const Function& function) {
+  const bool is_flat = config.gridDimZ == 1 && config.blockDimY == 1 && config.blockDimZ == 1;
+  const bool has_blocks = grid.x >= 1 && grid.x <= 0x7fffffff && grid.y >= 1 && grid.y <= 0xffff;
+  const bool has_warps = grid.threads >= 32 && grid.threads <= 1024 && grid.threads % 32 == 0;
+  return is_flat && has_blocks && has_warps && grid.y % grid.cluster == 0 &&
+         grid.shared_bytes <= function.most_shared_bytes;
+}
+
+CUresult read_config(const CUlaunchConfig* config, const Function& function, Grid* grid) {
+  if (config == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *grid = {config->gridDimX, config->gridDimY, config->blockDimX, config->sharedMemBytes, 1};
+  const bool is_known = read_attributes(*config, &grid->cluster);
+  return is_known && is_valid(*config, *grid, function) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+// Copies of a launch's arguments: callers may change theirs as soon as the launch returns.
+class Arguments {
+ public:
+  Arguments(const Kernel& kernel, void* const* values) {
+    size_t pieces = 0;
+    for (size_t size : kernel.sizes) pieces += pieces_of(size);
+    storage_.resize(pieces);
+    Piece* to = storage_.data();
+    for (size_t i = 0; i < kernel.sizes.size(); ++i) {
+      std::memcpy(to->bytes, values[i], kernel.sizes[i]);
+      pointers_.push_back(to->bytes);
+      to += pieces_of(kernel.sizes[i]);
+    }
+  }
+  Arguments(const Arguments&) = delete;
+  Arguments& operator=(const Arguments&) = delete;
+
+  void** pointers() { return pointers_.data(); }
+
+ private:
+  // As a CUtensorMap of cuda.h is aligned.
+  struct alignas(alignof(CUtensorMap)) Piece {
+    char bytes[alignof(CUtensorMap)];
+  };
+  static size_t pieces_of(size_t bytes) { return (bytes + sizeof(Piece) - 1) / sizeof(Piece); }
+
+  std::vector<Piece> storage_;
+  std::vector<void*> pointers_;
+};
+
+bool are_all_there(const Kernel& kernel, void* const* values) {
+  if (values == nullptr) return kernel.sizes.empty();
+  for (size_t i = 0; i < kernel.sizes.size(); ++i) {
+    if (values[i] == nullptr) return false;
+  }
+  return true;
+}
+
+CUresult launch(const Kernel& kernel, const Grid& grid, CUstream stream, void** values) {
+  if (!are_all_there(kernel, values)) return CUDA_ERROR_INVALID_VALUE;
+  const auto arguments = std::make_shared<Arguments>(kernel, values);
+  return submit(stream, [&kernel, grid, arguments]() -> CUresult {
+    kernel.run(arguments->pointers(), grid);
+    return CUDA_SUCCESS;
+  });
+}
+
+// -1: nobody has asked for this one yet. The registers are any number.
+int attribute_value(const Function& function, CUfunction_attribute attribute) {
+  switch (attribute) {
+    case CU_FUNC_ATTRIBUTE_NUM_REGS: return 128;
+    case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: return 1024;
+    case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: return static_cast<int>(function.most_shared_bytes);
+    default: return -1;
+  }
+}
+
+}  // namespace
+}  // namespace emulation::driver
+
+using namespace emulation::driver;
+
+extern "C" {
+
+CUresult cuModuleLoadData(CUmodule* module, const void* image) {
+  return in_context([&]() -> CUresult {
+    if (image == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    const CUresult allowed = allowed_during_captures();
+    return allowed == CUDA_SUCCESS ? modules().give(module) : allowed;
+  });
+}
+
+CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
+  return in_context([&] {
+    if (function == nullptr || name == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (modules().find(module) == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    const emulation::Kernel* const kernel = emulation::find_kernel(name);
+    if (kernel == nullptr) return CUDA_ERROR_NOT_FOUND;
+    Function& found = functions().try_emplace(kernel, Function{kernel}).first->second;
+    *function = reinterpret_cast<CUfunction>(&found);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuFuncSetAttribute(CUfunction handle, CUfunction_attribute attribute, int value) {
+  return in_context([&] {
+    Function* const function = find_function(handle);
+    if (function == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    const bool is_known = attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    if (!is_known || value < 0 || value > static_cast<int>(kMostSharedBytes)) return CUDA_ERROR_INVALID_VALUE;
+    function->most_shared_bytes = value;
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfunction handle) {
+  return in_context([&] {
+    const Function* const function = find_function(handle);
+    if (function == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    const int known = attribute_value(*function, attribute);
+    if (value == nullptr || known < 0) return CUDA_ERROR_INVALID_VALUE;
+    *value = known;
+    return CUDA_SUCCESS;
+  });
+}
+
+// One CTA at a time on a multiprocessor.
+CUresult cuOccupancyMaxActiveClusters(int* clusters, CUfunction handle, const CUlaunchConfig* config) {
+  return in_context([&] {
+    const Function* const function = find_function(handle);
+    if (function == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    emulation::Grid grid;
+    const CUresult result = read_config(config, *function, &grid);
+    if (clusters == nullptr || result != CUDA_SUCCESS) return CUDA_ERROR_INVALID_VALUE;
+    *clusters = emulation::kSms / static_cast<int>(grid.cluster);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction handle, void** arguments, void** extra) {
+  return in_context([&]() -> CUresult {
+    const Function* const function = find_function(handle);
+    if (function == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    emulation::Grid grid;
+    const CUresult result = read_config(config, *function, &grid);
+    if (result != CUDA_SUCCESS || extra != nullptr) return CUDA_ERROR_INVALID_VALUE;
+    return launch(*function->kernel, grid, config->hStream, arguments);
+  });
+}
+
+}  // extern "C"
