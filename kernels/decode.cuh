@@ -28,16 +28,30 @@
 //
 // docs/kernels.md and docs/sparse.md have figures of all.
 #pragma once
+#include <cuda.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+#include <type_traits>
+
+#include "params.h"
+#include "ptx/control.cuh"
+#include "ptx/launch.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/shared.cuh"
 #include "tile/few_scores.cuh"
 #include "tile/few_values.cuh"
-#include "tile/load_tokens.cuh"
 #include "tile/load_tma.cuh"
+#include "tile/load_tokens.cuh"
 #include "tile/raw_independent.cuh"
+#include "tile/raw_map.cuh"
 #include "tile/raw_rows.cuh"
-#include "tile/raw_scores.cuh"
 #include "tile/raw_values.cuh"
 #include "tile/scores.cuh"
+#include "tile/shared_map.cuh"
+#include "tile/token_cursor.cuh"
 #include "tile/values.cuh"
+#include "tile/work.cuh"
 
 namespace fm {
 
@@ -245,7 +259,7 @@ constexpr int decode_threads(Loader loader, int rows) {
 template <class T, int QkDim, Loader L, int Rows>
 __device__ __forceinline__ void decode(const CUtensorMap& latent_map, const CUtensorMap& rope_map,
                                        const FmDecodeParams& p) {
-  extern __shared__ __align__(1024) uint8_t smem[];
+  uint8_t* smem = launch_shared();
   let_next_launch_begin();
   if constexpr (L == Loader::Raw || L == Loader::Bare)
     decode_raw<T, QkDim, Rows, L == Loader::Bare>(latent_map, rope_map, p, smem);

@@ -5,7 +5,7 @@
 // One warp per row, grid-stride.
 #include "params.h"
 #include "ptx/launch.cuh"
-#include "ptx/math.cuh"
+#include "tile/numbers.cuh"
 
 namespace fm {
 

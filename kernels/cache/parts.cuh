@@ -1,6 +1,8 @@
 // A cached token of bytes: where its parts are.
 #pragma once
+#include "../format/layout.h"
 #include "../format/scale.h"
+#include "../params.h"
 #include "tokens.cuh"
 
 namespace fm {

@@ -1,5 +1,7 @@
 // Tokens of a cache, one warp each: which warp has which, and where a token lies.
 #pragma once
+#include <stdint.h>
+
 #include "../params.h"
 #include "../ptx/launch.cuh"
 

@@ -1,5 +1,8 @@
 // What both ways of planning with one thread block need: scans, searches, stores.
 #pragma once
+#include <stdint.h>
+#include <string.h>
+
 #include "../params.h"
 #include "../plan_algorithm.h"
 

@@ -20,6 +20,10 @@
 // give a plan for a mixture of both, never a write outside the layout. Query ranges are read again: each is
 // clamped by itself.
 #pragma once
+#include <stdint.h>
+
+#include "../params.h"
+#include "../plan_algorithm.h"
 #include "block.cuh"
 #include "dealt.h"
 #include "equal_parts.h"

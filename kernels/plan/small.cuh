@@ -20,6 +20,10 @@
 //
 // Barriers: 3 for whole units, 5 where units are cut; ragged, one more. One more, too, for a vote without equal parts.
 #pragma once
+#include <stdint.h>
+
+#include "../params.h"
+#include "../plan_algorithm.h"
 #include "block.cuh"
 #include "equal_parts.h"
 

@@ -2,8 +2,6 @@
 #pragma once
 #include <stdint.h>
 
-#include "launch.cuh"
-
 namespace fm {
 
 // This thread within its CTA. Read anew each time: cheaper than a register held across a main loop.

@@ -16,15 +16,6 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 
-__device__ __forceinline__ void add_scaled(float4& to, float weight, float4 v) {
-  to.x += weight * v.x, to.y += weight * v.y, to.z += weight * v.z, to.w += weight * v.w;
-}
-
-// Of a power of two whose inverse is a normal number.
-__device__ __forceinline__ float inverse_power_of_two(float x) {
-  return __uint_as_float((254u << 23) - __float_as_uint(x));
-}
-
 // Two floats to a pair of 16-bit numbers, round to nearest even, `low` in the low half.
 __device__ __forceinline__ uint32_t pack(__nv_bfloat16, float low, float high) {
   uint32_t r;
@@ -37,28 +28,44 @@ __device__ __forceinline__ uint32_t pack(__half, float low, float high) {
   return r;
 }
 
-// As pack, for results: a finite float stays finite (fp16 ends at 65504).
-__device__ __forceinline__ uint32_t pack_result(__nv_bfloat16 t, float low, float high) { return pack(t, low, high); }
-__device__ __forceinline__ uint32_t pack_result(__half t, float low, float high) {
-  auto clamp = [](float x) { return fabsf(x) < __int_as_float(0x7F800000) ? fminf(fmaxf(x, -65504.f), 65504.f) : x; };
-  return pack(t, clamp(low), clamp(high));
+// Products of pairs: of halves, and of bfloat16.
+__device__ __forceinline__ uint32_t multiply_halves(uint32_t a, uint32_t b) {
+  uint32_t r;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+__device__ __forceinline__ uint32_t multiply_bf16(uint32_t a, uint32_t b) {
+  uint32_t r;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
 }
 
-__device__ __forceinline__ float2 unpack(__nv_bfloat16, uint32_t v) {
-  return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xFFFF0000u));
-}
-__device__ __forceinline__ float2 unpack(__half, uint32_t v) { return __half22float2(*reinterpret_cast<__half2*>(&v)); }
-
-// Adds two pairs of halves, each with a weight of its own.
-__device__ __forceinline__ void add_pairs(float4& to, float first, uint32_t a, float second, uint32_t b) {
-  const float2 x = unpack(__half(), a), y = unpack(__half(), b);
-  to.x += first * x.x, to.y += first * x.y, to.z += second * y.x, to.w += second * y.y;
+// The larger bfloat16 of two pairs, half by half; NaN only where both are.
+__device__ __forceinline__ uint32_t larger_bf16_pair(uint32_t a, uint32_t b) {
+  uint32_t r;
+  asm("max.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
 }
 
-// A pair of bfloat16 to float16, finite numbers to finite ones.
-__device__ __forceinline__ uint32_t bf16_to_fp16(uint32_t v) {
-  const float2 f = unpack(__nv_bfloat16(), v);
-  return pack_result(__half(), f.x, f.y);
+// Four e4m3 codes in order, NaN codes as NaN.
+__device__ __forceinline__ uint2 e4m3_to_half(uint32_t codes) {
+  uint2 v;
+  asm("{\n"
+      ".reg .b16 low, high;\n"
+      "mov.b32 {low, high}, %2;\n"
+      "cvt.rn.f16x2.e4m3x2 %0, low;\n"
+      "cvt.rn.f16x2.e4m3x2 %1, high;\n"
+      "}"
+      : "=r"(v.x), "=r"(v.y)
+      : "r"(codes));
+  return v;
+}
+
+// The address `index` times 16 bytes on.
+__device__ __forceinline__ const uint8_t* at_sixteenth(const uint8_t* from, uint32_t index) {
+  const uint8_t* at;
+  asm("mad.wide.u32 %0, %1, 16, %2;" : "=l"(at) : "r"(index), "l"(from));
+  return at;
 }
 
 // Transposes an 8 x 8 matrix of 16-bit numbers held by a warp: lane i has row i / 4, columns 2 (i % 4) + {0, 1}.
@@ -66,16 +73,6 @@ __device__ __forceinline__ uint32_t transpose_8x8(uint32_t v) {
   uint32_t r;
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));
   return r;
-}
-
-// Infinities and NaNs of a pair become zeros.
-__device__ __forceinline__ uint32_t finite_or_zero(__nv_bfloat16, uint32_t v) {
-  uint32_t keep = ((v & 0x7F80u) != 0x7F80u ? 0xFFFFu : 0) | ((v & 0x7F800000u) != 0x7F800000u ? 0xFFFF0000u : 0);
-  return v & keep;
-}
-__device__ __forceinline__ uint32_t finite_or_zero(__half, uint32_t v) {
-  uint32_t keep = ((v & 0x7C00u) != 0x7C00u ? 0xFFFFu : 0) | ((v & 0x7C000000u) != 0x7C000000u ? 0xFFFF0000u : 0);
-  return v & keep;
 }
 
 }  // namespace fm

@@ -1,8 +1,20 @@
-// Loads and stores of shared memory by its 32-bit addresses.
+// Shared memory: where it begins, and loads and stores by its 32-bit addresses.
 #pragma once
 #include <stdint.h>
 
 namespace fm {
+
+// The CTA's shared memory, whose size the launch says. By way of a reference: where the function that declares it returns it,
+// the compiler makes other and mostly longer code of what uses it.
+__device__ __forceinline__ void find_launch_shared(uint8_t*& begin) {
+  extern __shared__ __align__(1024) uint8_t smem[];
+  begin = smem;
+}
+__device__ __forceinline__ uint8_t* launch_shared() {
+  uint8_t* begin;
+  find_launch_shared(begin);
+  return begin;
+}
 
 __device__ __forceinline__ float2 load_shared_2(uint32_t from) {
   float2 v;
@@ -43,6 +55,18 @@ __device__ __forceinline__ void load_matrices(uint32_t (&v)[4], uint32_t from) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
                  : "r"(from)
+                 : "memory");
+}
+
+// And back: of matrix i this lane has what load_matrices leaves in v[i].
+template <bool Transposed>
+__device__ __forceinline__ void store_matrices(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  if constexpr (Transposed)
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c),
+                 "r"(d)
+                 : "memory");
+  else
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d)
                  : "memory");
 }
 

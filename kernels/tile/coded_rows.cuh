@@ -1,8 +1,19 @@
 // Quantised rows on their way to shared memory: codes in registers, stored as halves. A token's row counts in a power of
 // two of its own (RowUnit), which scores and weights are multiplied with.
 #pragma once
+#include <cuda_fp16.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <type_traits>
+
+#include "../params.h"
+#include "../ptx/global.cuh"
+#include "../ptx/math.cuh"
+#include "../ptx/shared.cuh"
 #include "codes.cuh"
-#include "copied_rows.cuh"
+#include "shared_map.cuh"
+#include "token_cursor.cuh"
 
 namespace fm {
 
@@ -16,43 +27,6 @@ __device__ __forceinline__ int scales_after(const FmKvCache& kv, int offset) {
   }
 }
 
-// Loads `At` bytes on from an address. What is on its way must not be copied from register to register, where branches
-// meet, say: that waits for it.
-template <int At = 0>
-__device__ __forceinline__ uint4 load_16(const uint8_t* from) {
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4+%5];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(from), "n"(At));
-  return v;
-}
-template <int At = 0>
-__device__ __forceinline__ void load_8(uint2& v, const uint8_t* from) {
-  asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2+%3];" : "=r"(v.x), "=r"(v.y) : "l"(from), "n"(At));
-}
-template <int At = 0>
-__device__ __forceinline__ void load_8(uint64_t& v, const uint8_t* from) {
-  asm volatile("ld.global.nc.L1::no_allocate.u64 %0, [%1+%2];" : "=l"(v) : "l"(from), "n"(At));
-}
-template <int At = 0>
-__device__ __forceinline__ uint32_t load_4(const uint8_t* from) {
-  uint32_t v;
-  asm volatile("ld.global.nc.u32 %0, [%1+%2];" : "=r"(v) : "l"(from), "n"(At));
-  return v;
-}
-// Where `present`; else v stays as it is.
-template <int At = 0>
-__device__ __forceinline__ void load_16_if(bool present, uint4& v, const uint8_t* from) {
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "setp.ne.u32 p, %6, 0;\n"
-      "@p ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4+%5];\n"
-      "}"
-      : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
-      : "l"(from), "n"(At), "r"((uint32_t)present));
-}
-
 // A tile's rows as this warp sees them: where this lane's row is. Absent rows are read as if they were the cache's first
 // (loads that depend on nothing need not be waited for), and stored as zeros.
 struct CodedRows {
@@ -63,9 +37,7 @@ struct CodedRows {
 
   // Of row `which` of the warp: `from`, which is in the cache's first row, moved to it.
   __device__ __forceinline__ const uint8_t* address(const uint8_t* from, int which) const {
-    const uint8_t* at;
-    asm("mad.wide.u32 %0, %1, 16, %2;" : "=l"(at) : "r"(__shfl_sync(~0u, row, which)), "l"(from));
-    return at;
+    return at_sixteenth(from, __shfl_sync(~0u, row, which));
   }
 };
 

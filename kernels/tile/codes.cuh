@@ -1,33 +1,16 @@
 // Codes of quantised caches as half-precision numbers: e4m3 (OCP float8_e4m3fn) and e2m1. Every code is a half, and so
 // is its product with a power of two in the middle of half's range; with other scales the product is rounded.
 #pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <stdint.h>
 
 #include <type_traits>
 
 #include "../ptx/math.cuh"
+#include "numbers.cuh"
 
 namespace fm {
-
-__device__ __forceinline__ uint32_t multiply_halves(uint32_t a, uint32_t b) {
-  uint32_t r;
-  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
-  return r;
-}
-
-// Four e4m3 codes in order, NaN codes as NaN.
-__device__ __forceinline__ uint2 e4m3_to_half(uint32_t codes) {
-  uint2 v;
-  asm("{\n"
-      ".reg .b16 low, high;\n"
-      "mov.b32 {low, high}, %2;\n"
-      "cvt.rn.f16x2.e4m3x2 %0, low;\n"
-      "cvt.rn.f16x2.e4m3x2 %1, high;\n"
-      "}"
-      : "=r"(v.x), "=r"(v.y)
-      : "r"(codes));
-  return v;
-}
 
 // Eight e4m3 codes: 16 bytes of shared memory.
 __device__ __forceinline__ uint4 e4m3_to_half(uint32_t first, uint32_t second) {
@@ -63,9 +46,7 @@ __device__ __forceinline__ uint4 scaled(uint4 v, uint32_t scale_pair) {
 
 // The larger of what two words of two bfloat16 are in absolute value, half by half; NaN only where both are.
 __device__ __forceinline__ uint32_t larger_bf16(uint32_t a, uint32_t b) {
-  uint32_t r;
-  asm("max.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a & 0x7FFF7FFFu), "r"(b & 0x7FFF7FFFu));
-  return r;
+  return larger_bf16_pair(a & 0x7FFF7FFFu, b & 0x7FFF7FFFu);
 }
 
 // The bits of the largest of eight bfloat16, in absolute value, as a float.
@@ -76,12 +57,8 @@ __device__ __forceinline__ uint32_t largest_bf16(uint4 v) {
 
 // Eight bfloat16 times a power of two, which is a pair of them.
 __device__ __forceinline__ uint4 bf16_times(uint4 v, uint32_t factor) {
-  const auto pair = [&](uint32_t w) {
-    uint32_t r;
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(w), "r"(factor));
-    return r;
-  };
-  return make_uint4(pair(v.x), pair(v.y), pair(v.z), pair(v.w));
+  return make_uint4(multiply_bf16(v.x, factor), multiply_bf16(v.y, factor), multiply_bf16(v.z, factor),
+                    multiply_bf16(v.w, factor));
 }
 
 // The same as halves.

@@ -1,7 +1,12 @@
 // Rows of 16-bit numbers on their way to shared memory: copied in pieces of 16 bytes, with the swizzle.
 #pragma once
+#include <stdint.h>
+
+#include <type_traits>
+
+#include "../ptx/control.cuh"
 #include "../ptx/copy.cuh"
-#include "../ptx/shared.cuh"
+#include "shared_map.cuh"
 #include "token_cursor.cuh"
 
 namespace fm {

@@ -5,12 +5,19 @@
 // The references of the softmax (see scores.cuh) are the same in all four warps. Whether any row's has to move is one
 // barrier with an OR; only then are maxima reduced over lanes and warps.
 #pragma once
+#include <stdint.h>
+
+#include "../params.h"
 #include "../ptx/control.cuh"
 #include "../ptx/copy.cuh"
 #include "../ptx/math.cuh"
+#include "../ptx/mbarrier.cuh"
+#include "../ptx/shared.cuh"
 #include "../ptx/wgmma.cuh"
+#include "codes.cuh"
 #include "masking.cuh"
 #include "query_halves.cuh"
+#include "shared_map.cuh"
 #include "weight_factors.cuh"
 #include "work.cuh"
 
@@ -293,9 +300,7 @@ __device__ __forceinline__ void store_few_weights(Pair pair, uint32_t to) {
 #pragma unroll
   for (int g = 0; g < Rows / 16; ++g) {  // 16 rows at a time: four 8 x 8 blocks
     const uint32_t at = to + swizzled(g * 16 + lane / 16 * 8 + lane % 8, piece);
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(pair(4 * g)),
-                 "r"(pair(4 * g + 1)), "r"(pair(4 * g + 2)), "r"(pair(4 * g + 3))
-                 : "memory");
+    store_matrices<true>(at, pair(4 * g), pair(4 * g + 1), pair(4 * g + 2), pair(4 * g + 3));
   }
 }
 

@@ -1,11 +1,20 @@
 // The values role for few query rows: two warpgroups accumulate O^T = V^T P^T, 256 columns of V x all rows each, and
 // write the finished rows, or merge them with those of the cluster's other CTAs (merge_parts.cuh).
 #pragma once
+#include <stdint.h>
+
+#include "../params.h"
+#include "../ptx/cluster.cuh"
 #include "../ptx/control.cuh"
 #include "../ptx/math.cuh"
+#include "../ptx/mbarrier.cuh"
 #include "../ptx/wgmma.cuh"
 #include "few_scores.cuh"
+#include "masking.cuh"
 #include "merge_parts.cuh"
+#include "numbers.cuh"
+#include "shared_map.cuh"
+#include "split_few.cuh"
 #include "work.cuh"
 
 namespace fm {

@@ -1,7 +1,15 @@
 // The token loader of 64 query rows, 16-bit numbers: each of four warps copies 16 tokens of a tile, a column quarter after
 // another, as soon as the quarter's place is free: the first quarters of a tile while the one before is on its way.
 #pragma once
+#include <stdint.h>
+
+#include "../params.h"
+#include "../ptx/copy.cuh"
+#include "../ptx/mbarrier.cuh"
 #include "copied_rows.cuh"
+#include "shared_map.cuh"
+#include "token_cursor.cuh"
+#include "work.cuh"
 
 namespace fm {
 

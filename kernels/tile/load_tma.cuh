@@ -3,9 +3,14 @@
 // different query rows, the CTAs take turns and each box is written to all of them: the L2 is read once.
 #pragma once
 #include <cuda.h>
+#include <stdint.h>
 
+#include "../params.h"
 #include "../ptx/control.cuh"
 #include "../ptx/copy.cuh"
+#include "../ptx/global.cuh"
+#include "../ptx/mbarrier.cuh"
+#include "shared_map.cuh"
 #include "work.cuh"
 
 namespace fm {

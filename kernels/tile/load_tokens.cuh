@@ -6,9 +6,18 @@
 // half the odd ones. Of quantised rows a lane fetches 16 codes into registers, a batch of rows at a time, and stores them
 // as halves (coded_rows.cuh); all warps are at the same tile.
 #pragma once
+#include <stdint.h>
+
+#include "../params.h"
+#include "../ptx/control.cuh"
+#include "../ptx/copy.cuh"
+#include "../ptx/mbarrier.cuh"
 #include "coded_rows.cuh"
 #include "copied_rows.cuh"
 #include "load_quarters.cuh"
+#include "shared_map.cuh"
+#include "token_cursor.cuh"
+#include "work.cuh"
 
 namespace fm {
 

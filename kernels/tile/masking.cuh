@@ -1,9 +1,16 @@
 // What the scores roles share: constants of the softmax, and what keeps absent and unseen tokens out of the results.
 #pragma once
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+#include "../params.h"
 #include "../ptx/control.cuh"
 #include "../ptx/math.cuh"
+#include "../ptx/mbarrier.cuh"
 #include "../ptx/shared.cuh"
 #include "codes.cuh"
+#include "numbers.cuh"
+#include "shared_map.cuh"
 #include "work.cuh"
 
 namespace fm {

@@ -5,10 +5,18 @@
 // CTA j holds unnormalised rows o_j with references m_j and sums l_j of its softmax. With m = max_j m_j,
 // out = sum_j 2^(m_j - m) o_j / sum_j 2^(m_j - m) l_j. Parts are added in a fixed order.
 #pragma once
+#include <stdint.h>
+
+#include <type_traits>
+
+#include "../params.h"
 #include "../ptx/cluster.cuh"
 #include "../ptx/control.cuh"
 #include "../ptx/math.cuh"
+#include "../ptx/mbarrier.cuh"
 #include "few_scores.cuh"
+#include "numbers.cuh"
+#include "shared_map.cuh"
 #include "split_few.cuh"
 #include "work.cuh"
 

@@ -1,8 +1,18 @@
 // Queries as halves in shared memory, for the products with converted codes. A row of bf16 counts in a power of two
 // (RowUnit), e4m3 in the row's own scale; scores are multiplied with that.
 #pragma once
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+#include <type_traits>
+
+#include "../params.h"
+#include "../ptx/control.cuh"
+#include "../ptx/mbarrier.cuh"
 #include "../ptx/shared.cuh"
 #include "codes.cuh"
+#include "masking.cuh"
+#include "shared_map.cuh"
 #include "work.cuh"
 
 namespace fm {

@@ -7,9 +7,10 @@
 // Of V (O^T = V^T P^T) a register has two tokens of a column. ldmatrix with .trans gives a lane columns 2 i and 2 i + 1
 // (i = lane / 4, of the 16 of a warp) of tokens 2 j and 2 j + 1: column 2 i becomes row i of the product, 2 i + 1 row i + 8.
 #pragma once
+#include <stdint.h>
+
+#include "../ptx/math.cuh"
 #include "../ptx/shared.cuh"
-#include "codes.cuh"
-#include "raw_map.cuh"
 
 namespace fm {
 

@@ -7,8 +7,24 @@
 // Each has references, sums and accumulators of its own. At the end these are brought to the higher of the two references, and
 // each warpgroup hands over the half of the columns that the other one stores: then all is as raw_values.cuh has it.
 #pragma once
+#include <stdint.h>
+
+#include "../params.h"
+#include "../ptx/cluster.cuh"
+#include "../ptx/control.cuh"
+#include "../ptx/math.cuh"
+#include "../ptx/mbarrier.cuh"
+#include "../ptx/shared.cuh"
+#include "few_scores.cuh"
 #include "few_values.cuh"
+#include "merge_parts.cuh"
+#include "raw_map.cuh"
+#include "raw_products.cuh"
+#include "raw_query.cuh"
+#include "raw_scores.cuh"
 #include "raw_values.cuh"
+#include "split_few.cuh"
+#include "work.cuh"
 
 namespace fm {
 

@@ -9,6 +9,11 @@
 //   places of a tile's scales, RawScales
 //   control block, RawControl
 #pragma once
+#include <stdint.h>
+
+#include <type_traits>
+
+#include "../params.h"
 #include "shared_map.cuh"
 
 namespace fm {

@@ -1,9 +1,20 @@
 // S^T = K Q^T of raw rows: 64 tokens on the M side, query rows on the N side. K comes from shared memory as codes and is
 // converted in registers (raw_fragments.cuh), as far as it is codes: a rope part may be 16-bit numbers.
 #pragma once
+#include <stdint.h>
+
+#include <type_traits>
+
+#include "../params.h"
+#include "../ptx/control.cuh"
+#include "../ptx/mbarrier.cuh"
+#include "../ptx/shared.cuh"
+#include "../ptx/wgmma.cuh"
+#include "codes.cuh"
 #include "few_scores.cuh"
 #include "raw_fragments.cuh"
 #include "raw_map.cuh"
+#include "shared_map.cuh"
 
 namespace fm {
 

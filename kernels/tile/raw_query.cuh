@@ -2,8 +2,16 @@
 // it: k = 2 (c / 4) + c % 2 + 8 (c % 4 / 2). Where those columns may also lie as halves, even ones first (the last 64 of
 // rows of 512), c is at k = c / 2 + 8 (c % 2). A rope part that is not codes is in order.
 #pragma once
+#include <stdint.h>
+
+#include "../params.h"
+#include "../ptx/control.cuh"
+#include "../ptx/copy.cuh"
+#include "../ptx/shared.cuh"
 #include "query_halves.cuh"
 #include "raw_map.cuh"
+#include "shared_map.cuh"
+#include "work.cuh"
 
 namespace fm {
 

@@ -5,10 +5,24 @@
 //
 // fp8 and fp8_v32 (576 columns); fp8, fp8_v4, fp8_v41 and fp8_v41_split (512). Bare rows are of fp8 alone.
 #pragma once
+#include <cuda.h>
+#include <cuda_fp16.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../params.h"
+#include "../ptx/control.cuh"
 #include "../ptx/copy.cuh"
+#include "../ptx/launch.cuh"
+#include "../ptx/math.cuh"
+#include "../ptx/mbarrier.cuh"
 #include "../ptx/shared.cuh"
-#include "load_tokens.cuh"
+#include "coded_rows.cuh"
+#include "codes.cuh"
 #include "raw_map.cuh"
+#include "shared_map.cuh"
+#include "token_cursor.cuh"
+#include "work.cuh"
 
 namespace fm {
 

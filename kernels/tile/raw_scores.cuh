@@ -6,9 +6,22 @@
 // 2^-74 or more (RowUnit), so that weights stay below 2^90 and sums are in range. The reference may be far from the scores,
 // where float32 is coarse: weights are 2^(s - n), n an integer near the highest score, times 2^(n - reference), the lift.
 #pragma once
+#include <cuda_fp16.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../params.h"
+#include "../ptx/control.cuh"
+#include "../ptx/math.cuh"
+#include "../ptx/mbarrier.cuh"
+#include "../ptx/shared.cuh"
 #include "few_scores.cuh"
-#include "raw_products.cuh"
-#include "raw_query.cuh"
+#include "masking.cuh"
+#include "numbers.cuh"
+#include "raw_map.cuh"
+#include "shared_map.cuh"
+#include "weight_factors.cuh"
+#include "work.cuh"
 
 namespace fm {
 

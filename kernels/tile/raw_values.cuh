@@ -2,10 +2,31 @@
 // registers (raw_fragments.cuh). o[m][FewLayout::value(c, h)] is row FewLayout::row(c), column
 // 64 m + 16 warp + 2 (lane / 4) + h of the warpgroup's half.
 #pragma once
+#include <cuda_fp16.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../params.h"
+#include "../ptx/cluster.cuh"
+#include "../ptx/control.cuh"
+#include "../ptx/math.cuh"
+#include "../ptx/mbarrier.cuh"
+#include "../ptx/shared.cuh"
+#include "../ptx/wgmma.cuh"
+#include "few_scores.cuh"
+#include "few_values.cuh"
 #include "merge_parts.cuh"
+#include "numbers.cuh"
 #include "raw_fragments.cuh"
+#include "raw_map.cuh"
+#include "raw_products.cuh"
+#include "raw_query.cuh"
 #include "raw_scores.cuh"
+#include "shared_map.cuh"
+#include "split_few.cuh"
 #include "split_rows.cuh"
+#include "split_unit.cuh"
+#include "work.cuh"
 
 namespace fm {
 

@@ -11,13 +11,19 @@
 // more than kReferenceSlack (in powers of two), so that accumulators are rarely rescaled. P may reach
 // 2^kReferenceSlack; the final division makes the result exact for any reference.
 #pragma once
+#include <stdint.h>
+
+#include "../params.h"
 #include "../ptx/control.cuh"
 #include "../ptx/copy.cuh"
 #include "../ptx/math.cuh"
-#include "../ptx/wgmma.cuh"
+#include "../ptx/mbarrier.cuh"
 #include "../ptx/shared.cuh"
+#include "../ptx/wgmma.cuh"
+#include "codes.cuh"
 #include "masking.cuh"
 #include "query_halves.cuh"
+#include "shared_map.cuh"
 #include "weight_factors.cuh"
 #include "work.cuh"
 
@@ -368,9 +374,7 @@ __device__ __forceinline__ void store_weights(const float (&s)[32], uint32_t to)
   for (int i = 0; i < 4; ++i) {
     const uint32_t at = first ^ (i * 32);  // piece 2i + lane / 16, through the swizzle
     const float* v = &s[8 * i];
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(pack(T(), v[0], v[1])),
-                 "r"(pack(T(), v[2], v[3])), "r"(pack(T(), v[4], v[5])), "r"(pack(T(), v[6], v[7]))
-                 : "memory");
+    store_matrices<false>(at, pack(T(), v[0], v[1]), pack(T(), v[2], v[3]), pack(T(), v[4], v[5]), pack(T(), v[6], v[7]));
   }
 }
 

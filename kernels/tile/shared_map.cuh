@@ -12,7 +12,6 @@
 // [8 groups of 8 tokens][2 chunks of 64 columns][8 tokens][128 bytes], all others as [rows][128 bytes]; every 1,024
 // bytes have the 128-byte swizzle: the 16-byte piece index within a row is XORed with the row index modulo 8.
 #pragma once
-#include <stddef.h>
 #include <stdint.h>
 
 #include "../params.h"

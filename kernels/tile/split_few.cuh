@@ -2,9 +2,16 @@
 // after another. Where a cluster shares an item's tiles, each of its CTAs has a share of every 16 rows (merge_parts.cuh), of
 // which it adds up the parts with the CTAs in the same place of the other clusters.
 #pragma once
+#include <stdint.h>
+
+#include <type_traits>
+
+#include "../params.h"
 #include "../ptx/control.cuh"
-#include "../ptx/math.cuh"
+#include "numbers.cuh"
+#include "shared_map.cuh"
 #include "split_unit.cuh"
+#include "work.cuh"
 
 namespace fm {
 

@@ -1,9 +1,16 @@
 // How the parts of a split unit are added up in a CTA of 64 rows (split_unit.cuh has the rest). A row block of a slot lies so that
 // a thread of the values role stores sixteen bytes at a time: FloatPart, and, for raw rows, HalfPart.
 #pragma once
+#include <stdint.h>
+
+#include <type_traits>
+
+#include "../params.h"
 #include "../ptx/control.cuh"
-#include "../ptx/math.cuh"
+#include "numbers.cuh"
+#include "shared_map.cuh"
 #include "split_unit.cuh"
+#include "work.cuh"
 
 namespace fm {
 

@@ -9,8 +9,14 @@
 // order: the result depends neither on timing nor on who adds them. How: split_rows.cuh (64 rows), split_few.cuh (16 and 32),
 // and, for two parts of 64 rows of 16-bit caches, two_parts.cuh.
 #pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../params.h"
 #include "../ptx/control.cuh"
+#include "../ptx/global.cuh"
 #include "../ptx/math.cuh"
+#include "shared_map.cuh"
 #include "work.cuh"
 
 namespace fm {
@@ -46,19 +52,10 @@ struct PartCount {
   }
   // This part among those that are there, and a piece that is given up at once or none; what the word was.
   __device__ __forceinline__ uint64_t count(uint32_t given_up) const {
-    uint64_t before;
-    asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;"
-                 : "=l"(before)
-                 : "l"(word()), "l"((uint64_t)given_up << 32 | 1)
-                 : "memory");
-    return before;
+    return atomic_add(word(), (uint64_t)given_up << 32 | 1);
   }
   __device__ __forceinline__ bool was_last(uint64_t before) const { return (uint32_t)before + 1 == parts; }
-  __device__ __forceinline__ uint64_t look() const {
-    uint64_t now;
-    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(now) : "l"(word()) : "memory");
-    return now;
-  }
+  __device__ __forceinline__ uint64_t look() const { return load_relaxed(word()); }
   // Not for long.
   __device__ __forceinline__ bool wait_for_all() const {
     const int64_t begin = clock64();
@@ -70,10 +67,7 @@ struct PartCount {
   __device__ __forceinline__ bool give_up(uint32_t piece) const {
     for (uint64_t seen = look(); (uint32_t)seen != parts;) {
       const uint64_t expected = seen;
-      asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], %2, %3;"
-                   : "=l"(seen)
-                   : "l"(word()), "l"(expected), "l"(expected | (uint64_t)piece << 32)
-                   : "memory");
+      seen = compare_and_swap(word(), expected, expected | (uint64_t)piece << 32);
       if (seen == expected) return true;
     }
     return false;
@@ -83,8 +77,7 @@ struct PartCount {
     const int own = __popc(mine), all = pieces();
     int before = 0;
     if (own == 0) return;
-    if (own < all)
-      asm volatile("atom.relaxed.gpu.global.add.s32 %0, [%1], %2;" : "=r"(before) : "l"(&merge->done[block]), "r"(own) : "memory");
+    if (own < all) before = atomic_add(&merge->done[block], own);
     if (before + own < all) return;
     merge->done[block] = 0;
     *word() = 0;

@@ -1,6 +1,10 @@
 // The tiles that a loading warp fetches token by token: which warp has which rows, and where the tokens are.
 #pragma once
+#include "../params.h"
 #include "../ptx/control.cuh"
+#include "../ptx/copy.cuh"
+#include "../ptx/global.cuh"
+#include "shared_map.cuh"
 #include "work.cuh"
 
 namespace fm {
@@ -25,21 +29,6 @@ struct TokenWarps {
   static __device__ __forceinline__ int first_row() { return warp() * kRows; }
   static __device__ __forceinline__ int row() { return first_row() + (unsigned)block_thread() % kRows; }  // this lane's
 };
-
-// An entry, or -1 where none is to be loaded. Without a branch: where two ways meet the compiler may wait for the load.
-__device__ __forceinline__ int load_entry(const int* at, bool here) {
-  int v;
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "setp.ne.u32 p, %2, 0;\n"
-      "mov.s32 %0, -1;\n"
-      "@p ld.global.nc.s32 %0, [%1];\n"
-      "}"
-      : "=r"(v)
-      : "l"(at), "r"((uint32_t)here));
-  return v;
-}
 
 // Where a token is: its page (-1 when absent) and its offset in it.
 struct TokenPlace {

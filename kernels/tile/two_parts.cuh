@@ -5,7 +5,16 @@
 //
 // Half h of the columns is those whose accumulators have b = h (values.cuh), and is that of part h.
 #pragma once
-#include "split_rows.cuh"
+#include <stdint.h>
+
+#include <type_traits>
+
+#include "../params.h"
+#include "../ptx/control.cuh"
+#include "../ptx/math.cuh"
+#include "shared_map.cuh"
+#include "split_unit.cuh"
+#include "work.cuh"
 
 namespace fm {
 

@@ -2,9 +2,16 @@
 // columns), and write the finished rows to the output or, for a part of a split unit, to its slot of partial results, which
 // split_rows.cuh adds up.
 #pragma once
+#include <stdint.h>
+
+#include "../params.h"
 #include "../ptx/control.cuh"
-#include "../ptx/math.cuh"
+#include "../ptx/mbarrier.cuh"
 #include "../ptx/wgmma.cuh"
+#include "numbers.cuh"
+#include "shared_map.cuh"
+#include "split_rows.cuh"
+#include "split_unit.cuh"
 #include "two_parts.cuh"
 #include "work.cuh"
 

@@ -3,7 +3,9 @@
 // the softmax's reference does, when it is off by more than some slack; accumulators move with it. 64 rows; few rows have
 // the same in their softmax state (few_scores.cuh).
 #pragma once
-#include "../ptx/math.cuh"
+#include <stdint.h>
+
+#include "numbers.cuh"
 
 namespace fm {
 

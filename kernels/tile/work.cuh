@@ -1,8 +1,11 @@
 // The work of one CTA: the items of its team, seen through the CTA's own block of rows.
 #pragma once
+#include <stdint.h>
+
 #include "../params.h"
 #include "../ptx/control.cuh"
 #include "../ptx/copy.cuh"
+#include "../ptx/global.cuh"
 #include "../ptx/math.cuh"
 #include "shared_map.cuh"
 
@@ -51,27 +54,6 @@ __device__ __forceinline__ void clear_accumulators(float (&o)[Blocks][Numbers]) 
   for (int m = 0; m < Blocks; ++m)
 #pragma unroll
     for (int i = 0; i < Numbers; ++i) o[m][i] = 0.f;
-}
-
-// Loads that are volatile so that a second read does not keep the first one's registers alive. Early ones are for what is
-// read while earlier launches may be running: past the L1, which would keep it.
-template <bool Early = false>
-__device__ __forceinline__ int load_once(const int* at) {
-  int v;
-  if (Early)
-    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(at));
-  else
-    asm volatile("ld.global.nc.s32 %0, [%1];" : "=r"(v) : "l"(at));
-  return v;
-}
-template <bool Early = false>
-__device__ __forceinline__ int4 load_once(const int4* at) {
-  int4 v;
-  if (Early)
-    asm volatile("ld.relaxed.gpu.global.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
-  else
-    asm volatile("ld.global.nc.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
-  return v;
 }
 
 // Which page of its request a token is in, and which token of that it is. Sizes that are powers of two take no division.

@@ -1,0 +1,105 @@
+// Loads from global memory that say how they are cached or ordered, and atomic operations there.
+#pragma once
+#include <stdint.h>
+
+namespace fm {
+
+// Loads that are volatile so that a second read does not keep the first one's registers alive. Early ones are for what is
+// read while earlier launches may be running: past the L1, which would keep it.
+template <bool Early = false>
+__device__ __forceinline__ int load_once(const int* at) {
+  int v;
+  if (Early)
+    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(at));
+  else
+    asm volatile("ld.global.nc.s32 %0, [%1];" : "=r"(v) : "l"(at));
+  return v;
+}
+template <bool Early = false>
+__device__ __forceinline__ int4 load_once(const int4* at) {
+  int4 v;
+  if (Early)
+    asm volatile("ld.relaxed.gpu.global.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
+  else
+    asm volatile("ld.global.nc.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
+  return v;
+}
+
+// An entry, or -1 where none is to be loaded. Without a branch: where two ways meet the compiler may wait for the load.
+__device__ __forceinline__ int load_entry(const int* at, bool here) {
+  int v;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.u32 p, %2, 0;\n"
+      "mov.s32 %0, -1;\n"
+      "@p ld.global.nc.s32 %0, [%1];\n"
+      "}"
+      : "=r"(v)
+      : "l"(at), "r"((uint32_t)here));
+  return v;
+}
+
+// Loads `At` bytes on from an address. What is on its way must not be copied from register to register, where branches
+// meet, say: that waits for it.
+template <int At = 0>
+__device__ __forceinline__ uint4 load_16(const uint8_t* from) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4+%5];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(from), "n"(At));
+  return v;
+}
+template <int At = 0>
+__device__ __forceinline__ void load_8(uint2& v, const uint8_t* from) {
+  asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2+%3];" : "=r"(v.x), "=r"(v.y) : "l"(from), "n"(At));
+}
+template <int At = 0>
+__device__ __forceinline__ void load_8(uint64_t& v, const uint8_t* from) {
+  asm volatile("ld.global.nc.L1::no_allocate.u64 %0, [%1+%2];" : "=l"(v) : "l"(from), "n"(At));
+}
+template <int At = 0>
+__device__ __forceinline__ uint32_t load_4(const uint8_t* from) {
+  uint32_t v;
+  asm volatile("ld.global.nc.u32 %0, [%1+%2];" : "=r"(v) : "l"(from), "n"(At));
+  return v;
+}
+// Where `present`; else v stays as it is.
+template <int At = 0>
+__device__ __forceinline__ void load_16_if(bool present, uint4& v, const uint8_t* from) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.u32 p, %6, 0;\n"
+      "@p ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4+%5];\n"
+      "}"
+      : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+      : "l"(from), "n"(At), "r"((uint32_t)present));
+}
+
+// Of words that CTAs have in common: relaxed, for the whole GPU. What changes a word returns what was there.
+__device__ __forceinline__ uint64_t atomic_add(uint64_t* to, uint64_t v) {
+  uint64_t before;
+  asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;" : "=l"(before) : "l"(to), "l"(v) : "memory");
+  return before;
+}
+__device__ __forceinline__ int atomic_add(int* to, int v) {
+  int before;
+  asm volatile("atom.relaxed.gpu.global.add.s32 %0, [%1], %2;" : "=r"(before) : "l"(to), "r"(v) : "memory");
+  return before;
+}
+__device__ __forceinline__ uint64_t load_relaxed(const uint64_t* from) {
+  uint64_t v;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(from) : "memory");
+  return v;
+}
+__device__ __forceinline__ uint64_t compare_and_swap(uint64_t* at, uint64_t expected, uint64_t desired) {
+  uint64_t before;
+  asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], %2, %3;"
+               : "=l"(before)
+               : "l"(at), "l"(expected), "l"(desired)
+               : "memory");
+  return before;
+}
+
+}  // namespace fm
