@@ -34,7 +34,7 @@ demo: $(if $(GPU),$(VENV)/.test,$(VENV)/.build) ## Run an MLA layer against text
 	$(BIN)/python examples/demo.py
 
 .PHONY: test
-test: test-rust test-python ## Build and run every test that this machine can run
+test: test-rust test-python test-emulated ## Build and run every test that this machine can run
 
 .PHONY: test-rust
 test-rust: $(VENV)/.test ## The Rust tests, documentation examples included
@@ -44,6 +44,17 @@ test-rust: $(VENV)/.test ## The Rust tests, documentation examples included
 test-python: $(VENV)/.test ## The Python tests, on both backends where there is a GPU
 	$(BIN)/maturin develop --quiet
 	$(BIN)/python -m pytest $(PYTEST_MARKS) $(PYTEST_ARGS)
+
+# The kernels compiled by g++, over a machine that runs them on the host.
+.PHONY: emulator
+emulator: $(VENV)/.build ## Build the emulated GPU, a libcuda.so in build/emulator
+	$(BIN)/python tests/emulator/build.py build/emulator
+
+.PHONY: test-emulated
+test-emulated: $(VENV)/.test emulator ## The GPU's Rust tests and random problems on the emulated GPU
+	LD_LIBRARY_PATH=$(abspath build/emulator) cargo test --quiet --package ferromla --test server -- --ignored
+	$(BIN)/maturin develop --quiet
+	$(BIN)/python tests/python/soak.py --device emulated
 
 .PHONY: lint
 lint: export FERROMLA_WITHOUT_KERNELS := 1

@@ -7,8 +7,8 @@
 
 namespace emulation {
 
-// Streaming multiprocessors. Few, so that small problems have more work than one turn of the device, and all clusters fit.
-constexpr int kSms = 8;
+// Streaming multiprocessors, as many as an H200 has: how work is cut and shared out depends on it.
+constexpr int kSms = 132;
 
 // How a kernel is launched. `cluster`: CTAs of a cluster, which lie along y.
 struct Grid {

@@ -144,6 +144,23 @@ def random_queries(*shape, **options):
     return torch.randn(*shape, **options).mul_(QUERY_DEVIATION)
 
 
+def tilted_queries(q: torch.Tensor) -> torch.Tensor:
+    """Queries whose scores with a tilted key are higher by what that is tilted by (in nats, with the default scale).
+    Of 576 columns: the rope part does it, so that values stay of the size that tolerances are meant for."""
+    q = q.clone()
+    q[..., 512:] += 24 / 64**0.5
+    return q
+
+
+def tilted_keys(rows: torch.Tensor, place: torch.Tensor, slope: float) -> torch.Tensor:
+    """Cached rows ``[n, 1 or more, 576]``, each tilted by what its place of 0 .. 1 is on a slope. No sum of their
+    weights is near one, where ``lse`` would have to be more exact than scores of this size are."""
+    rows = rows.clone()
+    by = 10 + (place if slope > 0 else 1 - place) * abs(slope)
+    rows[..., 512:] += (by / 64**0.5).to(rows)[:, None, None]
+    return rows
+
+
 def make(
     b=3,
     s_q=1,

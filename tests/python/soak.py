@@ -2,6 +2,7 @@
 
     python tests/python/soak.py [--problems 100000] [--seed 1] [--workers 12] [--device cuda] [--hang-seconds 60]
     python tests/python/soak.py --seed 1 --only 4711    # this one problem again
+    python tests/python/soak.py --device emulated       # the kernels on the host: tests/emulator/build.py first
 
 Requests, lengths, heads, pages, formats, options, layouts and plans are drawn anew for each problem (soak_spec.py,
 soak_sparse.py). A
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+import emulated
 import soak_problem
 import soak_sparse
 import soak_spec
@@ -46,7 +48,7 @@ class Soak:
     @property
     def limits(self) -> soak_spec.Limits:
         """Sizes that suit the device."""
-        return soak_spec.GPU if self.device == "cuda" else soak_spec.CPU
+        return {"cuda": soak_spec.GPU, "cpu": soak_spec.CPU, "emulated": soak_spec.EMULATED}[self.device]
 
     def spec(self, index: int) -> soak_spec.Spec | soak_sparse.SparseSpec:
         """One of its problems: every third is a sparse one."""
@@ -60,7 +62,15 @@ class Soak:
 
     def pool(self) -> soak_problem.Pool:
         """Random numbers for the problems."""
-        return soak_problem.Pool(self.seed, self.limits, torch.device(self.device))
+        device = torch.device("cpu" if self.device == "emulated" else self.device)
+        return soak_problem.Pool(self.seed, self.limits, device)
+
+    def begin(self) -> None:
+        """What a process does first."""
+        # Tensors are small, and other processes and the CPU backend's own threads use the cores.
+        torch.set_num_threads(1)
+        if self.device == "emulated":
+            emulated.install()
 
     def faults(self, index: int, pool: soak_problem.Pool) -> list[str]:
         """What is wrong with one problem's result."""
@@ -74,8 +84,7 @@ def work(soak: Soak, worker: int, at, failures, before: Callable[[], None] | Non
     """One process: every ``workers``-th problem. ``at[worker]`` says which one is running."""
     if before:
         before()
-    # Tensors are small, and other processes and the CPU backend's own threads use the cores.
-    torch.set_num_threads(1)
+    soak.begin()
     pool = soak.pool()
     for index in range(worker, soak.problems, soak.workers):
         at[worker] = index
@@ -84,11 +93,13 @@ def work(soak: Soak, worker: int, at, failures, before: Callable[[], None] | Non
         except Exception:
             failures.put((index, traceback.format_exc()))
             # A CUDA error may have ended the context: what followed would fail for no reason of its own.
-            if soak.device == "cuda":
+            if soak.device != "cpu":
                 os._exit(1)
             continue
         if found:
             failures.put((index, "; ".join(found)))
+    if soak.device == "emulated" and not emulated.launches():
+        failures.put((STARTING, "no kernel has run on the emulated GPU"))
     at[worker] = FINISHED
 
 
@@ -178,17 +189,19 @@ def parse(arguments: list[str] | None) -> tuple[Soak, int | None]:
     """The command line: what to run, and the one problem to run alone."""
     gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--problems", type=int, help="default: 100000 on a GPU, 2000 on a CPU")
+    parser.add_argument("--problems", type=int, help="default: 100000 on a GPU, 2000 on a CPU, 300 emulated")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, help="processes; default: as many as help")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if gpu else "cpu")
+    parser.add_argument("--device", choices=("cuda", "cpu", "emulated"), default="cuda" if gpu else "cpu")
     parser.add_argument("--hang-seconds", type=float, default=60, help="longest that one problem may take")
     parser.add_argument("--only", type=int, metavar="INDEX", help="this problem alone, in this process")
     options = parser.parse_args(arguments)
-    on_gpu = options.device == "cuda"
+    cores = os.cpu_count() or 1
     # The CPU backend uses all cores by itself.
-    workers = options.workers or (min(12, max(1, (os.cpu_count() or 1) - 2)) if on_gpu else 1)
-    problems = (100_000 if on_gpu else 2_000) if options.problems is None else options.problems
+    default = {"cuda": (100_000, min(12, max(1, cores - 2))), "cpu": (2_000, 1), "emulated": (300, cores)}
+    problems, workers = default[options.device]
+    problems = problems if options.problems is None else options.problems
+    workers = options.workers or workers
     return Soak(problems, options.seed, workers, options.device, options.hang_seconds), options.only
 
 
@@ -209,6 +222,7 @@ def main(arguments: list[str] | None = None, before: Callable[[], None] | None =
     """Run it; 1 where anything failed."""
     soak, only = parse(arguments)
     if only is not None:
+        soak.begin()
         found = soak.faults(only, soak.pool())
         print(soak.describe(only, "; ".join(found) or "right"))
         return 1 if found else 0

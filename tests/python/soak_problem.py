@@ -20,6 +20,7 @@ from soak_spec import Limits, Spec
 NAN = float("nan")
 D_V = 512
 WIDE_ROW, WIDE_HEADS = 64, 4
+PLACES = 1 << 16  # in a sequence: integers go to the device
 
 
 class Pool:
@@ -71,6 +72,8 @@ class Problem:
             slots=slots,
             present=present,
             unused=unused,
+            owned=slots[present],
+            place=_places(spec)[present],
             **_aligned(spec),
         )
         self.table, self.lens, self.indptr = (ints[name].int() for name in ("table", "lens", "indptr"))
@@ -79,6 +82,9 @@ class Problem:
         self._padded, self._rows, self._clamped = ints["padded"], ints["rows"], ints["clamped"]
         self._present = ints["present"].bool()
         flat = pool.keys(spec.dtype, rng, pages * spec.page_size, spec.kv_heads, spec.d_qk)
+        if spec.slope:
+            places = ints["place"] / PLACES
+            flat[ints["owned"]] = problems.tilted_keys(flat[ints["owned"]], places, spec.slope)
         flat[ints["unused"]] = spec.garbage
         axes = (pages, spec.page_size, *((spec.kv_heads,) if spec.kv_head_axis else ()))
         self._formats = {"kv_format": spec.kv_format, "kv_scale": spec.kv_scale}
@@ -90,6 +96,8 @@ class Problem:
             self._keys = flat[ints["slots"]]
             self.cache = _laid_out(flat.view(*axes, spec.d_qk), spec.cache_layout, 1, spec.garbage)
         self._queries = pool.queries(spec.dtype, rng, self.tokens, spec.heads, spec.d_qk)
+        if spec.slope:
+            self._queries = problems.tilted_queries(self._queries)
         axes = (self.tokens,) if spec.operation == "prefill" else (batch, spec.q_lens[0] if batch else 1)
         self._axes = axes
         self._out_type = self._queries.dtype
@@ -249,6 +257,12 @@ def _slots(spec: Spec, table: torch.Tensor, pages: int) -> tuple[torch.Tensor, t
     unused = torch.ones(pages * spec.page_size, dtype=torch.bool)
     unused[slots[present]] = False
     return slots, present, unused.nonzero()[:, 0]
+
+
+def _places(spec: Spec) -> torch.Tensor:
+    """How far along its sequence each token of each request is."""
+    lens = torch.tensor(spec.clamped).long()
+    return torch.arange(max([0, *spec.clamped])) * PLACES // lens[:, None].clamp(min=1)
 
 
 def _aligned(spec: Spec) -> dict[str, torch.Tensor]:

@@ -12,7 +12,7 @@ import ferromla
 import problems
 import reference_sparse
 import tolerance
-from soak_spec import INT_MAX, INT_MIN, Limits
+from soak_spec import INT_MAX, INT_MIN, Limits, draw_slope
 
 NAN, D_V = float("nan"), 512
 WIDE_HEADS = 4
@@ -58,6 +58,7 @@ class SparseSpec:
     planning: str  # by the call, by a plan, or by one updated to these lengths
     gaps: bool  # between rows of indices and heads of q
     repeat: bool
+    slope: float  # as in soak_spec.py, along lists
 
     @property
     def dtype(self) -> str:
@@ -113,6 +114,7 @@ def draw(seed: int, index: int, limits: Limits) -> SparseSpec:
         planning="call" if prefill else rng.choice(("call", "call", "plan", "updated")),
         gaps=rng.random() < 0.3,
         repeat=rng.random() < 0.1,
+        slope=draw_slope(seed, index, d_qk),
     )
 
 
@@ -137,6 +139,8 @@ class _Part:
         options = {"generator": generator, "device": device}
         shape = (spec.batch, spec.s_q, cache.topk)
         indices = torch.randint(cache.tokens, shape, dtype=torch.int32, **options)
+        if spec.slope:
+            indices = indices.sort(-1).values
         bad = torch.tensor([-1, INT_MIN, INT_MAX, cache.tokens], dtype=torch.int32, device=device)
         drawn = torch.randint(len(bad), shape, **options)
         indices = torch.where(torch.rand(shape, **options) < spec.absent, bad[drawn], indices)
@@ -147,6 +151,9 @@ class _Part:
             self.lens = torch.tensor(cache.lens, dtype=torch.int32, device=device).view(axes)
             of_rows = (self.lens if per_token else self.lens[:, None].expand(-1, spec.s_q)).reshape(-1)
         rows = torch.randn(cache.tokens, spec.d_qk, **options) * problems.KEY_DEVIATION
+        if spec.slope:
+            places = torch.linspace(0, 1, cache.tokens, device=device)
+            rows = problems.tilted_keys(rows[:, None], places, spec.slope)[:, 0]
         lists = reference_sparse.Lists(rows, indices.view(spec.rows, cache.topk), of_rows)
         # What nobody lists must not be read.
         unlisted = torch.ones(cache.tokens, dtype=torch.bool, device=device)
@@ -180,6 +187,8 @@ class SparseProblem:
         generator = torch.Generator(device).manual_seed(rng.getrandbits(60))
         shape = (spec.batch, spec.s_q, spec.heads + (WIDE_HEADS if spec.gaps else 0), spec.d_qk)
         q = torch.randn(shape, generator=generator, device=device) * problems.QUERY_DEVIATION
+        if spec.slope:
+            q = problems.tilted_queries(q)
         self.q = q.to(getattr(torch, spec.dtype))[:, :, : spec.heads]
         self.sink = None
         if spec.sink:

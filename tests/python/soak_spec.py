@@ -19,6 +19,7 @@ class Limits:
 
 GPU = Limits(work=2 << 20, tokens=24 << 10, longest=6000)
 CPU = Limits(work=100 << 10, tokens=6 << 10, longest=1500)
+EMULATED = Limits(work=400 << 10, tokens=12 << 10, longest=3000)
 ROW_KEYS = 100  # a row costs as much as so many keys of it: the result has 512 numbers
 
 
@@ -55,6 +56,7 @@ class Spec:
     kv_format: str | None = None  # a quantised one, else the cache is of dtype
     kv_scale: float | None = None
     q_scale: str | None = None  # queries in e4m3 with one scale, or with one for each row
+    slope: float = 0.0  # how much higher scores are at the end of a sequence than at its beginning
 
     @property
     def heads(self) -> int:
@@ -114,8 +116,16 @@ def draw(seed: int, index: int, limits: Limits) -> Spec:
         absent_pages=_absent_pages(rng, batch, columns),
         garbage=rng.choice((float("nan"), float("nan"), float("inf"), float("-inf"))),
         repeat=rng.random() < 0.1,
+        slope=draw_slope(seed, index, d_qk),
     )
     return _quantised(rng, spec) if kv_heads == 1 and rng.random() < 0.4 else spec
+
+
+def draw_slope(seed: int, index: int, d_qk: int) -> float:
+    """Of scores that rise or fall, some by so much that the softmax of what was seen before is scaled down again and
+    again. It is the rope part that makes them: values stay as they are."""
+    rng = random.Random(f"{seed}/{index}/slope")
+    return rng.choice((-1, 1, 1)) * rng.uniform(5, 40) if d_qk == 576 and rng.random() < 0.3 else 0.0
 
 
 def _quantised(rng: random.Random, spec: Spec) -> Spec:

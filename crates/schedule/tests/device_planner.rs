@@ -1,5 +1,5 @@
-//! The planner of the device writes the plan of the host: `kernels/plan.cu` itself, compiled by g++ over a
-//! small emulation of a thread block, against [`plan_into`](ferromla_schedule::plan_into), byte by byte.
+//! The planner of the device writes the plan of the host: `kernels/plan.cu` itself, compiled by g++ over
+//! the emulated GPU of `tests/emulator`, against [`plan_into`](ferromla_schedule::plan_into), byte by byte.
 
 mod support;
 
@@ -374,7 +374,10 @@ fn emulate(jobs: &[Job]) -> Vec<i32> {
 /// g++ is a requirement of the build: without it this fails. Undefined behaviour traps.
 fn compile(scratch: &Path) -> PathBuf {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
-    let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let emulator = root.join("tests/emulator");
+    let machine = ["machine.cpp", "memory.cpp", "products.cpp"]
+        .map(|file| emulator.join("machine").join(file));
     let program = scratch.join("emulated_planner");
     let compiler = std::env::var_os("CXX").unwrap_or_else(|| "g++".into());
     let output = Command::new(&compiler)
@@ -387,11 +390,15 @@ fn compile(scratch: &Path) -> PathBuf {
             "-Wno-unknown-pragmas",
         ])
         .args(["-fsanitize=undefined", "-fsanitize-undefined-trap-on-error"])
+        .arg("-U_FORTIFY_SOURCE")
         .arg("-I")
-        .arg(kernels)
+        .arg(root.join("kernels"))
+        .arg("-I")
+        .arg(&emulator)
         .arg("-o")
         .arg(&program)
         .arg(tests.join("emulated_planner.cpp"))
+        .args(machine)
         .output()
         .unwrap_or_else(|error| panic!("{compiler:?} is needed to compile the planner: {error}"));
     assert!(

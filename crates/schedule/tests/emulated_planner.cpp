@@ -4,8 +4,10 @@
 // seq_lens, extra_lens and qo_indptr. An array is its number of elements (-1: a null pointer), two strides, all
 // int64, and its int32 elements. PLANS gets the bytes of each plan. Words around the buffer are checked: the
 // planner must not touch them.
-#include "emulated_block.h"
+#include <cstdio>
+#include <cstdlib>
 
+#include "language/language.h"
 #include "plan.cu"
 
 namespace {
@@ -16,9 +18,6 @@ constexpr uint8_t kGuard = 0xa5;
 struct alignas(16) Piece {
   uint8_t bytes[16];
 };
-
-void kernel(const void* params) { fm_plan(*static_cast<const FmPlanParams*>(params)); }
-void pairs_kernel(const void* params) { fm_plan_pairs(*static_cast<const FmPlanParams*>(params)); }
 
 template <class T>
 bool read(std::FILE* file, T* to, size_t count) {
@@ -55,7 +54,7 @@ int main(int argc, char** argv) {
   std::FILE* cases = std::fopen(argv[1], "rb");
   std::FILE* plans = std::fopen(argv[2], "wb");
   if (cases == nullptr || plans == nullptr) emulation::fail("cannot open the files");
-  std::mt19937 random(std::strtoul(argv[3], nullptr, 10));
+  setenv("FERROMLA_EMULATOR_SEED", argv[3], 1);
 
   FmPlanParams params{};
   while (read(cases, &params.shape, 1)) {
@@ -74,7 +73,9 @@ int main(int argc, char** argv) {
     params.qo_indptr = qo_indptr.data();
     params.qo_indptr_stride = qo_indptr.stride[0];
     params.plan = guarded + kGuardBytes;
-    emulation::launch(launch[1] ? pairs_kernel : kernel, &params, static_cast<int>(launch[0]), random);
+    emulation::Grid grid;
+    grid.threads = static_cast<unsigned>(launch[0]);
+    emulation::run([&] { launch[1] ? fm_plan_pairs(params) : fm_plan(params); }, grid);
 
     if (!guards_hold(guarded, bytes)) emulation::fail("the planner wrote outside its buffer");
     if (std::fwrite(params.plan, 1, bytes, plans) != bytes) emulation::fail("cannot write the plan");

@@ -1,16 +1,16 @@
 // The kernels of caches and indices on the host, as a library: each entry runs a grid of one over host memory.
-#include "emulated_block.h"
+#include "language/language.h"
 
 #include "cache.cu"
 #include "dequantise.cu"
 #include "indices.cu"
 #include "quantise.cu"
 
-#define EMULATED(kernel, Params)                                                             \
-  extern "C" void emulated_##kernel(const void* params, unsigned blocks, int threads) {      \
-    static std::mt19937 random(1);                                                           \
-    const auto run = [](const void* p) { kernel(*static_cast<const Params*>(p)); };          \
-    emulation::launch_grid(run, params, blocks, threads, random);                            \
+#define EMULATED(kernel, Params)                                                               \
+  extern "C" void emulated_##kernel(const void* params, unsigned blocks, unsigned threads) {   \
+    emulation::Grid grid;                                                                      \
+    grid.x = blocks, grid.threads = threads;                                                   \
+    emulation::run([=] { kernel(*static_cast<const Params*>(params)); }, grid);                \
   }
 
 EMULATED(fm_append, FmAppendParams)

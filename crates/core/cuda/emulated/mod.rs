@@ -1,5 +1,5 @@
-//! The kernels of caches and indices on the host: their sources, compiled by g++ over an emulation of thread
-//! blocks, as a library that tests call.
+//! The kernels of caches and indices on the host: their sources, compiled by g++ over the emulated GPU of
+//! `tests/emulator`, as a library that tests call.
 
 mod caches;
 mod codes;
@@ -11,26 +11,31 @@ use std::sync::{LazyLock, Mutex, MutexGuard};
 
 use libloading::{Library, Symbol};
 
-/// One block emulation, so one kernel at a time.
+/// One emulated GPU, so one kernel at a time.
 static LIBRARY: LazyLock<Mutex<Library>> = LazyLock::new(|| Mutex::new(load()));
 
 /// g++ is a requirement of the tests. Undefined behaviour traps.
 fn load() -> Library {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let emulator = root.join("tests/emulator");
+    let machine = ["machine.cpp", "memory.cpp", "products.cpp"]
+        .map(|file| emulator.join("machine").join(file));
     let scratch = tempfile();
     let compiler = std::env::var_os("CXX").unwrap_or_else(|| "g++".into());
     let mut command = Command::new(&compiler);
     command
         .args(["-std=c++17", "-O2", "-shared", "-fPIC", "-ffp-contract=off"])
+        .arg("-U_FORTIFY_SOURCE")
         .args(["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"])
         .args(["-fsanitize=undefined", "-fsanitize-undefined-trap-on-error"])
         .arg("-I")
         .arg(root.join("kernels"))
         .arg("-I")
-        .arg(root.join("crates/schedule/tests"))
+        .arg(&emulator)
         .arg("-o")
         .arg(&scratch)
-        .arg(root.join("crates/core/cuda/emulated/kernels.cpp"));
+        .arg(root.join("crates/core/cuda/emulated/kernels.cpp"))
+        .args(machine);
     let output = command
         .output()
         .unwrap_or_else(|error| panic!("{compiler:?} is needed to compile the kernels: {error}"));
@@ -56,11 +61,11 @@ fn library() -> MutexGuard<'static, Library> {
 ///
 /// # Safety
 /// `params` is what the kernel takes and describes live host memory.
-pub(super) unsafe fn run<T>(kernel: &str, params: &T, blocks: u32, threads: i32) {
+pub(super) unsafe fn run<T>(kernel: &str, params: &T, blocks: u32, threads: u32) {
     let library = library();
     // SAFETY: this is the signature in kernels.cpp, and the caller's promise.
     unsafe {
-        let entry: Symbol<'_, unsafe extern "C" fn(*const T, u32, i32)> = library
+        let entry: Symbol<'_, unsafe extern "C" fn(*const T, u32, u32)> = library
             .get(format!("emulated_{kernel}").as_bytes())
             .unwrap();
         entry(params, blocks, threads);

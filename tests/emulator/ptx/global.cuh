@@ -1,0 +1,65 @@
+// As kernels/ptx/global.cuh.
+#pragma once
+#include "language/language.h"
+
+namespace fm {
+
+template <bool Early = false>
+int load_once(const int* at) {
+  return *at;
+}
+template <bool Early = false>
+int4 load_once(const int4* at) {
+  return *at;
+}
+inline int load_entry(const int* at, bool here) { return here ? *at : -1; }
+
+template <class T>
+T loaded(const uint8_t* from) {
+  if (reinterpret_cast<uintptr_t>(from) % sizeof(T) != 0) emulation::fail("a global address is not aligned");
+  T value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+template <int At = 0>
+uint4 load_16(const uint8_t* from) {
+  return loaded<uint4>(from + At);
+}
+template <int At = 0>
+void load_8(uint2& v, const uint8_t* from) {
+  v = loaded<uint2>(from + At);
+}
+template <int At = 0>
+void load_8(uint64_t& v, const uint8_t* from) {
+  v = loaded<uint64_t>(from + At);
+}
+template <int At = 0>
+uint32_t load_4(const uint8_t* from) {
+  return loaded<uint32_t>(from + At);
+}
+template <int At = 0>
+void load_16_if(bool present, uint4& v, const uint8_t* from) {
+  if (present) v = loaded<uint4>(from + At);
+}
+
+inline uint64_t load_relaxed(const uint64_t* at) {
+  emulation::yield("a look at global memory");
+  return *at;
+}
+inline uint64_t atomic_add(uint64_t* at, uint64_t v) {
+  const uint64_t before = *at;
+  *at += v;
+  return before;
+}
+inline int atomic_add(int* at, int v) {
+  const int before = *at;
+  *at += v;
+  return before;
+}
+inline uint64_t compare_and_swap(uint64_t* at, uint64_t expected, uint64_t desired) {
+  const uint64_t before = *at;
+  if (before == expected) *at = desired;
+  return before;
+}
+
+}  // namespace fm

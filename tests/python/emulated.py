@@ -1,0 +1,125 @@
+"""ferromla on the emulated GPU (tests/emulator): its functions over torch tensors of the CPU.
+
+``install()`` replaces the package's functions in this process by ones that hand CPU tensors over as tensors of CUDA
+device 0, whose kernels run on the same memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import pathlib
+
+import torch
+
+import ferromla
+
+LIBRARY = pathlib.Path(__file__).resolve().parents[2] / "build/emulator/libcuda.so"
+DEVICE_CUDA, DEVICE_CPU = 2, 1
+FUNCTIONS = tuple(name for name in ferromla.__all__ if callable(getattr(ferromla, name)) and name.islower())
+
+
+class _Capsule(ctypes.Structure):
+    """The beginning of DLPack's DLManagedTensorVersioned, as far as the tensor's device."""
+
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("manager", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+    )
+
+
+class DeviceTensor(torch.Tensor):
+    """A CPU tensor that says it is on CUDA device 0."""
+
+    __dlpack_c_exchange_api__ = None
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """As DLPack counts devices."""
+        return DEVICE_CUDA, 0
+
+    def __dlpack__(self, **_: object) -> object:
+        """The CPU tensor's capsule with the other device."""
+        capsule = self.as_subclass(torch.Tensor).__dlpack__(max_version=(1, 0))
+        pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+        held = _Capsule.from_address(pointer(capsule, b"dltensor_versioned"))
+        assert held.device_type == DEVICE_CPU
+        held.device_type = DEVICE_CUDA
+        return capsule
+
+
+def _over(value: object) -> object:
+    """CPU tensors as the emulated device's."""
+    if isinstance(value, tuple):
+        return tuple(_over(part) for part in value)
+    if isinstance(value, Plan):
+        return value.plan
+    if isinstance(value, torch.device):
+        return "cuda:0"
+    return value.as_subclass(DeviceTensor) if type(value) is torch.Tensor else value
+
+
+def _back(value: object) -> object:
+    """And back."""
+    if isinstance(value, tuple):
+        return tuple(_back(part) for part in value)
+    return value.as_subclass(torch.Tensor) if isinstance(value, DeviceTensor) else value
+
+
+def _handing_over(function):
+    @functools.wraps(function)
+    def call(*args, **options):
+        return _back(function(*(_over(x) for x in args), **{name: _over(x) for name, x in options.items()}))
+
+    return call
+
+
+class Plan:
+    """As ferromla.Plan."""
+
+    made_by = ferromla.Plan
+
+    def __init__(self, *args: object, **options: object) -> None:
+        self.plan = _handing_over(self.made_by)(*args, **options)
+
+    @classmethod
+    def sparse(cls, *args: object, **options: object) -> Plan:
+        """As ferromla.Plan.sparse."""
+        made = cls.__new__(cls)
+        made.plan = _handing_over(cls.made_by.sparse)(*args, **options)
+        return made
+
+    def __getattr__(self, name: str) -> object:
+        found = getattr(self.plan, name)
+        return _handing_over(found) if callable(found) else found
+
+
+def _empty(torchs, *args: object, device: object = None, **options: object) -> torch.Tensor:
+    """As torch.empty, which the package calls for a plan's memory."""
+    if str(device).startswith("cuda"):
+        return torchs(*args, **options).as_subclass(DeviceTensor)
+    return torchs(*args, device=device, **options)
+
+
+def install() -> None:
+    """Loads the emulated driver, which then is the process's libcuda, and replaces the package's functions."""
+    if not LIBRARY.exists():
+        raise SystemExit(f"{LIBRARY} is not there: make emulator")
+    ctypes.CDLL(str(LIBRARY), ctypes.RTLD_GLOBAL)
+    torch._C._cuda_getCurrentRawStream = lambda _ordinal: 0
+    torch.empty = functools.partial(_empty, torch.empty)
+    for name in FUNCTIONS:
+        setattr(ferromla, name, _handing_over(getattr(ferromla, name)))
+    ferromla.Plan = Plan
+
+
+def launches() -> int:
+    """How many kernels this process has run on it."""
+    count = ctypes.CDLL(str(LIBRARY)).emulated_launches
+    count.restype = ctypes.c_uint64
+    return count()
