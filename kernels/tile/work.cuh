@@ -156,7 +156,7 @@ __device__ __forceinline__ int64_t slot_row(const FmDecodeParams& p, const RowBl
 // exponent is added to them without an error.
 template <class Map>
 __device__ __forceinline__ float log2_sum(float reference, float sum) {
-  const int exponent = (int)(__float_as_uint(sum) >> 23) - 127;
+  const int exponent = (int)(__float_as_uint(sum) >> 23 & 0xFF) - 127;  // of a NaN as well, whatever its sign
   if (!Map::kRaw || exponent == -127 || exponent == 128) return reference + log2f(sum);
   return reference + (float)exponent + log2f(__uint_as_float((__float_as_uint(sum) & 0x7FFFFFu) | 0x3F800000u));
 }

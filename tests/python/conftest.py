@@ -8,13 +8,22 @@ import os
 import pytest
 import torch
 
+import emulated
+
 PROCESSES = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 # Of the GPU's memory, what torch may take in all processes; contexts and kernels need some as well.
 TORCHS_SHARE = 0.93
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--emulated``: what needs a GPU and no CUDA of torch's runs on the emulated one."""
+    parser.addoption("--emulated", action="store_true")
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Threads of all processes that together want more than all cores wait for one another."""
+    if config.getoption("--emulated"):
+        emulated.install()
     if PROCESSES > 1:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // PROCESSES))
 
@@ -22,6 +31,8 @@ def pytest_configure() -> None:
 @functools.cache
 def _cuda() -> torch.device:
     """The CUDA device. What a process has freed it keeps until it reaches its share."""
+    if emulated.is_installed():
+        return torch.device("cpu")
     assert torch.cuda.is_available(), "tests marked gpu need a CUDA device: deselect them with -m 'not gpu'"
     if PROCESSES > 1:
         torch.cuda.set_per_process_memory_fraction(TORCHS_SHARE / PROCESSES)

@@ -53,28 +53,41 @@ class DeviceTensor(torch.Tensor):
         return capsule
 
 
-def _over(value: object) -> object:
-    """CPU tensors as the emulated device's."""
-    if isinstance(value, tuple):
-        return tuple(_over(part) for part in value)
-    if isinstance(value, Plan):
-        return value.plan
-    if isinstance(value, torch.device):
-        return "cuda:0"
-    return value.as_subclass(DeviceTensor) if type(value) is torch.Tensor else value
+class _Loan:
+    """CPU tensors of one call as the emulated device's, and back: what was lent comes back as itself."""
 
+    def __init__(self) -> None:
+        self.lent: dict[int, torch.Tensor] = {}
 
-def _back(value: object) -> object:
-    """And back."""
-    if isinstance(value, tuple):
-        return tuple(_back(part) for part in value)
-    return value.as_subclass(torch.Tensor) if isinstance(value, DeviceTensor) else value
+    def over(self, value: object) -> object:
+        """To the device."""
+        if isinstance(value, (tuple, list)):
+            return tuple(self.over(part) for part in value)
+        if isinstance(value, Plan):
+            return value.plan
+        if isinstance(value, torch.device):
+            return "cuda:0"
+        if type(value) is not torch.Tensor:
+            return value
+        device_tensor = value.as_subclass(DeviceTensor)
+        self.lent[id(device_tensor)] = value
+        return device_tensor
+
+    def back(self, value: object) -> object:
+        """And back."""
+        if isinstance(value, (tuple, list)):
+            return tuple(self.back(part) for part in value)
+        if not isinstance(value, DeviceTensor):
+            return value
+        return self.lent.get(id(value), value.as_subclass(torch.Tensor))
 
 
 def _handing_over(function):
     @functools.wraps(function)
     def call(*args, **options):
-        return _back(function(*(_over(x) for x in args), **{name: _over(x) for name, x in options.items()}))
+        loan = _Loan()
+        args, options = [loan.over(x) for x in args], {name: loan.over(x) for name, x in options.items()}
+        return loan.back(function(*args, **options))
 
     return call
 
@@ -116,6 +129,11 @@ def install() -> None:
     for name in FUNCTIONS:
         setattr(ferromla, name, _handing_over(getattr(ferromla, name)))
     ferromla.Plan = Plan
+
+
+def is_installed() -> bool:
+    """Whether this process's GPU is the emulated one."""
+    return ferromla.Plan is Plan
 
 
 def launches() -> int:
