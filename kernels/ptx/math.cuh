@@ -68,15 +68,6 @@ __device__ __forceinline__ const uint8_t* at_sixteenth(const uint8_t* from, uint
   return at;
 }
 
-// Adds up the rows of a 16 x 16 matrix of bfloat16, by a warp: a product with ones (PTX ISA, mma.m16n8k16). `pairs`: a lane's
-// numbers of the matrix, as wgmma has A in registers. The sums of its two rows are added to sums[0] and sums[2], and to those
-// after them as well.
-__device__ __forceinline__ void add_rows(float (&sums)[4], const uint32_t (&pairs)[4]) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %8}, {%0, %1, %2, %3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3]), "r"(0x3F803F80u));
-}
-
 // Transposes an 8 x 8 matrix of 16-bit numbers held by a warp: lane i has row i / 4, columns 2 (i % 4) + {0, 1}.
 __device__ __forceinline__ uint32_t transpose_8x8(uint32_t v) {
   uint32_t r;

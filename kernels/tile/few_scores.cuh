@@ -16,7 +16,6 @@
 #include "../ptx/wgmma.cuh"
 #include "codes.cuh"
 #include "masking.cuh"
-#include "numbers.cuh"
 #include "query_halves.cuh"
 #include "shared_map.cuh"
 #include "weight_factors.cuh"
@@ -183,23 +182,27 @@ __device__ __forceinline__ float log2_of_unit(float unit) {
   return unit == 0.f ? kNegInf : (float)((int)(__float_as_uint(unit) >> 23) - 127);
 }
 
+// What the warps have found of a row, added up.
+__device__ __forceinline__ float sum_of_warps(const float (&of_warps)[4][32], int row) {
+  return (of_warps[0][row] + of_warps[1][row]) + (of_warps[2][row] + of_warps[3][row]);
+}
+
 // Softmax state of a thread's rows. Where V is converted to half (`Codes`), P is stored times what the token's row counts
 // in, relative to a second reference, that of the products (weight_factors.cuh has the same for 64 rows).
-template <int Rows, bool Peaks, bool Codes, bool Coarse>
+template <int Rows, bool Peaks, bool Codes>
 struct FewState {
   using Layout = FewLayout<Rows>;
   static constexpr float kWeightSlack = 4.f;
   float reference[Layout::kColumns];  // base-2 scaled scores; the same in all threads that share a row
+  float limit[Codes ? 1 : Layout::kColumns];  // what scores may reach before it moves, or less (reference_limit)
   float sum[Layout::kColumns];        // of this thread's tokens
   float peak[Peaks ? Layout::kColumns : 1];  // highest scores of this thread's tokens, unscaled
   float weight_reference[Codes ? Layout::kColumns : 1];  // base 2
-  float rounded[Coarse ? Layout::kColumns : 1];          // sums of rounded weights
 
   __device__ __forceinline__ FewState() {
 #pragma unroll
     for (int c = 0; c < Layout::kColumns; ++c)
-      reference[c] = kNegInf, sum[c] = 0.f, peak[Peaks ? c : 0] = kNegInf, weight_reference[Codes ? c : 0] = kNegInf,
-      rounded[Coarse ? c : 0] = 0.f;
+      reference[c] = kNegInf, limit[Codes ? 0 : c] = kNegInf, sum[c] = 0.f, peak[Peaks ? c : 0] = kNegInf, weight_reference[Codes ? c : 0] = kNegInf;
   }
 
   // Moves references that a score exceeds by more than the slack, and leaves what the rows' accumulators have to be
@@ -218,7 +221,7 @@ struct FewState {
     for (int c = 0; c < Layout::kColumns; ++c) {
       const float top = top_of(c);
       if (Peaks) peak[c] = fmaxf(peak[c], top);
-      exceeded |= top * scale_log2[c] > reference[c] + kReferenceSlack;
+      exceeded |= top * scale_log2[c] > (Codes ? reference[c] + kReferenceSlack : limit[Codes ? 0 : c]);
       if (Codes) exceeded |= top_weight_of(c) > weight_reference[Codes ? c : 0] + kWeightSlack;
     }
     const bool move = named_barrier_any<kScoresBarrier, 128>(exceeded);
@@ -237,6 +240,12 @@ struct FewState {
 #pragma unroll
     for (int c = 0; c < Layout::kColumns; ++c) {
       leave(top_of(c), Layout::row(c, lane));
+      if constexpr (!Codes) {
+        float all = sum[c];
+#pragma unroll
+        for (int d = 4; d < 32; d *= 2) all += __shfl_xor_sync(~0u, all, d);
+        if (lane < 4) control.warp_sum[thread / 32][Layout::row(c, lane)] = all;
+      }
       if (Codes) leave(top_weight_of(c), Rows + Layout::row(c, lane));
     }
     named_barrier<kScoresBarrier, 128>();
@@ -244,12 +253,14 @@ struct FewState {
     for (int c = 0; c < Layout::kColumns; ++c) {
       const int row = Layout::row(c, lane);
       const float top = found(row) * scale_log2[c];
-      const float next = top > reference[c] + kReferenceSlack ? top : reference[c];
+      float most = reference[c] + kReferenceSlack;
+      if constexpr (!Codes) most = reference_limit(reference[c], sum_of_warps(control.warp_sum, row));
+      const float next = top > most ? top : reference[c];
+      if constexpr (!Codes) limit[c] = fmaxf(most, next);
       float shrink = reference[c] == kNegInf ? 1.f : exp2_approx(reference[c] - next);
       const bool moved = next != reference[c];
       reference[c] = next;
       sum[c] *= shrink;
-      if (Coarse) rounded[Coarse ? c : 0] *= shrink;
       if (Codes) shrink = move_weight_reference(c, found(Rows + row), moved);
       if (thread < 4) control.factor[tile][row] = shrink;
     }
@@ -267,16 +278,6 @@ struct FewState {
         sum[c] += x;
       }
     }
-  }
-  // Pair `i` of weights as they are multiplied: of two rows, each one's half.
-  template <class M>
-  __device__ __forceinline__ uint32_t round(M type, const float (&s)[Layout::kValues], int i) {
-    const uint32_t pair = pack(type, s[2 * i], s[2 * i + 1]);
-    if constexpr (Coarse) {
-      const float2 v = unpack(type, pair);
-      rounded[i / 2 * 2] += v.x, rounded[i / 2 * 2 + 1] += v.y;
-    }
-    return pair;
   }
   // Weights times what their tokens count in, relative to the second reference.
   __device__ __forceinline__ void count_weights(float (&s)[Layout::kValues], const float* of_token) const {
@@ -320,19 +321,15 @@ __device__ __forceinline__ void store_few_weights(Pair pair, uint32_t to) {
 
 // Reduces what threads found for rows to what the warps found, for the whole warpgroup to combine.
 template <class Layout, class Combine>
-__device__ __forceinline__ void leave_warp_rows(const float* of_columns, float (&of_warps)[4][32], Combine combine) {
+__device__ __forceinline__ void leave_warp_rows(const float* of_columns, FewControl& control, Combine combine) {
   const int thread = warpgroup_thread(), lane = thread % 32;
 #pragma unroll
   for (int c = 0; c < Layout::kColumns; ++c) {
     float v = of_columns[c];
 #pragma unroll
     for (int d = 4; d < 32; d *= 2) v = combine(v, __shfl_xor_sync(~0u, v, d));
-    if (lane < 4) of_warps[thread / 32][Layout::row(c, lane)] = v;
+    if (lane < 4) control.warp_row[thread / 32][Layout::row(c, lane)] = v;
   }
-}
-// What the warps found for a row, added up.
-__device__ __forceinline__ float sum_of_warps(const float (&of_warps)[4][32], int row) {
-  return (of_warps[0][row] + of_warps[1][row]) + (of_warps[2][row] + of_warps[3][row]);
 }
 
 // Writes the rows' highest scores.
@@ -340,7 +337,7 @@ template <class Map>
 __device__ __forceinline__ void write_few_peaks(const FmDecodeParams& p, const RowBlock& r, const float* peaks,
                                                 uint8_t* smem, FewControl& control) {
   const int thread = warpgroup_thread();
-  leave_warp_rows<FewLayout<Map::kRows>>(peaks, control.warp_row, [](float a, float b) { return fmaxf(a, b); });
+  leave_warp_rows<FewLayout<Map::kRows>>(peaks, control, [](float a, float b) { return fmaxf(a, b); });
   named_barrier<kScoresBarrier, 128>();
   if (thread < Map::kRows) {
     const float peak = fmaxf(fmaxf(control.warp_row[0][thread], control.warp_row[1][thread]),
@@ -351,17 +348,15 @@ __device__ __forceinline__ void write_few_peaks(const FmDecodeParams& p, const R
 }
 
 // Leaves reference and sum of each row; where no other CTA has a part, also the rows' lse and their last factor.
-template <class Map, bool Coarse>
+template <class Map>
 __device__ __forceinline__ void finish_few_rows(const FmDecodeParams& p, const RowBlock& r,
-                                                const FewState<Map::kRows, Map::kPeaks, Map::kCodes, Coarse>& state,
+                                                const FewState<Map::kRows, Map::kPeaks, Map::kCodes>& state,
                                                 uint8_t* smem, FewControl& control, uint32_t result_parity) {
   using Layout = FewLayout<Map::kRows>;
   const int thread = warpgroup_thread(), lane = thread % 32;
   named_barrier<kScoresBarrier, 128>();  // every warp is done with what warp_row had: maxima, or the last item's sums
   if (Map::kPeaks && p.max_logits != nullptr) write_few_peaks<Map>(p, r, state.peak, smem, control);
-  const auto add = [](float a, float b) { return a + b; };
-  leave_warp_rows<Layout>(state.sum, control.warp_row, add);
-  if (Coarse) leave_warp_rows<Layout>(state.rounded, control.warp_rounded, add);
+  leave_warp_rows<Layout>(state.sum, control, [](float a, float b) { return a + b; });
   mbarrier_wait(shared_address(&control.result_empty), result_parity);
 #pragma unroll
   for (int c = 0; c < Layout::kColumns; ++c)
@@ -372,12 +367,11 @@ __device__ __forceinline__ void finish_few_rows(const FmDecodeParams& p, const R
   named_barrier<kScoresBarrier, 128>();
   if (thread >= Map::kRows) return;
   const float sum = sum_of_warps(control.warp_row, thread);
-  if (Coarse) control.unit[thread] = unit_of_rounded(sum, sum_of_warps(control.warp_rounded, thread));
   if (p.splits > 1)
     control.row_state[thread].y = sum;
   else
     control.result[thread] = row_factor<Map>(p, r, thread, control.row_state[thread].x, sum) *
-                             (Map::kCodes || Coarse ? control.unit[thread] : 1.f);
+                             (Map::kCodes ? control.unit[thread] : 1.f);
 }
 
 // T: of Q and the output; M: what is multiplied.
@@ -388,7 +382,7 @@ __device__ __forceinline__ void compute_few_scores(const FmDecodeParams& p, cons
   TilePlace<Map> place;
   uint32_t result_parity = 1;
   for_each_row_block<Map>(p, first, [&](int, const RowBlock& r) {
-    FewState<Map::kRows, Map::kPeaks, Map::kCodes, kCoarse<M>> state;
+    FewState<Map::kRows, Map::kPeaks, Map::kCodes> state;
     const int first_masked = r.first_masked(p);
     if (Map::kHandsQueryOn && p.splits > 1)  // the last item's part, which others read, lies where Q goes
       mbarrier_wait(shared_address(&control.result_empty), result_parity);
@@ -424,7 +418,7 @@ __device__ __forceinline__ void compute_few_scores(const FmDecodeParams& p, cons
       state.update(s, scale_log2, units, control, place.rope());
       state.weigh(s, scale_log2);
       if constexpr (Map::kCodes) state.count_weights(s, units_of<Map>(smem).of_tile[place.rope()].token);
-      store_few_weights<Map::kRows>([&](int i) { return state.round(M(), s, i); },
+      store_few_weights<Map::kRows>([&](int i) { return pack(M(), s[2 * i], s[2 * i + 1]); },
                                     shared_address(smem) + Map::rope_offset(place.rope()));
       if constexpr (Map::kCodes && QkDim > kLatent) scale_values<Map>(smem, place);
       if (cleans) clean_values<M, Map>(p, r, smem, place, tile, control.present[place.rope()]);

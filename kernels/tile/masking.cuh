@@ -17,6 +17,13 @@ namespace fm {
 
 constexpr int kScoresBarrier = 1;  // named barrier of the scores warpgroup
 constexpr float kReferenceSlack = 8.f;
+constexpr float kLittle = 4.f;  // base 2: a weight of less than a sixteenth of the sum before it
+
+// What a row's score may reach before its reference becomes that score, `sum` being that of its weights so far. P is rounded, the sum
+// is not: a key that counts for much must have a weight that is not rounded, 1. Others' roundings average.
+__device__ __forceinline__ float reference_limit(float reference, float sum) {
+  return reference + fminf(fmaxf(__log2f(sum) - kLittle, 0.f), kReferenceSlack);
+}
 
 // After a wait for blocks: makes what cp.async has written visible to wgmma. TMA's writes are.
 template <class Map>

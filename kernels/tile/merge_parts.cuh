@@ -40,7 +40,7 @@ __device__ __forceinline__ void arrive_at_all(const uint64_t& barrier, int ctas,
 }
 
 // Leaves rows first .. first + 16 for the cluster to read.
-template <class T, class Map>
+template <class Map>
 __device__ __forceinline__ void leave_part(const FewAccumulators<Map::kRows>& o, int first, int half, float* part,
                                            FewControl& control) {
   using Layout = FewLayout<Map::kRows>;
@@ -50,8 +50,7 @@ __device__ __forceinline__ void leave_part(const FewAccumulators<Map::kRows>& o,
   for (int c = 0; c < Layout::kColumns; ++c) {
     if (c / 4 != first / kPartRows) continue;  // four columns of a thread lie in 16 rows
     float* row = part + (Layout::row(c, lane) - first) * kPartStride;
-    constexpr bool kUnits = !Map::kRaw && (Map::kCodes || kCoarse<T>);
-    const float unit = kUnits ? control.unit[Layout::row(c, lane)] : 1.f;
+    const float unit = Map::kCodes && !Map::kRaw ? control.unit[Layout::row(c, lane)] : 1.f;
 #pragma unroll
     for (int m = 0; m < 4; ++m)
 #pragma unroll
@@ -118,7 +117,7 @@ __device__ __forceinline__ void merge_parts(const FmDecodeParams& p, const RowBl
 #pragma unroll
   for (int first = 0; first < Map::kRows; first += kPartRows) {
     mbarrier_wait_acquire_cluster(shared_address(&control.parts_empty), parity ^ 1);
-    leave_part<T, Map>(o, first, half, part, control);
+    leave_part<Map>(o, first, half, part, control);
     arrive_at_all(control.parts_full, p.splits, lane);
     if (!Map::kHandsQueryOn && first + kPartRows == Map::kRows) arrive_once_per_warp(shared_address(&control.result_empty));
     const auto wait = [&] { mbarrier_wait_acquire_cluster(shared_address(&control.parts_full), parity); };

@@ -4,8 +4,6 @@
 #include <cuda_fp16.h>
 #include <stdint.h>
 
-#include <type_traits>
-
 #include "../ptx/math.cuh"
 
 namespace fm {
@@ -30,14 +28,6 @@ __device__ __forceinline__ float2 unpack(__nv_bfloat16, uint32_t v) {
   return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xFFFF0000u));
 }
 __device__ __forceinline__ float2 unpack(__half, uint32_t v) { return __half22float2(*reinterpret_cast<__half2*>(&v)); }
-
-// Whether weights of this type are so coarse that a row's are added up again as they are multiplied: else a row with one key that
-// counts is off by the rounding of its weight. `lse` needs the sum before rounding.
-template <class T>
-constexpr bool kCoarse = std::is_same<T, __nv_bfloat16>::value;
-
-// What rows of rounded weights count in, given the sums of these before and after rounding.
-__device__ __forceinline__ float unit_of_rounded(float sum, float rounded) { return sum == 0.f ? 1.f : __fdividef(sum, rounded); }
 
 // Adds two pairs of halves, each with a weight of its own.
 __device__ __forceinline__ void add_pairs(float4& to, float first, uint32_t a, float second, uint32_t b) {

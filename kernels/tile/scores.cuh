@@ -7,8 +7,8 @@
 // with both, P with that of the token (weight_factors.cuh). What float32 scales have besides a power of two, a mantissa of
 // each block of a token, is multiplied with where numbers are float32, and with V before P V.
 //
-// The softmax keeps a reference per row, not the exact running maximum: it moves only when a score exceeds it by
-// more than kReferenceSlack (in powers of two), so that accumulators are rarely rescaled. P may reach
+// The softmax keeps a reference per row, not the exact running maximum: it moves only when a score exceeds a limit above
+// it (reference_limit; at most kReferenceSlack, in powers of two), so that accumulators are rarely rescaled. P may reach
 // 2^kReferenceSlack; the final division makes the result exact for any reference.
 #pragma once
 #include <stdint.h>
@@ -22,7 +22,6 @@
 #include "../ptx/wgmma.cuh"
 #include "codes.cuh"
 #include "masking.cuh"
-#include "numbers.cuh"
 #include "query_halves.cuh"
 #include "shared_map.cuh"
 #include "weight_factors.cuh"
@@ -278,12 +277,12 @@ __device__ __forceinline__ void multiply_query_codes(float (&s)[32], const Query
 }
 
 // Softmax state of the two rows a thread shares with three neighbours.
-template <bool Peaks, bool Coarse>
+template <bool Peaks>
 struct RowState {
   float reference[2] = {kNegInf, kNegInf};  // base-2 scaled scores
+  float limit[2] = {kNegInf, kNegInf};      // what scores may reach before it moves, or less (reference_limit)
   float sum[2] = {0.f, 0.f};                // this thread's part of the row sum
   float peak[2] = {kNegInf, kNegInf};       // this thread's highest score so far
-  float rounded[Coarse ? 4 : 1] = {};       // whole sums of the rows' rounded weights: 0 and 2 (add_rows)
 
   // Moves the references that unscaled scores exceed. Returns whether the warp has moved any, and `shrink`, what the rows'
   // accumulators have to be multiplied with then. That none is exceeded each lane finds for itself.
@@ -298,7 +297,7 @@ struct RowState {
       if (Peaks) peak[h] = fmaxf(peak[h], top[h]);
     }
     shrink = make_float2(1.f, 1.f);
-    const bool exceeded = top[0] > reference[0] + kReferenceSlack || top[1] > reference[1] + kReferenceSlack;
+    const bool exceeded = top[0] > limit[0] || top[1] > limit[1];
     if (!__any_sync(~0u, exceeded)) return false;
     shrink = make_float2(move_row(0, top[0]), move_row(1, top[1]));
     return __any_sync(~0u, shrink.x != 1.f || shrink.y != 1.f);
@@ -307,11 +306,12 @@ struct RowState {
   __device__ __forceinline__ float move_row(int h, float top) {
     top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
     top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-    const float next = top > reference[h] + kReferenceSlack ? top : reference[h];
+    limit[h] = reference_limit(reference[h], row_sum(h));
+    const float next = top > limit[h] ? top : reference[h];
     const float shrink = reference[h] == kNegInf ? 1.f : exp2_approx(reference[h] - next);
+    limit[h] = fmaxf(limit[h], next);
     reference[h] = next;
     sum[h] *= shrink;
-    if (Coarse) rounded[Coarse ? 2 * h : 0] *= shrink;
     return shrink;
   }
   // Turns scores into unnormalised weights.
@@ -338,10 +338,6 @@ struct RowState {
   __device__ __forceinline__ float row_sum(int h) const {
     float v = sum[h] + __shfl_xor_sync(~0u, sum[h], 1);
     return v + __shfl_xor_sync(~0u, v, 2);
-  }
-  // What the accumulators of a row count in, whose sum this is.
-  __device__ __forceinline__ float unit(int h, float row_sum) const {
-    return Coarse ? unit_of_rounded(row_sum, rounded[Coarse ? 2 * h : 0]) : 1.f;
   }
 };
 
@@ -372,18 +368,16 @@ __device__ __forceinline__ void mask_tile(const FmDecodeParams& p, const RowBloc
     }
 }
 
-// Stores P, and adds up its rows as they are stored where weights are coarse. The sums' latencies pass while weights are computed.
-template <class T, int Sums>
-__device__ __forceinline__ void store_weights(const float (&s)[32], uint32_t to, float (&sums)[Sums]) {
+// Stores P.
+template <class T>
+__device__ __forceinline__ void store_weights(const float (&s)[32], uint32_t to) {
   const int thread = warpgroup_thread();
   const uint32_t first = to + swizzled(thread / 32 * 16 + thread % 16, thread / 16 % 2);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const uint32_t at = first ^ (i * 32);  // piece 2i + lane / 16, through the swizzle
     const float* v = &s[8 * i];
-    const uint32_t pairs[4] = {pack(T(), v[0], v[1]), pack(T(), v[2], v[3]), pack(T(), v[4], v[5]), pack(T(), v[6], v[7])};
-    store_matrices<false>(at, pairs[0], pairs[1], pairs[2], pairs[3]);
-    if constexpr (kCoarse<T>) add_rows(sums, pairs);
+    store_matrices<false>(at, pack(T(), v[0], v[1]), pack(T(), v[2], v[3]), pack(T(), v[4], v[5]), pack(T(), v[6], v[7]));
   }
 }
 
@@ -393,8 +387,8 @@ __device__ __forceinline__ float of_row(const float (&of_rows)[2], int h) { retu
 // Leaves the factors that finish the accumulated rows. Of the four lanes that share two rows the first two have one each: what
 // runs once per item takes as long as its instructions take to fetch. Where codes are converted registers are short, and the
 // first lane has both.
-template <class Map, bool Coarse>
-__device__ __forceinline__ void finish_rows(const FmDecodeParams& p, const RowBlock& r, const RowState<Map::kPeaks, Coarse>& state,
+template <class Map>
+__device__ __forceinline__ void finish_rows(const FmDecodeParams& p, const RowBlock& r, const RowState<Map::kPeaks>& state,
                                             const WeightFactors& weights, DecodeControl& control) {
   static_assert(Map::kPeaks == Map::kCodes, "single tokens of 16-bit numbers: the values role does it");
   const int thread = warpgroup_thread(), row0 = accumulator_row(thread);
@@ -412,20 +406,18 @@ __device__ __forceinline__ void finish_rows(const FmDecodeParams& p, const RowBl
     const int h = thread % 4;
     if (h > 1) return;
     const int row = row0 + 8 * h;
-    const float factor = row_factor<Map>(p, r, row, of_row(state.reference, h), of_row(sums, h));
-    control.result[row] = Coarse ? factor * of_row({state.unit(0, sums[0]), state.unit(1, sums[1])}, h) : factor;
+    control.result[row] = row_factor<Map>(p, r, row, of_row(state.reference, h), of_row(sums, h));
   }
 }
 
 // Leaves what the values role finds them from.
-template <class Map, bool Coarse>
-__device__ __forceinline__ void leave_row_sums(const RowState<Map::kPeaks, Coarse>& state, WideControl& control) {
+template <class Map>
+__device__ __forceinline__ void leave_row_sums(const RowState<Map::kPeaks>& state, WideControl& control) {
   const int thread = warpgroup_thread(), h = thread % 4, row = accumulator_row(thread) + 8 * h;
   const float sums[2] = {state.row_sum(0), state.row_sum(1)}, peaks[2] = {state.row_peak(0), state.row_peak(1)};
   if (h > 1) return;
   control.row_sum[row] = make_float2(of_row(state.reference, h), of_row(sums, h));
   if (Map::kPeaks) control.row_peak[row] = of_row(peaks, h);
-  if (Coarse) control.row_rounded()[row] = h == 0 ? state.rounded[0] : state.rounded[Coarse ? 2 : 0];
 }
 
 // T: of Q and the output; M: what is multiplied.
@@ -436,7 +428,7 @@ __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, const Fi
   uint32_t result_parity = 1;
   for_each_row_block<Map>(p, first, [&](int item, const RowBlock& range) {
     QueryFragments<Map::kRegisterChunks> q;
-    RowState<Map::kPeaks, kCoarse<M>> state;
+    RowState<Map::kPeaks> state;
     WeightFactors weights;  // of codes only
     if (warpgroup_thread() == 0) {
       control.first_masked = range.first_masked(p);
@@ -479,7 +471,7 @@ __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, const Fi
       announce_rescale(moved, shrink, control, place.rope());
       named_barrier<kScoresBarrier, 128>();  // every warp has read K: P may overwrite its rope part
       if constexpr (!Map::kTokens) state.weigh(s, scale);  // here warps wait for each other less; with tokens it takes longer
-      store_weights<M>(s, shared_address(smem) + Map::rope_offset(place.rope()), state.rounded);
+      store_weights<M>(s, shared_address(smem) + Map::rope_offset(place.rope()));
       if constexpr (Map::kCodes && QkDim > kLatent) scale_values<Map>(smem, place);
       if (masked) {
         const RowBlock r = load_row_block<Map>(p, item);

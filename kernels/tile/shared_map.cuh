@@ -96,7 +96,6 @@ struct SharedMap : Sizes {
   static constexpr uint32_t kPartOffset = kQueryOffset + (kHandsQueryOn ? 0 : kQueryBytes);
   static constexpr uint32_t kUnitsOffset = kQueryOffset + kQueryBytes + (kSplits && !kHandsQueryOn ? kPartBytes : 0);
   static constexpr uint32_t kControlOffset = kUnitsOffset + (Sizes::kCodes ? sizeof(Units) : 0);
-  static_assert(kRows < kTileRows || kRopes < kTiles);  // WideControl::row_rounded
   static_assert(kBlocks <= kMostBlocks && (!Sizes::kCodes || kRopes == Units::kTiles));
 
   // Also of the tile's weights.
@@ -125,9 +124,7 @@ struct DecodeControl {
 struct WideControl : DecodeControl {
   alignas(8) float2 part_weight[kTileRows];  // values: of two parts of a row, this CTA's and the other's
   float2 row_sum[kTileRows];  // scores -> values, kSumsToValues: reference and sum of a row's softmax, base 2, ...
-  float row_peak[kTileRows];  // ... its highest score, ...
-  // ... and the sum of its rounded weights, where these are coarse: tiles have three places at most, with 64 rows.
-  __device__ __forceinline__ float* row_rounded() { return factor[kTiles - 1]; }
+  float row_peak[kTileRows];  // ... and its highest score
 };
 
 // What CTAs of few rows have besides.
@@ -137,8 +134,8 @@ struct FewControl : DecodeControl {
   float2 row_state[32];           // reference and sum of each row
   float2 part_state[kPartRows];   // those of the rows being merged
   float warp_row[4][32];          // what each warp found for a row
-  float warp_rounded[4][32];      // of rounded weights, where these are coarse
-  float unit[32];                 // scores -> values: what the finished rows count in, of codes and where weights are coarse
+  float warp_sum[4][32];          // and its part of the row's sum, when references may move
+  float unit[16];                 // scores -> values: what the finished rows count in, of codes only
 };
 
 template <class Map>

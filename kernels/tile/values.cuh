@@ -135,13 +135,12 @@ __device__ __forceinline__ void add_other_part(const FmDecodeParams& p, int item
 }
 
 // Finds what the accumulated rows are multiplied with, a row to a thread. By both warpgroups.
-template <class M, class Map>
+template <class Map>
 __device__ __forceinline__ void find_row_factors(const FmDecodeParams& p, int item, WideControl& control) {
   const int row = block_thread() - 128;
   if (row < kTileRows) {
     const RowBlock r = load_row_block<Map>(p, item);
-    const float sum = control.row_sum[row].y, factor = row_factor<Map>(p, r, row, control.row_sum[row].x, sum);
-    control.result[row] = kCoarse<M> ? factor * unit_of_rounded(sum, control.row_rounded()[row]) : factor;
+    control.result[row] = row_factor<Map>(p, r, row, control.row_sum[row].x, control.row_sum[row].y);
     if (Map::kPeaks) write_peak(p, r, row, control.row_peak[row]);
   }
   named_barrier<kAddBarrier, 256>();
@@ -179,7 +178,7 @@ __device__ __forceinline__ void accumulate_values(const FmDecodeParams& p, const
       place.advance();
     }
     mbarrier_wait(shared_address(&control.result_full), result_parity);
-    if (Map::kSumsToValues) find_row_factors<M, Map>(p, item, control);
+    if (Map::kSumsToValues) find_row_factors<Map>(p, item, control);
     scale_rows(o, control.result[row0], control.result[row0 + 8]);
     arrive_once_per_warp(shared_address(&control.result_empty));
     result_parity ^= 1;

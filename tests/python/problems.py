@@ -152,13 +152,19 @@ def tilted_queries(q: torch.Tensor) -> torch.Tensor:
     return q
 
 
-def tilted_keys(rows: torch.Tensor, place: torch.Tensor, slope: float) -> torch.Tensor:
-    """Cached rows ``[n, 1 or more, 576]``, each tilted by what its place of 0 .. 1 is on a slope. No sum of their
-    weights is near one, where ``lse`` would have to be more exact than scores of this size are."""
+def tilted_keys(rows: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+    """Cached rows ``[n, 1 or more, 576]``, each tilted by its own number of nats."""
     rows = rows.clone()
-    by = 10 + (place if slope > 0 else 1 - place) * abs(slope)
     rows[..., 512:] += (by / 64**0.5).to(rows)[:, None, None]
     return rows
+
+
+def slope(positions: torch.Tensor, step: float) -> torch.Tensor:
+    """Tilts of 10 to 50 that rise or fall by ``step`` from key to key. No sum of their weights is near one, where
+    ``lse`` would have to be more exact than scores of this size are; with steps of a tenth several keys count for a
+    row."""
+    rise = (positions * abs(step)).clamp(max=40)
+    return 10 + rise if step > 0 else 50 - rise
 
 
 def make(

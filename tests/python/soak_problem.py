@@ -20,7 +20,6 @@ from soak_spec import Limits, Spec
 NAN = float("nan")
 D_V = 512
 WIDE_ROW, WIDE_HEADS = 64, 4
-PLACES = 1 << 16  # in a sequence: integers go to the device
 
 
 class Pool:
@@ -73,7 +72,7 @@ class Problem:
             present=present,
             unused=unused,
             owned=slots[present],
-            place=_places(spec)[present],
+            position=torch.arange(slots.shape[1]).expand_as(slots)[present],
             **_aligned(spec),
         )
         self.table, self.lens, self.indptr = (ints[name].int() for name in ("table", "lens", "indptr"))
@@ -83,8 +82,8 @@ class Problem:
         self._present = ints["present"].bool()
         flat = pool.keys(spec.dtype, rng, pages * spec.page_size, spec.kv_heads, spec.d_qk)
         if spec.slope:
-            places = ints["place"] / PLACES
-            flat[ints["owned"]] = problems.tilted_keys(flat[ints["owned"]], places, spec.slope)
+            tilts = problems.slope(ints["position"], spec.slope)
+            flat[ints["owned"]] = problems.tilted_keys(flat[ints["owned"]], tilts)
         flat[ints["unused"]] = spec.garbage
         axes = (pages, spec.page_size, *((spec.kv_heads,) if spec.kv_head_axis else ()))
         self._formats = {"kv_format": spec.kv_format, "kv_scale": spec.kv_scale}
@@ -257,12 +256,6 @@ def _slots(spec: Spec, table: torch.Tensor, pages: int) -> tuple[torch.Tensor, t
     unused = torch.ones(pages * spec.page_size, dtype=torch.bool)
     unused[slots[present]] = False
     return slots, present, unused.nonzero()[:, 0]
-
-
-def _places(spec: Spec) -> torch.Tensor:
-    """How far along its sequence each token of each request is."""
-    lens = torch.tensor(spec.clamped).long()
-    return torch.arange(max([0, *spec.clamped])) * PLACES // lens[:, None].clamp(min=1)
 
 
 def _aligned(spec: Spec) -> dict[str, torch.Tensor]:

@@ -152,8 +152,8 @@ class _Part:
             of_rows = (self.lens if per_token else self.lens[:, None].expand(-1, spec.s_q)).reshape(-1)
         rows = torch.randn(cache.tokens, spec.d_qk, **options) * problems.KEY_DEVIATION
         if spec.slope:
-            places = torch.linspace(0, 1, cache.tokens, device=device)
-            rows = problems.tilted_keys(rows[:, None], places, spec.slope)[:, 0]
+            tilts = problems.slope(torch.arange(cache.tokens, device=device), spec.slope)
+            rows = problems.tilted_keys(rows[:, None], tilts)[:, 0]
         lists = reference_sparse.Lists(rows, indices.view(spec.rows, cache.topk), of_rows)
         # What nobody lists must not be read.
         unlisted = torch.ones(cache.tokens, dtype=torch.bool, device=device)

@@ -56,7 +56,7 @@ class Spec:
     kv_format: str | None = None  # a quantised one, else the cache is of dtype
     kv_scale: float | None = None
     q_scale: str | None = None  # queries in e4m3 with one scale, or with one for each row
-    slope: float = 0.0  # how much higher scores are at the end of a sequence than at its beginning
+    slope: float = 0.0  # how much higher scores get from key to key
 
     @property
     def heads(self) -> int:
@@ -125,7 +125,7 @@ def draw_slope(seed: int, index: int, d_qk: int) -> float:
     """Of scores that rise or fall, some by so much that the softmax of what was seen before is scaled down again and
     again. It is the rope part that makes them: values stay as they are."""
     rng = random.Random(f"{seed}/{index}/slope")
-    return rng.choice((-1, 1, 1)) * rng.uniform(5, 40) if d_qk == 576 and rng.random() < 0.3 else 0.0
+    return rng.choice((-1, 1, 1)) * rng.uniform(0.01, 0.1) if d_qk == 576 and rng.random() < 0.3 else 0.0
 
 
 def _quantised(rng: random.Random, spec: Spec) -> Spec:

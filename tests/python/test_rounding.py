@@ -43,11 +43,11 @@ def test_rows_of_late_keys_are_right_one_by_one(device, dtype, lists, heads):
     row must be divided by what it was multiplied with."""
     requests, tokens, first, late = 128, 128, 5, 100
     options = {"generator": torch.Generator(device).manual_seed(1), "device": device}
-    place = torch.zeros(requests, tokens, device=device)
-    place[:, first] = 0.5
-    place[:, late] = 0.5 + torch.rand(requests, **options) * 0.05  # up to five nats higher
+    tilts = torch.full((requests, tokens), 10.0, device=device)
+    tilts[:, first] = 60
+    tilts[:, late] = 60 + torch.rand(requests, **options) * 5
     rows = problems.random_keys(requests * tokens, 1, 576, **options)
-    cache = problems.tilted_keys(rows, place.flatten(), 100.0).to(dtype).view(requests * 2, PAGE_SIZE, 576)
+    cache = problems.tilted_keys(rows, tilts.flatten()).to(dtype).view(requests * 2, PAGE_SIZE, 576)
     q = problems.tilted_queries(problems.random_queries(requests, 1, heads, 576, **options)).to(dtype)
     if lists:
         indices = torch.arange(requests * tokens, device=device, dtype=torch.int32).view(requests, 1, tokens)

@@ -44,22 +44,6 @@ inline uint2 e4m3_to_half(uint32_t codes) {
 
 inline const uint8_t* at_sixteenth(const uint8_t* from, uint32_t index) { return from + uint64_t(index) * 16; }
 
-struct RowSums {
-  float* sums;
-  const uint32_t* pairs;
-};
-inline void add_rows(float (&sums)[4], const uint32_t (&pairs)[4]) {
-  RowSums own{sums, pairs};
-  emulation::together("mma", own, [](RowSums** lanes) {
-    for (int row = 0; row < 16; ++row) {
-      float sum = 0;
-      for (int i = 0; i < 16; ++i)
-        sum += emulation::bf16_to_float(lanes[row % 8 * 4 + i / 2 % 4]->pairs[i / 8 * 2 + row / 8] >> i % 2 * 16);
-      for (int i = 0; i < 8; ++i) lanes[row % 8 * 4 + i / 2]->sums[row / 8 * 2 + i % 2] += sum;
-    }
-  });
-}
-
 struct Transposed8x8 {
   uint32_t given, result;
 };
