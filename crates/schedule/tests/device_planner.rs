@@ -375,9 +375,6 @@ fn emulate(jobs: &[Job]) -> Vec<i32> {
 fn compile(scratch: &Path) -> PathBuf {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let emulator = root.join("tests/emulator");
-    let machine = ["machine.cpp", "memory.cpp", "products.cpp"]
-        .map(|file| emulator.join("machine").join(file));
     let program = scratch.join("emulated_planner");
     let compiler = std::env::var_os("CXX").unwrap_or_else(|| "g++".into());
     let output = Command::new(&compiler)
@@ -394,11 +391,10 @@ fn compile(scratch: &Path) -> PathBuf {
         .arg("-I")
         .arg(root.join("kernels"))
         .arg("-I")
-        .arg(&emulator)
+        .arg(root.join("tests/emulator"))
         .arg("-o")
         .arg(&program)
         .arg(tests.join("emulated_planner.cpp"))
-        .args(machine)
         .output()
         .unwrap_or_else(|error| panic!("{compiler:?} is needed to compile the planner: {error}"));
     assert!(

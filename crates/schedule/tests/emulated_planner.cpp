@@ -8,6 +8,7 @@
 #include <cstdlib>
 
 #include "language/language.h"
+#include "machine/whole.h"
 #include "plan.cu"
 
 namespace {

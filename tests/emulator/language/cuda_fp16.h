@@ -1,7 +1,6 @@
 // Half precision, as far as the kernels use it.
 #pragma once
 #include "language/language.h"
-#include "language/numbers.h"
 
 struct __half {
   uint16_t bits;

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "language/numbers.h"
 #include "machine/machine.h"
 
 #define __device__
@@ -51,14 +52,6 @@ struct Index {
 struct Index2 {
   Index x, y;
 };
-
-template <class To, class From>
-To bits_as(From from) {
-  static_assert(sizeof(To) == sizeof(From));
-  To to;
-  std::memcpy(&to, &from, sizeof to);
-  return to;
-}
 
 template <class T>
 struct Shuffle {

@@ -1,5 +1,6 @@
 // The kernels of caches and indices on the host, as a library: each entry runs a grid of one over host memory.
 #include "language/language.h"
+#include "machine/whole.h"
 
 #include "cache.cu"
 #include "dequantise.cu"

@@ -17,9 +17,6 @@ static LIBRARY: LazyLock<Mutex<Library>> = LazyLock::new(|| Mutex::new(load()));
 /// g++ is a requirement of the tests. Undefined behaviour traps.
 fn load() -> Library {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let emulator = root.join("tests/emulator");
-    let machine = ["machine.cpp", "memory.cpp", "products.cpp"]
-        .map(|file| emulator.join("machine").join(file));
     let scratch = tempfile();
     let compiler = std::env::var_os("CXX").unwrap_or_else(|| "g++".into());
     let mut command = Command::new(&compiler);
@@ -31,11 +28,10 @@ fn load() -> Library {
         .arg("-I")
         .arg(root.join("kernels"))
         .arg("-I")
-        .arg(&emulator)
+        .arg(root.join("tests/emulator"))
         .arg("-o")
         .arg(&scratch)
-        .arg(root.join("crates/core/cuda/emulated/kernels.cpp"))
-        .args(machine);
+        .arg(root.join("crates/core/cuda/emulated/kernels.cpp"));
     let output = command
         .output()
         .unwrap_or_else(|error| panic!("{compiler:?} is needed to compile the kernels: {error}"));
