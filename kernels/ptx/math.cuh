@@ -6,9 +6,6 @@
 
 namespace fm {
 
-constexpr float kLog2E = 1.4426950408889634f;
-constexpr float kLn2 = 0.6931471805599453f;
-
 // 2^x, about 2 ulp; 2^-inf = 0.
 __device__ __forceinline__ float exp2_approx(float x) {
   float y;

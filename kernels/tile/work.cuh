@@ -12,6 +12,7 @@
 namespace fm {
 
 constexpr float kNegInf = -__builtin_huge_valf();
+constexpr float kLn2 = 0.6931471805599453f;
 
 // The query token of a row within (request, KV head). Where there is one token only, without the division, which takes
 // a hundred cycles.

@@ -24,9 +24,6 @@ struct alignas(8) float2 {
 struct alignas(16) float4 {
   float x, y, z, w;
 };
-struct alignas(8) int2 {
-  int32_t x, y;
-};
 struct alignas(16) int4 {
   int32_t x, y, z, w;
 };
@@ -38,8 +35,6 @@ struct alignas(16) uint4 {
 };
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-inline int2 make_int2(int32_t x, int32_t y) { return {x, y}; }
-inline int4 make_int4(int32_t x, int32_t y, int32_t z, int32_t w) { return {x, y, z, w}; }
 inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 
@@ -49,8 +44,8 @@ struct Index {
   unsigned (*value)();
   operator unsigned() const { return value(); }
 };
-struct Index2 {
-  Index x, y;
+struct Index1 {
+  Index x;
 };
 
 template <class T>
@@ -81,10 +76,10 @@ T reduce(const char* instruction, T value, Combine combine) {
 
 }  // namespace emulation
 
-inline const emulation::Index2 threadIdx{{[] { return emulation::thread_number(); }}, {[] { return 0u; }}};
-inline const emulation::Index2 blockDim{{[] { return emulation::machine.grid.threads; }}, {[] { return 1u; }}};
-inline const emulation::Index2 blockIdx{{[] { return emulation::cta().x; }}, {[] { return emulation::cta().y; }}};
-inline const emulation::Index2 gridDim{{[] { return emulation::machine.grid.x; }}, {[] { return emulation::machine.grid.y; }}};
+inline const emulation::Index1 threadIdx{{[] { return emulation::thread_number(); }}};
+inline const emulation::Index1 blockDim{{[] { return emulation::machine.grid.threads; }}};
+inline const emulation::Index1 blockIdx{{[] { return emulation::cta().x; }}};
+inline const emulation::Index1 gridDim{{[] { return emulation::machine.grid.x; }}};
 
 // ---- threads of a CTA ----
 

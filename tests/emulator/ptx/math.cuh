@@ -8,9 +8,6 @@
 
 namespace fm {
 
-constexpr float kLog2E = 1.4426950408889634f;
-constexpr float kLn2 = 0.6931471805599453f;
-
 inline float exp2_approx(float x) {
   const float y = std::exp2(x);
   return y < 1.17549435e-38f ? 0.f : y;
