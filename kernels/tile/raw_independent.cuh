@@ -32,14 +32,14 @@ namespace fm {
 // multiplied with. `first`: they have to move. `added` is for add(). By the whole warpgroup; after it all of P can be multiplied.
 template <class Map, class Control>
 __device__ __forceinline__ bool weigh_own_tile(RawState<Map>& state, float (&added)[RawState<Map>::kColumns],
-                                               const float (&s)[Map::kRows / 2], float2 unit, Control& control, uint32_t to,
+                                               const float (&s)[Map::kRows / 2], const OwnUnits& units, Control& control, uint32_t to,
                                                int barrier, bool first) {
   bool moved = false;
 #pragma unroll 1
   for (bool move = first;; move = true) {
-    if (move) state.move_references(s, unit, control, 0, barrier), moved = true;
+    if (move) state.move_references(s, units, control, 0, barrier), moved = true;
     uint32_t weights[Map::kRows / 4];
-    const bool over = state.try_weigh(weights, added, s, unit, control);
+    const bool over = state.try_weigh(weights, added, s, units, control);
     store_few_weights<Map::kRows>([&](int i) { return weights[i]; }, to);
     fence_async_shared();
     const bool any = named_barrier_any_of_warpgroup(barrier, over);
@@ -51,8 +51,8 @@ __device__ __forceinline__ bool weigh_own_tile(RawState<Map>& state, float (&add
 // references. A warpgroup without a reference has only zeros.
 template <class Map, class Control>
 __device__ __forceinline__ float own_factor(const Control& control, int own, int row) {
-  const float minus = RawState<Map>::minus_reference(control.own[own], row);
-  return exp2_approx(fminf(minus, RawState<Map>::minus_reference(control.own[1 - own], row)) - minus);
+  const float minus = control.own[own].row[row].y;
+  return exp2_approx(fminf(minus, control.own[1 - own].row[row].y) - minus);
 }
 
 // Brings together what both warpgroups have: `o` becomes the half `own` of the columns. Leaves what finish_raw_rows does; after it
@@ -74,7 +74,7 @@ __device__ __forceinline__ void finish_independent_rows(const FmDecodeParams& p,
     if (!r.empty())
 #pragma unroll
       for (int i = 0; i < 2; ++i) sum += own_factor<Map>(control, i, thread) * state.found(control.own[i].warp_top, thread, add);
-    const float reference = -fminf(state.minus_reference(control.own[0], thread), state.minus_reference(control.own[1], thread));
+    const float reference = -fminf(control.own[0].row[thread].y, control.own[1].row[thread].y);
     leave_raw_row<Map>(p, r, thread, reference, sum, control, [&] {
       const float peak = found_peak(control.own[0], thread);
       return r.tile_end - r.tile_begin > 1 ? fmaxf(peak, found_peak(control.own[1], thread)) : peak;
@@ -151,9 +151,9 @@ __device__ __forceinline__ void compute_independent(const FmDecodeParams& p, con
       const RawPlace<Map> of_tile = place.plus(i);
       const int at = of_tile.at();
       float s[Map::kRows / 2];
-      const float2 unit = load_own_units<Map>(smem, at);
+      const OwnUnits units = load_own_units<Map>(smem, at);
       const bool masked = i >= first_masked || control.present[at] != ~0ull;
-      multiply_raw_query<T, M, Map>(s, smem, control, of_tile, unit, p.box_shift);
+      multiply_raw_query<T, M, Map>(s, smem, control, of_tile, units, p.box_shift);
       if (masked) {
         mask_raw_tile<Map>(s, p, item, i, smem, control, at, own);
         named_barrier_of_warpgroup(kOwnBarrier + own());  // V is read before the next one
@@ -165,7 +165,7 @@ __device__ __forceinline__ void compute_independent(const FmDecodeParams& p, con
       const int weights = own() * 2 + i / 2 % 2;
       const uint64_t p_at = weights_descriptor<Map>(smem, weights);
       float added[RawState<Map>::kColumns];
-      const bool moved = weigh_own_tile<Map>(state, added, s, unit, mine, Map::weights(smem, weights), kOwnBarrier + own(), i < 2);
+      const bool moved = weigh_own_tile<Map>(state, added, s, units, mine, Map::weights(smem, weights), kOwnBarrier + own(), i < 2);
       if (moved) scale_few_rows<Map::kRows>(all, mine.factor[0], lane());
       const auto used = [&] {
         if (lane() == 0) mbarrier_arrive(shared_address(&control.tile_empty[at]));

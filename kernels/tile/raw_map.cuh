@@ -9,11 +9,14 @@
 //   places of a tile's scales, RawScales
 //   control block, RawControl
 #pragma once
+#include <stddef.h>
 #include <stdint.h>
 
 #include <type_traits>
 
 #include "../params.h"
+#include "../ptx/control.cuh"
+#include "../ptx/shared.cuh"
 #include "shared_map.cuh"
 
 namespace fm {
@@ -27,7 +30,7 @@ template <int Groups>
 struct alignas(16) RawScales {
   uint16_t of_token[kTileTokens][Groups];   // -> scores: powers of two, halves
   uint16_t of_column[Groups][kTileTokens];  // -> values: whole scales, halves, in the order of lane_token
-  float unit[kTileTokens];                  // what the row counts in; 0: absent
+  uint32_t unit[kTileTokens];               // what the row counts in: UnitCode
 };
 
 // Where a token's scales lie so that each lane of the values role has its own together: tokens 16 step + 2 j + {0, 1, 8, 9},
@@ -89,6 +92,31 @@ struct RawMap {
   }
 };
 
+// What a row of a tile counts in, a power of two, or 0 where it is absent, by its logarithm: 12,582,912 and more, in 23 bits
+// behind the exponent, so that it is a float32 number and, by its lowest bits, an integer.
+struct UnitCode {
+  static constexpr uint32_t kOne = 0x4B400000u;
+  uint32_t bits = kOne;
+
+  static __device__ __forceinline__ UnitCode of(float unit) { return {kOne + (__float_as_uint(unit) >> 23) - 127}; }
+  __device__ __forceinline__ float unit() const { return __uint_as_float((bits << 23) + (127u << 23)); }
+  __device__ __forceinline__ float log2() const { return __uint_as_float(bits) - __uint_as_float(kOne); }  // -127 of 0
+  // One over it; of 0, for which there is no weight, a finite number.
+  __device__ __forceinline__ float inverse() const { return __uint_as_float((127u << 23) - (bits << 23)); }
+};
+
+// Those of a thread's two tokens; with bare rows they are one.
+struct OwnUnits {
+  UnitCode of[2];
+};
+template <class Map>
+__device__ __forceinline__ OwnUnits load_own_units(uint32_t smem, int place) {
+  if (Map::kBare) return {};
+  const uint32_t at = Map::scales(smem, place) + offsetof(typename Map::Scales, unit) +
+                      (warpgroup_thread() / 32 * 16 + warpgroup_thread() % 32 / 4) * 4;
+  return {{{load_shared_word(at)}, {load_shared_word(at + 32)}}};
+}
+
 // Where the codes of rows are in a place. Rows that come in boxes where these are swizzled: each box has its columns in blocks of
 // 128, one after another, with the 128-byte swizzle; the last 64 columns of rows of 576 follow all of the tile's, with the 64-byte
 // one. Other rows lie kRowBytes apart, each as it is.
@@ -122,7 +150,7 @@ struct RowLayout {
 // What warpgroups tell each other besides. Independent ones have rows of their own.
 template <int Rows, bool Independent = false>
 struct alignas(16) RawControl : std::conditional<Rows == kTileRows, DecodeControl, FewControl>::type {
-  alignas(16) float2 row[Rows];  // what the row's scores are multiplied with, base 2; minus a number near the highest
+  alignas(16) float2 row[Rows];  // what the row's scores are multiplied with, base 2; minus its reference
   static constexpr int kKept = Independent ? 1 : Rows;
   float warp_top[4][kKept];      // what each warp found for a row
   float warp_peak[4][kKept];     // and its highest score so far
@@ -137,26 +165,16 @@ struct alignas(16) RawControl : std::conditional<Rows == kTileRows, DecodeContro
   __device__ __forceinline__ int64_t* out_offset() { return reinterpret_cast<int64_t*>(row); }
   __device__ __forceinline__ const int64_t* out_offset() const { return reinterpret_cast<const int64_t*>(row); }
 
-  // What a row's weights relative to that number are multiplied with, a power of two; until it has a result.
-  __device__ __forceinline__ float* lift() { return this->result; }
-  __device__ __forceinline__ const float* lift() const { return this->result; }
-
   // At the beginning of an item: what the row's scores are multiplied with.
-  __device__ __forceinline__ void begin_row(int of, float scale) {
-    row[of] = make_float2(scale, kNoReference), lift()[of] = 1.f;
-  }
+  __device__ __forceinline__ void begin_row(int of, float scale) { row[of] = make_float2(scale, kNoReference); }
 };
 
 // What of that each of two independent warpgroups has for itself, by the same names.
 template <int Rows>
 struct alignas(16) OwnRows {
   alignas(16) float2 row[Rows];
-  alignas(8) float lifts[Rows];
   float warp_top[4][Rows], warp_peak[4][Rows];
   float factor[1][Rows];  // of its accumulators, where references have moved
-
-  __device__ __forceinline__ float* lift() { return lifts; }
-  __device__ __forceinline__ const float* lift() const { return lifts; }
 };
 template <int Rows>
 struct IndependentControl : RawControl<Rows, true> {
@@ -164,7 +182,7 @@ struct IndependentControl : RawControl<Rows, true> {
 
   __device__ __forceinline__ void begin_row(int of, float scale) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) own[i].row[of] = make_float2(scale, kNoReference), own[i].lifts[of] = 1.f;
+    for (int i = 0; i < 2; ++i) own[i].row[of] = make_float2(scale, kNoReference);
   }
 };
 

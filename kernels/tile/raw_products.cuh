@@ -184,7 +184,7 @@ __device__ __forceinline__ void multiply_raw(KeySums<Map>& s, uint32_t smem, con
 // S^T of a tile, without what Q counts in.
 template <class T, class M, class Map, class Control>
 __device__ __forceinline__ void multiply_raw_query(float (&s)[Map::kRows / 2], uint32_t smem, Control& control,
-                                                   RawPlace<Map> place, float2 unit, int box_shift) {
+                                                   RawPlace<Map> place, const OwnUnits& units, int box_shift) {
   using Layout = FewLayout<Map::kRows>;
   const int place_at = place.at();
   const KeyPlace<Map> at(smem, place_at, box_shift);
@@ -207,7 +207,7 @@ __device__ __forceinline__ void multiply_raw_query(float (&s)[Map::kRows / 2], u
       float sum = sums[0][i];
       if constexpr (kSums<Map> > 1) sum += sums[1][i];
       if constexpr (kSums<Map> == 4) sum += sums[2][i] + sums[3][i];
-      s[i] = sum * (h == 0 ? unit.x : unit.y);
+      s[i] = Map::kBare ? sum : sum * units.of[h].unit();
     }
   if constexpr (Map::kHasRope && !Map::kBare && !kRopeCounts<T>) {
     multiply_rope<T, Map>(s, smem_descriptor(smem + Map::kQueryOffset, 0, kAtomBytes), at, rest);

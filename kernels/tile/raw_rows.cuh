@@ -155,7 +155,7 @@ struct RowPreparation {
   bool present;
 
   __device__ __forceinline__ void leave_unit(float unit) const {
-    store_shared(scales + offsetof(typename Map::Scales, unit) + token * 4, present ? unit : 0.f);
+    store_shared(scales + offsetof(typename Map::Scales, unit) + token * 4, __uint_as_float(UnitCode::of(present ? unit : 0.f).bits));
   }
   // The scales of groups for the scores, pairs of halves.
   __device__ __forceinline__ void leave_of_token(const uint32_t (&halves)[Map::kGroups / 2]) const {
@@ -178,9 +178,10 @@ struct RowPreparation {
 
   // Rows of 576: their unit and scales for the scores; returns whether scales are more than powers of two.
   __device__ __forceinline__ bool prepare_scales(int format, RowUnit& unit) const {
-    if (Map::kBare || format == FM_KV_FP8) {
+    if (Map::kBare) return false;
+    if (format == FM_KV_FP8) {
       leave_unit(1.f);
-      if constexpr (!Map::kBare) leave_of_token({0x3C003C00u, 0x3C003C00u});
+      leave_of_token({0x3C003C00u, 0x3C003C00u});
       return false;
     }
     const uint4 v = load_shared_4(row + Map::kFloatScales);
@@ -233,13 +234,12 @@ struct RowPreparation {
 
   // Rows of 512: their unit and scales for the scores; `pairs` are also those for the values.
   __device__ __forceinline__ void prepare_latent(int format, RowUnit& unit, uint32_t (&pairs)[Map::kGroups / 2]) const {
-    if (Map::kBare || format == FM_KV_FP8) {
+    if (Map::kBare) return;
+    if (format == FM_KV_FP8) {
       leave_unit(1.f);
-      if constexpr (!Map::kBare) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) pairs[i] = 0x3C003C00u;
-        leave_of_token(pairs);
-      }
+      for (int i = 0; i < 8; ++i) pairs[i] = 0x3C003C00u;
+      leave_of_token(pairs);
       return;
     }
     const auto byte = [](uint32_t word, int i) { return word >> i % 4 * 8 & 0xFF; };

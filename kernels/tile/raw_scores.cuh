@@ -2,9 +2,8 @@
 // few rows of other caches (few_scores.cuh).
 //
 // The softmax keeps a reference per row, the same in all threads: it moves when a weight, counted in its token's unit, would
-// leave the range of halves. Weights are 2^(s - reference); sums add these, P has them times the token's unit. A unit is
-// 2^-74 or more (RowUnit), so that weights stay below 2^90 and sums are in range. The reference may be far from the scores,
-// where float32 is coarse: weights are 2^(s - n), n an integer near the highest score, times 2^(n - reference), the lift.
+// leave the range of halves. P is 2^(s + log2 unit - reference); sums add weights without the units, which is P over the unit.
+// A unit is 2^-74 or more (RowUnit) and P below 2^15, so that these stay below 2^90 and sums are in range.
 #pragma once
 #include <cuda_fp16.h>
 #include <stddef.h>
@@ -25,10 +24,11 @@
 
 namespace fm {
 
-constexpr float kTopWeight = 12.f;  // base 2: the largest of a tile when the reference moves
+// Base 2: the largest P of a tile when the reference moves. What is small beside it has 26 binades; where rows count in one nothing
+// is small by its unit, and float32 rounds the exponents of small weights less.
+template <class Map>
+constexpr float kTopWeight = Map::kBare ? 3.f : 12.f;
 constexpr float kMostTopWeight = 15.f;  // more than that makes it move
-// Bounds of the lift, base 2: with them 2^(s - n) is in range whatever the units of other tokens are.
-constexpr int kMostLowered = 30, kMostLifted = 40;
 
 // Codes and scales of V that some rows of the block do not see lose their NaNs. By the whole warpgroup when K has been read.
 template <class Map>
@@ -63,14 +63,6 @@ __device__ __forceinline__ void clean_raw_values(const FmDecodeParams& p, const 
   }
 }
 
-// What this thread's tokens count in.
-template <class Map>
-__device__ __forceinline__ float2 load_own_units(uint32_t smem, int place) {
-  const uint32_t at = Map::scales(smem, place) + offsetof(typename Map::Scales, unit) +
-                      (warpgroup_thread() / 32 * 16 + warpgroup_thread() % 32 / 4) * 4;
-  return make_float2(__uint_as_float(load_shared_word(at)), __uint_as_float(load_shared_word(at + 32)));
-}
-
 // Masks S^T of tile `i` of an item, and takes from V what rows may not see; other warps see that after a barrier. `own`: finds
 // which warpgroup this is.
 template <class Map, class Control, class Own>
@@ -102,14 +94,14 @@ struct RawState {
   // where some would not fit, and tries again; `first`: they have to. By the whole warpgroup; after it every warp has read K.
   template <class Control>
   __device__ __forceinline__ void weigh(uint32_t (&weights)[Map::kRows / 4], float (&added)[kColumns],
-                                        const float (&s)[Map::kRows / 2], float2 unit, Control& control, int place,
+                                        const float (&s)[Map::kRows / 2], const OwnUnits& units, Control& control, int place,
                                         int barrier, bool first) {
     if (warpgroup_thread() == 0) control.rescale[place][0] = first;
     bool move = first;
 #pragma unroll 1
     for (bool moved = first;; moved = true) {
-      if (move) move_references(s, unit, control, place, barrier);
-      const bool over = try_weigh(weights, added, s, unit, control);
+      if (move) move_references(s, units, control, place, barrier);
+      const bool over = try_weigh(weights, added, s, units, control);
       if (moved) break;
       move = named_barrier_any_of_warpgroup(barrier, over);
       if (!move) break;
@@ -159,11 +151,6 @@ struct RawState {
       if (leaves()) of_warps[warp][row(i)] = v;
     }
   }
-  // Minus the reference of a row.
-  template <class Control>
-  static __device__ __forceinline__ float minus_reference(const Control& control, int row) {
-    return control.row[row].y + log2_of_unit(control.lift()[row]);
-  }
   template <class OfWarps, class Combine>
   static __device__ __forceinline__ float found(const OfWarps& of_warps, int row, Combine combine) {
     return combine(combine(of_warps[0][row], of_warps[1][row]), combine(of_warps[2][row], of_warps[3][row]));
@@ -172,22 +159,23 @@ struct RawState {
   // Returns whether some weight is larger than P may have it. `added`: the weights of this thread's tokens.
   template <class Control>
   __device__ __forceinline__ bool try_weigh(uint32_t (&weights)[Map::kRows / 4], float (&added)[kColumns],
-                                            const float (&s)[Map::kRows / 2], float2 unit, const Control& control) const {
+                                            const float (&s)[Map::kRows / 2], const OwnUnits& units, const Control& control) const {
     __half2 top = __float2half2_rn(0.f);
     const uint32_t at = shared_address(&control.row[2 * (warpgroup_thread() % 4)]);
-    const uint32_t lift_at = shared_address(&control.lift()[2 * (warpgroup_thread() % 4)]);
 #pragma unroll
     for (int c = 0; c < kColumns; c += 2) {
       const uint4 v = load_shared_4(at + c / 2 * 64);
-      const float2 lift = load_shared_2(lift_at + c / 2 * 32);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float a = lift.x * exp2_approx(fmaf(s[Layout::value(c, h)], __uint_as_float(v.x), __uint_as_float(v.y)));
-        const float b = lift.y * exp2_approx(fmaf(s[Layout::value(c + 1, h)], __uint_as_float(v.z), __uint_as_float(v.w)));
-        added[c] = h == 0 ? a : added[c] + a, added[c + 1] = h == 0 ? b : added[c + 1] + b;
-        const float own = h == 0 ? unit.x : unit.y;
+        const auto weight = [&](int i, uint32_t scale, uint32_t minus_reference) {
+          const float offset = __uint_as_float(minus_reference) + (Map::kBare ? 0.f : units.of[h].log2());
+          const float w = exp2_approx(fmaf(s[Layout::value(c + i, h)], __uint_as_float(scale), offset));
+          const float before = h == 0 ? 0.f : added[c + i];
+          added[c + i] = Map::kBare ? before + w : fmaf(w, units.of[h].inverse(), before);
+          return w;
+        };
         uint32_t& pair = weights[Layout::value(c, h) / 2];
-        pair = pack(__half(), a * own, b * own);
+        pair = pack(__half(), weight(0, v.x, v.y), weight(1, v.z, v.w));
         top = __hmax2(top, *reinterpret_cast<__half2*>(&pair));
       }
     }
@@ -197,7 +185,7 @@ struct RawState {
   // Moves references that the tile's weights would exceed, and sums with them; leaves the factors of accumulators. By the whole
   // warpgroup.
   template <class Control>
-  __device__ __forceinline__ void move_references(const float (&s)[Map::kRows / 2], float2 unit, Control& control, int place,
+  __device__ __forceinline__ void move_references(const float (&s)[Map::kRows / 2], const OwnUnits& units, Control& control, int place,
                                                   int barrier) {
     const auto larger = [](float a, float b) { return fmaxf(a, b); };
     const int thread = warpgroup_thread(), lane = thread % 32;
@@ -205,7 +193,8 @@ struct RawState {
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
       const float scale = control.row[Layout::row(c, lane)].x;
-      tops[c] = fmaxf(counted(s[Layout::value(c, 0)] * scale, unit.x), counted(s[Layout::value(c, 1)] * scale, unit.y));
+      const auto counted = [&](int h) { return fmaf(s[Layout::value(c, h)], scale, units.of[h].log2()); };
+      tops[c] = fmaxf(counted(0), counted(1));
     }
     combine_lanes(tops, larger);
 #pragma unroll
@@ -215,14 +204,12 @@ struct RawState {
     if constexpr (!Map::kIndependent)
       if (thread == 0) control.rescale[place][0] = true;
     if (thread < Map::kRows) {
-      const float top = found(control.warp_top, thread, larger), old = minus_reference(control, thread);
+      const float top = found(control.warp_top, thread, larger), old = control.row[thread].y;
       float shrink = 1.f;
-      if (top + old > kMostTopWeight - 1.f) {  // `counted` has lost a little
-        const float next = floorf(kTopWeight - top);  // an integer: see log2_sum
-        const int unit_exponent = (int)(__float_as_uint(top) & 0xFF) - 127;
-        const float lift = min(max((int)kTopWeight - unit_exponent, -kMostLowered), kMostLifted);
+      if (top + old > kMostTopWeight - 1.f) {  // exponents are rounded
+        const float next = floorf(kTopWeight<Map> - top);  // an integer: see log2_sum
         shrink = exp2_approx(next - old);
-        control.row[thread].y = next - lift, control.lift()[thread] = exp2_approx(lift);
+        control.row[thread].y = next;
       }
       control.factor[place][thread] = shrink;
     }
@@ -240,12 +227,6 @@ struct RawState {
       const float sent = upper ? v[i] : v[i + Half], kept = upper ? v[i + Half] : v[i];
       v[i] = combine(kept, __shfl_xor_sync(~0u, sent, Bit));
     }
-  }
-
-  // A score in a token's unit, whose exponent is in the lowest bits.
-  static __device__ __forceinline__ float counted(float score, float unit) {
-    const float v = score + log2_of_unit(unit);
-    return fabsf(v) < 3e38f ? __uint_as_float((__float_as_uint(v) & ~0xFFu) | __float_as_uint(unit) >> 23) : v;
   }
 };
 
@@ -306,7 +287,7 @@ __device__ __forceinline__ void finish_raw_rows(const FmDecodeParams& p, const R
   named_barrier<kRawBarrier, 256>();
   if (own == 0 && thread < Map::kRows) {
     const float sum = state.found(first_sums, thread, add) + state.found(control.warp_top, thread, add);
-    leave_raw_row<Map>(p, r, thread, -state.minus_reference(control, thread), sum, control,
+    leave_raw_row<Map>(p, r, thread, -control.row[thread].y, sum, control,
                        [&] { return found_peak(control, thread); });
   }
   named_barrier<kRawBarrier, 256>();

@@ -235,13 +235,13 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
     for (int i = 0; tiles > 0 && i <= tiles; ++i) {
       const bool scores = i % 2 == own() && i < tiles;
       float s[Map::kRows / 2];
-      float2 unit;
+      OwnUnits units;
       const int at = place.at();
       if (scores) {
         mbarrier_wait(shared_address(&control.tile_full[at]), place.parity());
-        unit = load_own_units<Map>(smem, at);
+        units = load_own_units<Map>(smem, at);
         const bool masked = i >= first_masked || control.present[at] != ~0ull;
-        multiply_raw_query<T, M, Map>(s, smem, control, place, unit, p.box_shift);
+        multiply_raw_query<T, M, Map>(s, smem, control, place, units, p.box_shift);
         if (masked) mask_raw_tile<Map>(s, p, item, i, smem, control, at, own);
       }
       if (i > 0) {
@@ -272,7 +272,7 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
         if (p.max_logits != nullptr) keep_peaks<Map>(s, control, i == 0);
         uint32_t weights[Map::kRows / 4];
         float added[RawState<Map>::kColumns];
-        state.weigh(weights, added, s, unit, control, at, kOwnBarrier + own(), i == 0);
+        state.weigh(weights, added, s, units, control, at, kOwnBarrier + own(), i == 0);
         store_few_weights<Map::kRows>([&](int i) { return weights[i]; }, Map::weights(smem, at));
         fence_async_shared();
         arrive_once_per_warp(shared_address(&control.weights_full[at]));
