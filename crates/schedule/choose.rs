@@ -45,7 +45,9 @@ const TEAM_OF_MANY_ROWS: i32 = 4;
 /// CTAs of a team where requests have different numbers of rows, more than a tile on average.
 const TEAM_OF_RAGGED_ROWS: i32 = 2;
 /// CTAs that items are shared out to by clusters only if so many have work: fewer leave memory idle, ...
-const BUSY_CTAS: i32 = 96;
+const BUSY_CTAS: i32 = 72;
+/// ... by pairs of 16 rows, which take least of an SM, if so many have, ...
+const BUSY_PAIRED_CTAS: i32 = 64;
 /// ... unless there is [`LITTLE_WORK`] for more units than this: then being split costs more.
 const FEW_UNITS: i32 = 8;
 /// Tiles of 16 rows per multiprocessor up to which blocks of 16 rows share out the work, however many rows there are: then
@@ -343,7 +345,11 @@ impl Problem {
         [(8, clusters[2]), (4, clusters[1]), (2, clusters[0])]
             .into_iter()
             .find(|&(splits, clusters)| {
-                let busy = i128::from(splits) * units >= BUSY_CTAS.into();
+                let least = match (splits, choice.rows) {
+                    (2, 16) => BUSY_PAIRED_CTAS,
+                    _ => BUSY_CTAS,
+                };
+                let busy = i128::from(splits) * units >= least.into();
                 units <= clusters.into() && (busy || little)
             })
     }

@@ -47,7 +47,12 @@ const WORKLOADS: &[(&str, Batch, Layout)] = &[
     ("16 requests, few heads", (16, 16, each(1)), (16, 1, 1, 132, 16)),
     ("24 requests, few heads", (24, 16, each(1)), (16, 1, 4, 30, 24)),
     ("64 requests, all heads", (64, 128, each(1)), (64, 2, 1, 66, 64)),
-    ("32 requests, few heads", (32, 16, each(1)), (16, 1, 1, 132, 32)),
+    ("9 requests, few heads", (9, 16, each(1)), (16, 1, 8, 15, 9)),
+    ("16 requests, few heads", (16, 16, each(1)), (16, 1, 1, 132, 16)),
+    ("18 requests, few heads", (18, 16, each(1)), (16, 1, 4, 30, 18)),
+    ("32 requests, few heads", (32, 16, each(1)), (16, 1, 2, 66, 32)),
+    ("32 requests, 32 heads", (32, 32, each(1)), (32, 1, 1, 132, 32)),
+    ("36 requests, 32 heads", (36, 32, each(1)), (32, 1, 2, 66, 36)),
     ("32 requests, half the heads", (32, 64, each(1)), (64, 1, 1, 132, 32)),
     ("32 requests, all heads", (32, 128, each(1)), (64, 2, 1, 66, 32)),
     ("8 requests, few heads", (8, 16, each(1)), (16, 1, 1, 132, 8)),
@@ -252,7 +257,7 @@ fn kv_heads_are_units_too() {
         };
         choose(&heads).splits
     };
-    assert_eq!([1, 2, 3, 5, 6, 9].map(of), [1, 1, 4, 1, 2, 1]);
+    assert_eq!([1, 2, 3, 5, 6, 9].map(of), [1, 1, 4, 2, 2, 1]);
 }
 
 #[test]
