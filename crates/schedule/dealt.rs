@@ -1,15 +1,20 @@
-//! Parts whose number is fixed (`num_splits`, `batch_invariant`), dealt to the workers by size: the longest first, from
-//! the first worker to the last and back again, as long as there are parts. Where they are about equally long they
-//! share out as well on a line, on which those of a unit lie together: then they are not ready, and added up, all at
-//! once. `kernels/plan/dealt.h` is the same for the device.
+//! Parts dealt to the workers by size: the longest first, from the first worker to the last and back again, as long as
+//! there are parts. `kernels/plan/dealt.h` is the same for the device.
+//!
+//! Parts whose number is fixed (`num_splits`, `batch_invariant`) are, unless they are about equally long: then they share
+//! out as well on a line, on which those of a unit lie together, so that they are not ready, and added up, all at once.
+//! Whole units are, where they would be cut on the line and dealt out no worker has much more than an even share.
 
 use std::cmp::Reverse;
 
 use crate::algorithm::Parts;
 use crate::layout::DivCeil;
+use crate::plan_layout::FmPlanShape;
 
 /// More units are laid on a line: shares are long then, compared with parts.
 pub(crate) const MOST_DEALT_UNITS: usize = 512;
+/// The same of units that are dealt whole, with which the device takes its time.
+pub(crate) const MOST_DEALT_WHOLE: i32 = 256;
 
 /// Whether parts, the longest of `longest` tiles, share out on a line: as many to each worker make an eighth more than
 /// an even share at most.
@@ -38,16 +43,30 @@ impl Deal {
         worker * rounds + extra
     }
 
-    /// The item of the part that `rank` others come before.
-    pub(crate) fn item(&self, rank: i32) -> i32 {
+    /// The worker that has the part that `rank` others come before.
+    pub(crate) fn worker(&self, rank: i32) -> i32 {
         let (round, turn) = (rank / self.workers, rank % self.workers);
-        let worker = if round % 2 == 0 {
+        if round % 2 == 0 {
             turn
         } else {
             self.workers - 1 - turn
-        };
-        self.first_item(worker) + round
+        }
     }
+
+    /// The item of that part.
+    pub(crate) fn item(&self, rank: i32) -> i32 {
+        self.first_item(self.worker(rank)) + rank / self.workers
+    }
+}
+
+/// Whether units are so few, and yet more than workers, that they may be dealt whole.
+pub(crate) fn may_be_dealt_whole(units: i32, workers: i32) -> bool {
+    workers < units && units <= MOST_DEALT_WHOLE
+}
+
+/// What whole units may cost a worker to be as good as an even share and what cutting costs.
+pub(crate) fn fair_load(shape: &FmPlanShape, share: i64) -> i64 {
+    share + i64::from(shape.split_cost)
 }
 
 /// Parts of a unit that are equally long: all but its last one, or that.

@@ -5,7 +5,10 @@ use crate::algorithm::{
     even_share, make_header, make_item, make_merge, parts_of, query_range, unit_tiles,
     whole_stretch_is_fair,
 };
-use crate::dealt::{Deal, MOST_DEALT_UNITS, Ranks, shares_out_on_a_line};
+use crate::dealt::{
+    Deal, MOST_DEALT_UNITS, MOST_DEALT_WHOLE, Ranks, fair_load, may_be_dealt_whole,
+    shares_out_on_a_line,
+};
 use crate::equal_parts::{EqualParts, equal_parts};
 use crate::plan_layout::{
     FM_SPLIT_AUTO, FmMerge, FmPlanHeader, FmPlanLayout, FmPlanShape, FmWorkItem,
@@ -233,7 +236,10 @@ fn write(
     let all = if let Some(equal) = planner.cut_equally(&line, filled) {
         (line.whole, line.share) = (false, equal.step.into());
         planner.write_equal(&equal, buffer.items, buffer.merges, buffer.worker_begin)
-    } else if let Some(deal) = planner.deal(&line) {
+    } else if let Some(deal) = planner
+        .deal_whole(&mut line)
+        .or_else(|| planner.deal(&line))
+    {
         planner.write_dealt(
             &line,
             deal,
@@ -429,6 +435,49 @@ impl Planner<'_> {
             .then_some(Deal { items, workers })
     }
 
+    /// `FM_SPLIT_AUTO`: units that are to be cut are dealt whole instead where that is about as fair. `line` is whole then.
+    fn deal_whole(&self, line: &mut Line) -> Option<Deal> {
+        let (units, workers) = (line.units, self.shape.workers);
+        if self.shape.split_mode != FM_SPLIT_AUTO
+            || line.whole
+            || !may_be_dealt_whole(units, workers)
+        {
+            return None;
+        }
+        let whole = Line {
+            whole: true,
+            share: even_share(line.total, workers),
+            ..*line
+        };
+        let deal = Deal {
+            items: units,
+            workers,
+        };
+        let ranks = self.ranks(&whole);
+        let mut loads = [0; MOST_DEALT_WHOLE as usize];
+        for unit in 0..units {
+            let parts = parts_of(self.shape, &whole, unit);
+            let worker = deal.worker(ranks.of(unit, &parts, 0));
+            loads[worker as usize] += i64::from(parts.tile(1)) + i64::from(self.shape.fixed_cost);
+        }
+        let most = fair_load(self.shape, whole.share);
+        if loads.iter().any(|&load| load > most) {
+            return None;
+        }
+        *line = whole;
+        Some(deal)
+    }
+
+    /// Of all parts of all units.
+    fn ranks(&self, line: &Line) -> Ranks {
+        let mut ranks = Ranks::new();
+        for unit in 0..line.units {
+            ranks.push(unit, &parts_of(self.shape, line, unit));
+        }
+        ranks.sort();
+        ranks
+    }
+
     fn write_dealt(
         &self,
         line: &Line,
@@ -437,11 +486,7 @@ impl Planner<'_> {
         merges: &mut [FmMerge],
         worker_begin: &mut [i32],
     ) -> Tally {
-        let mut ranks = Ranks::new();
-        for unit in 0..line.units {
-            ranks.push(unit, &parts_of(self.shape, line, unit));
-        }
-        ranks.sort();
+        let ranks = self.ranks(line);
         let mut tally = Tally::default();
         self.for_each_unit(|index, unit| {
             let parts = parts_of(self.shape, line, index);

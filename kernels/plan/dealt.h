@@ -1,7 +1,9 @@
-// Parts whose number is fixed (num_splits, batch_invariant), dealt to the workers by size: the longest first, from the
-// first worker to the last and back again, as long as there are parts. Where they are about equally long they share out as
-// well on a line, on which those of a unit lie together: then they are not ready, and added up, all at once.
-// `crates/schedule/dealt.rs` is the same in Rust.
+// Parts dealt to the workers by size: the longest first, from the first worker to the last and back again, as long as there
+// are parts. `crates/schedule/dealt.rs` is the same in Rust.
+//
+// Parts whose number is fixed (num_splits, batch_invariant) are, unless they are about equally long: then they share out as
+// well on a line, on which those of a unit lie together, so that they are not ready, and added up, all at once. Whole units
+// are, where they would be cut on the line and dealt out no worker has much more than an even share.
 #pragma once
 #include "../plan_algorithm.h"
 
@@ -10,6 +12,8 @@ namespace plan {
 
 /* More units are laid on a line: shares are long then, compared with parts. */
 constexpr int32_t kMostDealtUnits = 512;
+/* The same of units that are dealt whole, with which this takes its time. */
+constexpr int32_t kMostDealtWhole = 256;
 
 /* Whether parts, the longest of `longest` tiles, share out on a line: as many to each worker make an eighth more than an even
    share at most. */
@@ -33,10 +37,32 @@ FM_BOTH int32_t first_item(const Deal& deal, int32_t worker) {
   return worker * rounds + extra;
 }
 
-/* The item of the part that `rank` others come before. */
-FM_BOTH int32_t item_of_rank(const Deal& deal, int32_t rank) {
+/* The worker that has the part that `rank` others come before, and its item. */
+FM_BOTH int32_t worker_of_rank(const Deal& deal, int32_t rank) {
   const int32_t round = rank / deal.workers, turn = rank % deal.workers;
-  return first_item(deal, round % 2 == 0 ? turn : deal.workers - 1 - turn) + round;
+  return round % 2 == 0 ? turn : deal.workers - 1 - turn;
+}
+FM_BOTH int32_t item_of_rank(const Deal& deal, int32_t rank) {
+  return first_item(deal, worker_of_rank(deal, rank)) + rank / deal.workers;
+}
+
+/* The part that a worker has in a round, by its rank, which may be past the last. */
+FM_BOTH int32_t rank_in_round(const Deal& deal, int32_t worker, int32_t round) {
+  return round * deal.workers + (round % 2 == 0 ? worker : deal.workers - 1 - worker);
+}
+
+/* Whether units are so few, and yet more than workers, that they may be dealt whole. */
+FM_BOTH bool may_be_dealt_whole(int32_t units, int32_t workers) { return workers < units && units <= kMostDealtWhole; }
+
+/* Whether what a worker gets of whole units is as good for it as an even share and what cutting costs. `tiles`: of units by rank. */
+template <class Tiles>
+FM_BOTH bool load_is_fair(const FmPlanShape& shape, const Deal& deal, int32_t worker, int64_t share, const Tiles& tiles) {
+  int64_t load = 0;
+  for (int32_t round = 0; round * deal.workers < deal.items; ++round) {
+    const int32_t rank = rank_in_round(deal, worker, round);
+    if (rank < deal.items) load += static_cast<int64_t>(tiles(rank)) + shape.fixed_cost;
+  }
+  return load <= share + shape.split_cost;
 }
 
 /* The parts of a unit: so many of `step` tiles, and then one of `last`. */

@@ -8,7 +8,8 @@
 //   write_units      a thread per unit: parts -> scan -> items, merge, first item of the unit
 //   write_workers    a thread per cut: which item it falls on; in a cut unit, that item
 //   write_equal      equal parts, instead of both: a thread per unit, then one per worker
-//   write_dealt      parts whose number is fixed, of few units, if they are not about equally long: likewise
+//   deal_whole       few units that would be cut: a thread per unit, then one per worker: may they be dealt whole?
+//   write_dealt      those, or parts whose number is fixed, of few units, if they are not about equally long: likewise
 //
 // A unit's thread writes the unit's first item and a cut's thread the item that begins there, so nobody
 // loops over the parts of a long request. In the modes that fix the parts of a unit its thread writes all.
@@ -291,6 +292,28 @@ struct Planner {
     return __syncthreads_and(fair);
   }
 
+  /* Whether units that are to be cut are dealt whole instead: then `line` is whole, and parts have been counted. Where what is
+     dealt lies their tiles are left by rank, which says nothing of whole units otherwise. */
+  __device__ bool deal_whole(Line<Position>& line, Position share, Tally& all) {
+    if (line.whole || !may_be_dealt_whole(units, shape.workers)) return false;
+    Line<Position> whole = line;
+    whole.whole = 1, whole.share.by = share;
+    all = count_parts(whole);
+    __syncthreads();
+    for (uint32_t index = threadIdx.x; index < units; index += blockDim.x) {
+      const int32_t tiles = dealt[index].last;
+      dealt[rank_of(dealt, units, index, tiles)].step = tiles;
+    }
+    __syncthreads();
+    const Deal deal{int32_t(units), shape.workers};
+    bool fair = true;
+    for (uint32_t worker = threadIdx.x; worker < uint32_t(shape.workers); worker += blockDim.x)
+      fair = fair && load_is_fair(shape, deal, worker, share, [this](int32_t rank) { return dealt[rank].step; });
+    if (!__syncthreads_and(fair)) return false;
+    line = whole;
+    return true;
+  }
+
   __device__ void write_dealt(const Line<Position>& line, const Tally& all) {
     const Deal deal{all.items, shape.workers};
     for (uint32_t index = threadIdx.x; index < units; index += blockDim.x) write_dealt_unit(line, deal, index);
@@ -370,10 +393,12 @@ __device__ __forceinline__ void plan(const FmPlanParams& params, Shared& shared)
   const Position total = planner.lay_out_units();
   Line<Position> line = planner.decide_cutting(total);
   EqualParts equal{};
-  if (params.shape.split_mode == FM_SPLIT_AUTO) equal = planner.cut_equally(line);
   Tally all;
-  bool dealt = params.shape.split_mode != FM_SPLIT_AUTO && planner.units <= kMostDealtUnits;
-  if (dealt) {
+  bool dealt = false;
+  if (params.shape.split_mode == FM_SPLIT_AUTO) {
+    equal = planner.cut_equally(line);
+    if (equal.step == 0) dealt = planner.deal_whole(line, even_share(total, Divisor<Position>(params.shape.workers)), all);
+  } else if (planner.units <= kMostDealtUnits) {
     all = planner.count_parts(line);
     dealt = !planner.parts_share_out(line, all);
   }

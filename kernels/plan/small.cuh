@@ -8,6 +8,8 @@
 //                  the first of them would snap to, sees where the first cut after its own does, and all
 //                  vote on whether whole units share out evenly enough
 //   cut_equally    units with tiles are counted on the way: where as many could be equal, all vote on whether they are
+//   deal_whole     few units that would be cut, more than workers: each counts the longer ones, and a thread per worker adds
+//                  up what it would get of whole ones; all vote on whether these share out that way. Then they are written
 //   write_whole    an item per unit; its thread writes the workers that begin at it
 //   write_cut      by units: parts -> scan -> first item, merge, cuts that snapped to the unit's
 //                  ends. A unit that is cut leaves a record under the number of its first inner cut; the
@@ -25,6 +27,7 @@
 #include "../params.h"
 #include "../plan_algorithm.h"
 #include "block.cuh"
+#include "dealt.h"
 #include "equal_parts.h"
 
 namespace ferromla {
@@ -76,6 +79,10 @@ struct alignas(16) Shared {
       FmWorkItem staged[kStagedBesideCuts];
     } of_cut;
     FilledUnit filled_units[kMaxWorkers / 2];
+    struct {
+      Unit unit[kMostDealtWhole];
+      int32_t tiles[kMostDealtWhole], by_rank[kMostDealtWhole];
+    } whole; /* units that may be dealt */
   };
 };
 
@@ -257,6 +264,15 @@ struct Planner {
     return __syncthreads_and(same) ? equal : EqualParts{};
   }
 
+  /* Leaves units that may be dealt whole. */
+  __device__ __forceinline__ void leave_units() const {
+    for_each(units, [&](int k, int32_t index) {
+      shared.whole.unit[index] = own[k].unit;
+      shared.whole.tiles[index] = tiles_of(shape, own[k].span);
+    });
+    __syncthreads();
+  }
+
   __device__ __forceinline__ void write_item(int32_t item, const Unit& of, const Parts<Position>& parts, int32_t j,
                                              const Tally& before) const {
     store(section<FmWorkItem>(params, params.layout.items) + item, make_item(of, parts, j, before));
@@ -425,6 +441,46 @@ struct Planner {
   }
 };
 
+/* Deals whole units, which have been left, if they share out that way; else nothing is written, and the answer is false. Not a
+   part of `plan`, whose registers are short. */
+__device__ __attribute__((noinline)) bool deal_whole(const FmPlanParams& params, Shared& shared, int32_t units, Position share) {
+  const FmPlanShape& shape = params.shape;
+  auto& whole = shared.whole;
+  const Deal deal{units, shape.workers};
+  const int32_t thread = threadIdx.x, threads = blockDim.x;
+  const auto rank_of = [&](int32_t index) {
+    const int32_t tiles = whole.tiles[index];
+    int32_t rank = 0;
+#pragma unroll 8
+    for (int32_t i = 0; i < units; ++i) rank += whole.tiles[i] > (i < index ? tiles - 1 : tiles);
+    return rank;
+  };
+  const int32_t first = thread < units ? rank_of(thread) : 0;
+  for (int32_t index = thread; index < units; index += threads)
+    whole.by_rank[index == thread ? first : rank_of(index)] = whole.tiles[index];
+  __syncthreads();
+  const auto tiles = [&](int32_t rank) { return whole.by_rank[rank]; };
+  bool fair = true;
+  for (int32_t worker = thread; worker < shape.workers; worker += threads) fair &= load_is_fair(shape, deal, worker, share, tiles);
+  if (!__syncthreads_and(fair)) return false;
+  FmWorkItem* items = section<FmWorkItem>(params, params.layout.items);
+  for (int32_t index = thread; index < units; index += threads) {
+    const Parts<Position> parts{0, 0, 1, whole.tiles[index]};
+    store(items + item_of_rank(deal, index == thread ? first : rank_of(index)), make_item(whole.unit[index], parts, 0, Tally{}));
+  }
+  int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
+  for (int32_t worker = thread; worker <= shape.workers; worker += threads) worker_begin[worker] = first_item(deal, worker);
+  return true;
+}
+
+/* Whether units that would be cut have been dealt whole instead. */
+template <int kUnits>
+__device__ __forceinline__ bool deal_whole(const Planner<kUnits>& planner, const Line<Position>& line) {
+  if (!may_be_dealt_whole(planner.units, planner.shape.workers)) return false;
+  planner.leave_units();
+  return deal_whole(planner.params, planner.shared, planner.units, line.share.by);
+}
+
 /* Plans, unless the line is too long for this way: then nothing has been written, and the answer is false. */
 template <int kUnits>
 __device__ __forceinline__ bool plan(const FmPlanParams& params, Shared& shared) {
@@ -445,6 +501,9 @@ __device__ __forceinline__ bool plan(const FmPlanParams& params, Shared& shared)
   } else if (equal.step > 0) {
     line.share.by = equal.step;
     all = planner.write_equal(equal);
+  } else if (deal_whole(planner, line)) {
+    line.whole = 1;
+    all = {line.units, 0, 0};
   } else {
     const Position share = cutting_share(params.shape, line.share.by);
     if (share != line.share.by) {

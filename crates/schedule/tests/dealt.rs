@@ -1,11 +1,14 @@
-//! Parts whose number is fixed: which worker has which. Few that differ in length are dealt by size, others lie on a line.
+//! Which worker has which part, where these are dealt by size: few parts whose number is fixed, if they differ in length, and
+//! few whole units that would be cut, if they share out so.
 
 mod support;
 
 use ferromla_schedule::WorkItem;
-use ferromla_schedule::plan_layout::{FM_SPLIT_FIXED, FM_SPLIT_INVARIANT};
+use ferromla_schedule::plan_layout::{FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT};
 use proptest::prelude::*;
-use support::line::{boundaries, even_share, nearest, unit_key};
+use support::line::{
+    boundaries, even_share, fair_stretch, longest_whole_stretch, nearest, unit_key, worker_loads,
+};
 use support::{Case, Planned, cases_of, expected_units, plan};
 
 fn tiles(item: &WorkItem) -> i32 {
@@ -74,6 +77,31 @@ proptest! {
             prop_assert_eq!(hands(&planned), dealt(&planned));
         } else {
             assert_on_a_line(&case, &planned);
+        }
+    }
+
+    #[test]
+    fn few_units_that_would_be_cut_are_dealt_whole_if_they_share_out(mut case in cases_of(FM_SPLIT_AUTO)) {
+        let units = expected_units(&case);
+        let workers = case.shape.workers as usize;
+        let filled = units.iter().filter(|unit| unit.tiles > 0).count();
+        if filled <= workers / 2 {
+            return Ok(()); // units may get equal parts
+        }
+        let on_a_line = longest_whole_stretch(&case, &units) <= fair_stretch(&case, &units);
+        let planned = plan(&case);
+        case.shape.split_mode = FM_SPLIT_FIXED;
+        case.shape.num_splits = 1;
+        let whole = plan(&case);
+        let hands_of_whole = dealt(&whole);
+        let load = |items: &Vec<WorkItem>| *boundaries(&case, items).last().expect("the end");
+        let most = even_share(&case, &units).1 + i64::from(case.shape.split_cost);
+        let share_out = hands_of_whole.iter().map(load).max().expect("a worker") <= most;
+        if !on_a_line && (workers + 1..=256).contains(&units.len()) && share_out {
+            prop_assert_eq!(hands(&planned), hands_of_whole);
+            prop_assert!(worker_loads(&case, &planned).into_iter().max() <= Some(most));
+        } else {
+            prop_assert_eq!(planned.header.whole != 0, on_a_line);
         }
     }
 }
@@ -149,4 +177,18 @@ fn parts_that_are_about_equally_long_lie_on_a_line() {
         let case = batch_of(66, FM_SPLIT_INVARIANT, len_of);
         assert_on_a_line(&case, &plan(&case));
     }
+}
+
+#[test]
+fn requests_of_normal_lengths_are_dealt_whole() {
+    // 128 heads, 66 teams of two: the longest with the shortest.
+    let mut case = batch_of(128, FM_SPLIT_AUTO, |i| i * 7919 % 8192 + 1);
+    (case.shape.unit_rows, case.shape.group) = (128, 128);
+    (case.shape.workers, case.shape.whole_speed) = (66, 256);
+    let planned = plan(&case);
+    assert_eq!((planned.header.whole, planned.header.merges), (1, 0));
+    let loads = worker_loads(&case, &planned);
+    let even = loads.iter().sum::<i64>() / 66;
+    let most = *loads.iter().max().unwrap();
+    assert!(most <= even * 21 / 20, "{most} tiles, {even} on average");
 }

@@ -12,6 +12,7 @@ use ferromla_schedule::{PlanView, PlannerLaunch};
 use proptest::prelude::prop;
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use support::line::unit_key;
 use support::sparse::{Lens, SparseCase, plan_sparse, sparse_cases, sparse_shape};
 use support::{Case, Planned, cases_of, deals_out_empty_units, equal_or_empty, indptr_of, plan};
 
@@ -24,7 +25,7 @@ fn the_device_writes_the_plan_of_the_host() {
     let jobs: Vec<Job> = dense_jobs().into_iter().chain(sparse_jobs()).collect();
     let plans = emulate(&jobs);
     let mut rest = plans.as_slice();
-    let (mut cut, mut whole, mut dealt) = (0, 0, 0);
+    let (mut cut, mut whole, mut dealt, mut empty) = (0, 0, 0, 0);
     for job in &jobs {
         let ours = &job.planned;
         let (theirs, after) = rest
@@ -34,12 +35,14 @@ fn the_device_writes_the_plan_of_the_host() {
         assert_same_plan(job, theirs);
         cut += usize::from(ours.header.merges > 0);
         whole += usize::from(ours.header.whole != 0);
-        dealt += usize::from(deals_out_empty_units(ours));
+        let in_order = ours.view().items().is_sorted_by_key(unit_key);
+        dealt += usize::from(ours.header.whole != 0 && !in_order);
+        empty += usize::from(deals_out_empty_units(ours));
     }
     assert!(rest.is_empty());
     assert!(
-        cut > 50 && whole > 10 && dealt > 50,
-        "the cases are of all kinds: {cut} cut, {whole} whole, {dealt} with empty units beside equal parts"
+        cut > 50 && whole > 10 && dealt > 5 && empty > 50,
+        "the cases are of all kinds: {cut} cut, {whole} whole, {dealt} of these dealt, {empty} with empty units beside equal parts"
     );
 }
 

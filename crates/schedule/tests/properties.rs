@@ -5,10 +5,12 @@ mod support;
 use ferromla_schedule::plan_layout::{FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT};
 use ferromla_schedule::{Merge, PlanView, Strided, WorkItem, layout, plan_into};
 use proptest::prelude::*;
-use support::line::{boundaries, even_share, nearest, unit_key};
+use support::line::{
+    even_share, fair_stretch, is_dealt_whole, longest_whole_stretch, unit_key, worker_loads,
+};
 use support::{
-    Case, ExpectedUnit, Planned, cases, cases_of, deals_out_empty_units, expected_units, indptr_of,
-    plan, plan_over, ragged_cases, uniform_cases,
+    Case, Planned, cases, cases_of, deals_out_empty_units, expected_units, indptr_of, plan,
+    plan_over, ragged_cases, uniform_cases,
 };
 
 /// All items in the order of their units and tiles.
@@ -21,41 +23,6 @@ fn in_order_of_units(plan: &PlanView) -> Vec<WorkItem> {
 /// The items of each unit.
 fn items_by_unit(items: &[WorkItem]) -> Vec<&[WorkItem]> {
     items.chunk_by(|a, b| unit_key(a) == unit_key(b)).collect()
-}
-
-/// The longest stretch of a worker when no unit is cut.
-fn longest_whole_stretch(case: &Case, units: &[ExpectedUnit]) -> i64 {
-    let (total, share) = even_share(case, units);
-    let mut boundaries = vec![0];
-    for unit in units {
-        boundaries
-            .push(boundaries[boundaries.len() - 1] + unit.tiles + i64::from(case.shape.fixed_cost));
-    }
-    let workers = i64::from(case.shape.workers);
-    let cuts: Vec<i64> = (0..=workers)
-        .map(|cut| {
-            if cut == workers {
-                total
-            } else {
-                nearest(&boundaries, (cut * share).min(total))
-            }
-        })
-        .collect();
-    cuts.windows(2)
-        .map(|pair| pair[1] - pair[0])
-        .max()
-        .expect("a worker")
-}
-
-fn worker_loads(case: &Case, planned: &Planned) -> Vec<i64> {
-    let plan = planned.view();
-    (0..plan.workers())
-        .map(|worker| {
-            *boundaries(case, plan.worker(worker))
-                .last()
-                .expect("the end")
-        })
-        .collect()
 }
 
 proptest! {
@@ -137,8 +104,9 @@ proptest! {
     }
 
     #[test]
-    fn only_empty_units_beside_equal_parts_leave_the_order_of_units(case in cases_of(FM_SPLIT_AUTO)) {
+    fn only_whole_units_and_empty_ones_beside_equal_parts_leave_the_order_of_units(case in cases_of(FM_SPLIT_AUTO)) {
         let planned = plan(&case);
+        prop_assume!(!is_dealt_whole(&case, &planned));
         let plan = planned.view();
         let place = |item: &WorkItem| (unit_key(item), item.tile_begin);
         let in_order = |items: &[WorkItem]| items.is_sorted_by_key(place);
@@ -159,17 +127,19 @@ proptest! {
         let units = expected_units(&case);
         let (_, share) = even_share(&case, &units);
         let longest = longest_whole_stretch(&case, &units);
-        let fair = longest <= share * i64::from(case.shape.whole_speed) / 256 + i64::from(case.shape.split_cost);
+        let fair = longest <= fair_stretch(&case, &units);
         if fair && deals_out_empty_units(&planned) {
             // Without the empty units the others would be cut, too, unless they are too short for it.
             let most = units.iter().map(|unit| unit.tiles).max().expect("empty units");
             prop_assert!(planned.header.merges > 0 || most < 2 * i64::from(case.shape.min_part));
             return Ok(());
         }
-        prop_assert_eq!(planned.header.whole != 0, fair);
-        if fair {
+        prop_assert_eq!(planned.header.whole != 0, fair || is_dealt_whole(&case, &planned));
+        if planned.header.whole != 0 {
             prop_assert_eq!((planned.header.merges, planned.header.slots), (0, 0));
             prop_assert_eq!(i64::from(planned.header.share), share.min(i32::MAX.into()));
+        }
+        if fair {
             prop_assert_eq!(worker_loads(&case, &planned).into_iter().max(), Some(longest));
         }
     }

@@ -2,7 +2,7 @@
 
 use ferromla_schedule::WorkItem;
 
-use super::{Case, ExpectedUnit};
+use super::{Case, ExpectedUnit, Planned, expected_units};
 
 /// The unit of an item.
 pub fn unit_key(item: &WorkItem) -> (i32, i32, i32) {
@@ -39,4 +39,52 @@ pub fn nearest(boundaries: &[i64], x: i64) -> i64 {
         .iter()
         .min_by_key(|&&boundary| ((boundary - x).abs(), boundary))
         .expect("not empty")
+}
+
+/// The longest stretch of a worker when no unit is cut.
+pub fn longest_whole_stretch(case: &Case, units: &[ExpectedUnit]) -> i64 {
+    let (total, share) = even_share(case, units);
+    let mut boundaries = vec![0];
+    for unit in units {
+        boundaries
+            .push(boundaries[boundaries.len() - 1] + unit.tiles + i64::from(case.shape.fixed_cost));
+    }
+    let workers = i64::from(case.shape.workers);
+    let cuts: Vec<i64> = (0..=workers)
+        .map(|cut| {
+            if cut == workers {
+                total
+            } else {
+                nearest(&boundaries, (cut * share).min(total))
+            }
+        })
+        .collect();
+    cuts.windows(2)
+        .map(|pair| pair[1] - pair[0])
+        .max()
+        .expect("a worker")
+}
+
+/// What each worker's items cost.
+pub fn worker_loads(case: &Case, planned: &Planned) -> Vec<i64> {
+    let plan = planned.view();
+    (0..plan.workers())
+        .map(|worker| {
+            *boundaries(case, plan.worker(worker))
+                .last()
+                .expect("the end")
+        })
+        .collect()
+}
+
+/// The longest stretch of whole units that is as good as an even share and what cutting costs, on the line.
+pub fn fair_stretch(case: &Case, units: &[ExpectedUnit]) -> i64 {
+    even_share(case, units).1 * i64::from(case.shape.whole_speed) / 256
+        + i64::from(case.shape.split_cost)
+}
+
+/// Whether a plan has whole units that would have been cut on the line.
+pub fn is_dealt_whole(case: &Case, planned: &Planned) -> bool {
+    let units = expected_units(case);
+    planned.header.whole != 0 && longest_whole_stretch(case, &units) > fair_stretch(case, &units)
 }
