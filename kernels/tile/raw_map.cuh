@@ -30,7 +30,7 @@ template <int Groups>
 struct alignas(16) RawScales {
   uint16_t of_token[kTileTokens][Groups];   // -> scores: powers of two, halves
   uint16_t of_column[Groups][kTileTokens];  // -> values: whole scales, halves, in the order of lane_token
-  uint32_t unit[kTileTokens];               // what the row counts in: UnitCode
+  float unit[kTileTokens];                  // what the row counts in; 0: absent
 };
 
 // Where a token's scales lie so that each lane of the values role has its own together: tokens 16 step + 2 j + {0, 1, 8, 9},
@@ -92,29 +92,20 @@ struct RawMap {
   }
 };
 
-// What a row of a tile counts in, a power of two, or 0 where it is absent, by its logarithm: 12,582,912 and more, in 23 bits
-// behind the exponent, so that it is a float32 number and, by its lowest bits, an integer.
-struct UnitCode {
-  static constexpr uint32_t kOne = 0x4B400000u;
-  uint32_t bits = kOne;
-
-  static __device__ __forceinline__ UnitCode of(float unit) { return {kOne + (__float_as_uint(unit) >> 23) - 127}; }
-  __device__ __forceinline__ float unit() const { return __uint_as_float((bits << 23) + (127u << 23)); }
-  __device__ __forceinline__ float log2() const { return __uint_as_float(bits) - __uint_as_float(kOne); }  // -127 of 0
-  // One over it; of 0, for which there is no weight, a finite number.
-  __device__ __forceinline__ float inverse() const { return __uint_as_float((127u << 23) - (bits << 23)); }
-};
-
-// Those of a thread's two tokens; with bare rows they are one.
+// What the rows of a thread's two tokens count in: powers of two, or 0 where they are absent; with bare rows 1.
 struct OwnUnits {
-  UnitCode of[2];
+  float of[2] = {1.f, 1.f};
+
+  __device__ __forceinline__ float log2(int h) const { return (float)((int)(__float_as_uint(of[h]) >> 23) - 127); }  // -127 of 0
+  // One over it; of 0, for which there is no weight, a finite number.
+  __device__ __forceinline__ float inverse(int h) const { return __uint_as_float((254u << 23) - __float_as_uint(of[h])); }
 };
 template <class Map>
 __device__ __forceinline__ OwnUnits load_own_units(uint32_t smem, int place) {
   if (Map::kBare) return {};
   const uint32_t at = Map::scales(smem, place) + offsetof(typename Map::Scales, unit) +
                       (warpgroup_thread() / 32 * 16 + warpgroup_thread() % 32 / 4) * 4;
-  return {{{load_shared_word(at)}, {load_shared_word(at + 32)}}};
+  return {{__uint_as_float(load_shared_word(at)), __uint_as_float(load_shared_word(at + 32))}};
 }
 
 // Where the codes of rows are in a place. Rows that come in boxes where these are swizzled: each box has its columns in blocks of

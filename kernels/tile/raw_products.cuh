@@ -207,7 +207,7 @@ __device__ __forceinline__ void multiply_raw_query(float (&s)[Map::kRows / 2], u
       float sum = sums[0][i];
       if constexpr (kSums<Map> > 1) sum += sums[1][i];
       if constexpr (kSums<Map> == 4) sum += sums[2][i] + sums[3][i];
-      s[i] = Map::kBare ? sum : sum * units.of[h].unit();
+      s[i] = Map::kBare ? sum : sum * units.of[h];
     }
   if constexpr (Map::kHasRope && !Map::kBare && !kRopeCounts<T>) {
     multiply_rope<T, Map>(s, smem_descriptor(smem + Map::kQueryOffset, 0, kAtomBytes), at, rest);

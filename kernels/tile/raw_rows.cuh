@@ -155,7 +155,7 @@ struct RowPreparation {
   bool present;
 
   __device__ __forceinline__ void leave_unit(float unit) const {
-    store_shared(scales + offsetof(typename Map::Scales, unit) + token * 4, __uint_as_float(UnitCode::of(present ? unit : 0.f).bits));
+    store_shared(scales + offsetof(typename Map::Scales, unit) + token * 4, present ? unit : 0.f);
   }
   // The scales of groups for the scores, pairs of halves.
   __device__ __forceinline__ void leave_of_token(const uint32_t (&halves)[Map::kGroups / 2]) const {

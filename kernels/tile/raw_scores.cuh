@@ -168,10 +168,10 @@ struct RawState {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const auto weight = [&](int i, uint32_t scale, uint32_t minus_reference) {
-          const float offset = __uint_as_float(minus_reference) + (Map::kBare ? 0.f : units.of[h].log2());
+          const float offset = __uint_as_float(minus_reference) + (Map::kBare ? 0.f : units.log2(h));
           const float w = exp2_approx(fmaf(s[Layout::value(c + i, h)], __uint_as_float(scale), offset));
           const float before = h == 0 ? 0.f : added[c + i];
-          added[c + i] = Map::kBare ? before + w : fmaf(w, units.of[h].inverse(), before);
+          added[c + i] = Map::kBare ? before + w : fmaf(w, units.inverse(h), before);
           return w;
         };
         uint32_t& pair = weights[Layout::value(c, h) / 2];
@@ -193,7 +193,7 @@ struct RawState {
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
       const float scale = control.row[Layout::row(c, lane)].x;
-      const auto counted = [&](int h) { return fmaf(s[Layout::value(c, h)], scale, units.of[h].log2()); };
+      const auto counted = [&](int h) { return fmaf(s[Layout::value(c, h)], scale, units.log2(h)); };
       tops[c] = fmaxf(counted(0), counted(1));
     }
     combine_lanes(tops, larger);
