@@ -7,21 +7,14 @@
 
 use std::cmp::Reverse;
 
-use crate::algorithm::Parts;
+use crate::algorithm::{Line, Parts, even_share, parts_of};
 use crate::layout::DivCeil;
-use crate::plan_layout::FmPlanShape;
+use crate::plan_layout::{FM_SPLIT_AUTO, FmPlanShape};
 
 /// More units are laid on a line: shares are long then, compared with parts.
-pub(crate) const MOST_DEALT_UNITS: usize = 512;
+const MOST_DEALT_UNITS: usize = 512;
 /// The same of units that are dealt whole, with which the device takes its time.
-pub(crate) const MOST_DEALT_WHOLE: i32 = 256;
-
-/// Whether parts, the longest of `longest` tiles, share out on a line: as many to each worker make an eighth more than
-/// an even share at most.
-pub(crate) fn shares_out_on_a_line(longest: i32, items: i32, workers: i32, share: i64) -> bool {
-    let most = i64::from(items).div_ceil_positive(workers);
-    most * i64::from(longest) * 8 <= share * 9
-}
+const MOST_DEALT_WHOLE: i32 = 256;
 
 /// So many items for so many workers.
 #[derive(Clone, Copy)]
@@ -44,7 +37,7 @@ impl Deal {
     }
 
     /// The worker that has the part that `rank` others come before.
-    pub(crate) fn worker(&self, rank: i32) -> i32 {
+    fn worker(&self, rank: i32) -> i32 {
         let (round, turn) = (rank / self.workers, rank % self.workers);
         if round % 2 == 0 {
             turn
@@ -59,14 +52,58 @@ impl Deal {
     }
 }
 
-/// Whether units are so few, and yet more than workers, that they may be dealt whole.
-pub(crate) fn may_be_dealt_whole(units: i32, workers: i32) -> bool {
-    workers < units && units <= MOST_DEALT_WHOLE
+/// Parts whose number is fixed, of few units, are dealt if they are not about equally long.
+pub(crate) fn deal_parts(shape: &FmPlanShape, line: &Line) -> Option<Deal> {
+    if shape.split_mode == FM_SPLIT_AUTO || line.units as usize > MOST_DEALT_UNITS {
+        return None;
+    }
+    let (mut items, mut longest) = (0, 0);
+    for unit in 0..line.units {
+        let parts = parts_of(shape, line, unit);
+        items += parts.count;
+        longest = longest.max(parts.tile(1));
+    }
+    let workers = shape.workers;
+    (!shares_out_on_a_line(longest, items, workers, line.share)).then_some(Deal { items, workers })
 }
 
-/// What whole units may cost a worker to be as good as an even share and what cutting costs.
-pub(crate) fn fair_load(shape: &FmPlanShape, share: i64) -> i64 {
-    share + i64::from(shape.split_cost)
+/// Whether parts, the longest of `longest` tiles, share out on a line: as many to each worker make an eighth more than
+/// an even share at most.
+fn shares_out_on_a_line(longest: i32, items: i32, workers: i32, share: i64) -> bool {
+    let most = i64::from(items).div_ceil_positive(workers);
+    most * i64::from(longest) * 8 <= share * 9
+}
+
+/// `FM_SPLIT_AUTO`: few units that are to be cut, and yet more than workers, are dealt whole if what each worker gets is as
+/// good as an even share and what cutting costs. `line` is whole then.
+pub(crate) fn deal_whole(shape: &FmPlanShape, line: &mut Line) -> Option<Deal> {
+    let (units, workers) = (line.units, shape.workers);
+    let few = workers < units && units <= MOST_DEALT_WHOLE;
+    if shape.split_mode != FM_SPLIT_AUTO || line.whole || !few {
+        return None;
+    }
+    let whole = Line {
+        whole: true,
+        share: even_share(line.total, workers),
+        ..*line
+    };
+    let deal = Deal {
+        items: units,
+        workers,
+    };
+    let ranks = Ranks::of_line(shape, &whole);
+    let mut loads = [0; MOST_DEALT_WHOLE as usize];
+    for unit in 0..units {
+        let parts = parts_of(shape, &whole, unit);
+        let worker = deal.worker(ranks.of(unit, &parts, 0));
+        loads[worker as usize] += i64::from(parts.tile(1)) + i64::from(shape.fixed_cost);
+    }
+    let most = whole.share + i64::from(shape.split_cost);
+    if loads.iter().any(|&load| load > most) {
+        return None;
+    }
+    *line = whole;
+    Some(deal)
 }
 
 /// Parts of a unit that are equally long: all but its last one, or that.
@@ -87,7 +124,17 @@ pub(crate) struct Ranks {
 }
 
 impl Ranks {
-    pub(crate) fn new() -> Self {
+    /// Of all parts of all units.
+    pub(crate) fn of_line(shape: &FmPlanShape, line: &Line) -> Self {
+        let mut ranks = Self::new();
+        for unit in 0..line.units {
+            ranks.push(unit, &parts_of(shape, line, unit));
+        }
+        ranks.sort();
+        ranks
+    }
+
+    fn new() -> Self {
         Self {
             runs: [Run::default(); 2 * MOST_DEALT_UNITS],
             count: 0,
@@ -96,7 +143,7 @@ impl Ranks {
     }
 
     /// The parts of the next unit.
-    pub(crate) fn push(&mut self, unit: i32, parts: &Parts) {
+    fn push(&mut self, unit: i32, parts: &Parts) {
         let last = parts.count - 1;
         for (is_last, first, count) in [(false, 0, last), (true, last, 1)] {
             self.runs[self.count] = Run {
@@ -110,7 +157,7 @@ impl Ranks {
     }
 
     /// When all units are there.
-    pub(crate) fn sort(&mut self) {
+    fn sort(&mut self) {
         let runs = &mut self.runs[..self.count];
         runs.sort_unstable_by_key(|run| (Reverse(run.tiles), run.unit, run.is_last));
         let mut rank = 0;

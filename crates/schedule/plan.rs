@@ -5,10 +5,7 @@ use crate::algorithm::{
     even_share, make_header, make_item, make_merge, parts_of, query_range, unit_tiles,
     whole_stretch_is_fair,
 };
-use crate::dealt::{
-    Deal, MOST_DEALT_UNITS, MOST_DEALT_WHOLE, Ranks, fair_load, may_be_dealt_whole,
-    shares_out_on_a_line,
-};
+use crate::dealt::{Deal, Ranks, deal_parts, deal_whole};
 use crate::equal_parts::{EqualParts, equal_parts};
 use crate::plan_layout::{
     FM_SPLIT_AUTO, FmMerge, FmPlanHeader, FmPlanLayout, FmPlanShape, FmWorkItem,
@@ -236,10 +233,7 @@ fn write(
     let all = if let Some(equal) = planner.cut_equally(&line, filled) {
         (line.whole, line.share) = (false, equal.step.into());
         planner.write_equal(&equal, buffer.items, buffer.merges, buffer.worker_begin)
-    } else if let Some(deal) = planner
-        .deal_whole(&mut line)
-        .or_else(|| planner.deal(&line))
-    {
+    } else if let Some(deal) = deal_whole(shape, &mut line).or_else(|| deal_parts(shape, &line)) {
         planner.write_dealt(
             &line,
             deal,
@@ -419,65 +413,6 @@ impl Planner<'_> {
         equal.tally()
     }
 
-    /// Parts whose number is fixed, of few units, are dealt by size if they are not about equally long.
-    fn deal(&self, line: &Line) -> Option<Deal> {
-        if self.shape.split_mode == FM_SPLIT_AUTO || line.units as usize > MOST_DEALT_UNITS {
-            return None;
-        }
-        let (mut items, mut longest) = (0, 0);
-        for unit in 0..line.units {
-            let parts = parts_of(self.shape, line, unit);
-            items += parts.count;
-            longest = longest.max(parts.tile(1));
-        }
-        let workers = self.shape.workers;
-        (!shares_out_on_a_line(longest, items, workers, line.share))
-            .then_some(Deal { items, workers })
-    }
-
-    /// `FM_SPLIT_AUTO`: units that are to be cut are dealt whole instead where that is about as fair. `line` is whole then.
-    fn deal_whole(&self, line: &mut Line) -> Option<Deal> {
-        let (units, workers) = (line.units, self.shape.workers);
-        if self.shape.split_mode != FM_SPLIT_AUTO
-            || line.whole
-            || !may_be_dealt_whole(units, workers)
-        {
-            return None;
-        }
-        let whole = Line {
-            whole: true,
-            share: even_share(line.total, workers),
-            ..*line
-        };
-        let deal = Deal {
-            items: units,
-            workers,
-        };
-        let ranks = self.ranks(&whole);
-        let mut loads = [0; MOST_DEALT_WHOLE as usize];
-        for unit in 0..units {
-            let parts = parts_of(self.shape, &whole, unit);
-            let worker = deal.worker(ranks.of(unit, &parts, 0));
-            loads[worker as usize] += i64::from(parts.tile(1)) + i64::from(self.shape.fixed_cost);
-        }
-        let most = fair_load(self.shape, whole.share);
-        if loads.iter().any(|&load| load > most) {
-            return None;
-        }
-        *line = whole;
-        Some(deal)
-    }
-
-    /// Of all parts of all units.
-    fn ranks(&self, line: &Line) -> Ranks {
-        let mut ranks = Ranks::new();
-        for unit in 0..line.units {
-            ranks.push(unit, &parts_of(self.shape, line, unit));
-        }
-        ranks.sort();
-        ranks
-    }
-
     fn write_dealt(
         &self,
         line: &Line,
@@ -486,7 +421,7 @@ impl Planner<'_> {
         merges: &mut [FmMerge],
         worker_begin: &mut [i32],
     ) -> Tally {
-        let ranks = self.ranks(line);
+        let ranks = Ranks::of_line(self.shape, line);
         let mut tally = Tally::default();
         self.for_each_unit(|index, unit| {
             let parts = parts_of(self.shape, line, index);

@@ -27,64 +27,13 @@
 #include "../params.h"
 #include "../plan_algorithm.h"
 #include "block.cuh"
-#include "dealt.h"
 #include "equal_parts.h"
+#include "small_shared.cuh"
+#include "whole_units.cuh"
 
 namespace ferromla {
 namespace plan {
 namespace small {
-
-constexpr int kMaxWorkers = 255;
-constexpr int kCutWords = (kMaxWorkers + 1) / 32;
-/* Limits that keep every product of a share below 2^31: the line in tiles, and each cost of the shape. */
-constexpr uint32_t kMaxLine = 1 << 26;
-constexpr uint32_t kMaxCost = 1 << 15;
-
-using Position = int32_t;
-
-struct Request {
-  int32_t first_unit;
-  QueryRange queries;
-  int32_t seq_len;
-};
-
-/* A unit that is cut. */
-struct CutUnit {
-  Unit unit;
-  Parts<Position> parts;
-  Tally before;
-};
-
-/* A unit that is cut into equal parts. */
-struct FilledUnit {
-  Unit unit;
-  int32_t empty_before; /* units without tiles before it */
-};
-
-constexpr int kMostUnits = 2; /* of a thread */
-/* Threads whose items go to memory by way of shared memory: those of whole plans, and of others, the first ones of units. */
-constexpr int kStagedItems = kMaxThreads - 64;
-constexpr int kStagedBesideCuts = 640;
-
-struct alignas(16) Shared {
-  uint32_t warp_sum[2][kMaxWarps];
-  uint32_t filled_of_warp[kMaxWarps]; /* units that have tiles */
-  uint32_t cut_units[kCutWords]; /* bit c: cut c is the first inner one of its unit */
-  Position snapped[kMaxWorkers + 1];
-  union {
-    Request requests[kMostUnits * kMaxThreads];
-    FmWorkItem staged[kStagedItems];
-    struct {
-      CutUnit unit[kMaxWorkers + 1]; /* by first inner cut */
-      FmWorkItem staged[kStagedBesideCuts];
-    } of_cut;
-    FilledUnit filled_units[kMaxWorkers / 2];
-    struct {
-      Unit unit[kMostDealtWhole];
-      int32_t tiles[kMostDealtWhole], by_rank[kMostDealtWhole];
-    } whole; /* units that may be dealt */
-  };
-};
 
 /* Whether the shape is within the limits of this file with so many units to a thread, up to the length of the line. All of it is
    looked at, as that takes less time than branches. */
@@ -440,38 +389,6 @@ struct Planner {
     section<int32_t>(params, params.layout.worker_begin)[cut] = of.before.items + part;
   }
 };
-
-/* Deals whole units, which have been left, if they share out that way; else nothing is written, and the answer is false. Not a
-   part of `plan`, whose registers are short. */
-__device__ inline __attribute__((noinline)) bool deal_whole(const FmPlanParams& params, Shared& shared, int32_t units, Position share) {
-  const FmPlanShape& shape = params.shape;
-  auto& whole = shared.whole;
-  const Deal deal{units, shape.workers};
-  const int32_t thread = threadIdx.x, threads = blockDim.x;
-  const auto rank_of = [&](int32_t index) {
-    const int32_t tiles = whole.tiles[index];
-    int32_t rank = 0;
-#pragma unroll 8
-    for (int32_t i = 0; i < units; ++i) rank += whole.tiles[i] > (i < index ? tiles - 1 : tiles);
-    return rank;
-  };
-  const int32_t first = thread < units ? rank_of(thread) : 0;
-  for (int32_t index = thread; index < units; index += threads)
-    whole.by_rank[index == thread ? first : rank_of(index)] = whole.tiles[index];
-  __syncthreads();
-  const auto tiles = [&](int32_t rank) { return whole.by_rank[rank]; };
-  bool fair = true;
-  for (int32_t worker = thread; worker < shape.workers; worker += threads) fair &= load_is_fair(shape, deal, worker, share, tiles);
-  if (!__syncthreads_and(fair)) return false;
-  FmWorkItem* items = section<FmWorkItem>(params, params.layout.items);
-  for (int32_t index = thread; index < units; index += threads) {
-    const Parts<Position> parts{0, 0, 1, whole.tiles[index]};
-    store(items + item_of_rank(deal, index == thread ? first : rank_of(index)), make_item(whole.unit[index], parts, 0, Tally{}));
-  }
-  int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
-  for (int32_t worker = thread; worker <= shape.workers; worker += threads) worker_begin[worker] = first_item(deal, worker);
-  return true;
-}
 
 /* Whether units that would be cut have been dealt whole instead. */
 template <int kUnits>

@@ -1,0 +1,68 @@
+// The limits and the shared memory of planning with one or two units to a thread (small.cuh).
+#pragma once
+#include <stdint.h>
+
+#include "../params.h"
+#include "../plan_algorithm.h"
+#include "block.cuh"
+#include "dealt.h"
+
+namespace ferromla {
+namespace plan {
+namespace small {
+
+constexpr int kMaxWorkers = 255;
+constexpr int kCutWords = (kMaxWorkers + 1) / 32;
+/* Limits that keep every product of a share below 2^31: the line in tiles, and each cost of the shape. */
+constexpr uint32_t kMaxLine = 1 << 26;
+constexpr uint32_t kMaxCost = 1 << 15;
+
+using Position = int32_t;
+
+struct Request {
+  int32_t first_unit;
+  QueryRange queries;
+  int32_t seq_len;
+};
+
+/* A unit that is cut. */
+struct CutUnit {
+  Unit unit;
+  Parts<Position> parts;
+  Tally before;
+};
+
+/* A unit that is cut into equal parts. */
+struct FilledUnit {
+  Unit unit;
+  int32_t empty_before; /* units without tiles before it */
+};
+
+constexpr int kMostUnits = 2; /* of a thread */
+/* Threads whose items go to memory by way of shared memory: those of whole plans, and of others, the first ones of units. */
+constexpr int kStagedItems = kMaxThreads - 64;
+constexpr int kStagedBesideCuts = 640;
+
+struct alignas(16) Shared {
+  uint32_t warp_sum[2][kMaxWarps];
+  uint32_t filled_of_warp[kMaxWarps]; /* units that have tiles */
+  uint32_t cut_units[kCutWords]; /* bit c: cut c is the first inner one of its unit */
+  Position snapped[kMaxWorkers + 1];
+  union {
+    Request requests[kMostUnits * kMaxThreads];
+    FmWorkItem staged[kStagedItems];
+    struct {
+      CutUnit unit[kMaxWorkers + 1]; /* by first inner cut */
+      FmWorkItem staged[kStagedBesideCuts];
+    } of_cut;
+    FilledUnit filled_units[kMaxWorkers / 2];
+    struct {
+      Unit unit[kMostDealtWhole];
+      int32_t tiles[kMostDealtWhole], by_rank[kMostDealtWhole];
+    } whole; /* units that may be dealt */
+  };
+};
+
+}  // namespace small
+}  // namespace plan
+}  // namespace ferromla
