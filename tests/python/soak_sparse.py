@@ -91,9 +91,11 @@ def draw(seed: int, index: int, limits: Limits) -> SparseSpec:
     main = _cache(rng, kv_format, topk, (batch, s_q, per_token), limits)
     extra = None
     if not prefill and rng.random() < 0.4:
-        # Of the same width; unquantised ones of one type.
-        same = [f for f in (*FORMATS, "fp4_v41") if f not in PLAIN and WIDTHS.get(f, d_qk) == d_qk]
-        extra_format = kv_format if kv_format in PLAIN else rng.choice(same)
+        # Of the same width: any quantised ones, or unquantised ones of the queries' type, which is bf16 with others.
+        plain = "fp16" if kv_format == "fp16" else "bf16"
+        others = (*FORMATS, "fp4_v41") if plain == "bf16" else ()
+        same = [f for f in others if f not in PLAIN and WIDTHS.get(f, d_qk) == d_qk]
+        extra_format = rng.choice((plain, plain, *same))
         extra = _cache(rng, extra_format, topk // rng.choice((1, 2, 3)), (batch, s_q, per_token), limits)
     num_splits = None if prefill else rng.choice((None,) * 8 + (1, 2, 3, 8))
     return SparseSpec(
@@ -216,7 +218,7 @@ class SparseProblem:
             extra = self.parts[1]
             options |= {"extra_kv_cache": extra.cache, "extra_indices": extra.indices}
             options |= {"extra_topk_lengths": extra.lens}
-            if spec.extra.kv_format not in PLAIN:
+            if not {spec.main.kv_format, spec.extra.kv_format} <= PLAIN.keys():
                 options["extra_kv_format"] = spec.extra.kv_format
         if spec.planning == "call":
             options |= {"num_splits": spec.num_splits, "batch_invariant": spec.batch_invariant}

@@ -145,7 +145,7 @@ def _quantised(rng: random.Random, spec: Spec) -> Spec:
 
 def _sizes(rng: random.Random, operation: str, kv_heads: int, page_size: int, limits: Limits):
     """Requests, longest sequence, most query tokens of a request, query heads per cached head."""
-    batch = rng.choice((0,) + (1,) * 20 + tuple(range(2, 10)) * 6 + (17, 33, 64))
+    batch = rng.choice((0,) + (1,) * 20 + tuple(range(2, 10)) * 6 + (17, 33, 64, 90, 150, 230))
     bound = rng.choice((3, 70, 70, 300, 300, 300, 1500, 6000))
     longest = rng.randint(0, min(bound, limits.longest))
     most_queries = rng.choice((1, 1, 1, 2, 3, 4, 7, 16, 33))
