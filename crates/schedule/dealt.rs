@@ -53,7 +53,7 @@ impl Deal {
 }
 
 /// Parts whose number is fixed, of few units, are dealt if they are not about equally long.
-pub(crate) fn deal_parts(shape: &FmPlanShape, line: &Line) -> Option<Deal> {
+pub(crate) fn deal_parts(shape: &FmPlanShape, line: &Line) -> Option<(Deal, Ranks)> {
     if shape.split_mode == FM_SPLIT_AUTO || line.units as usize > MOST_DEALT_UNITS {
         return None;
     }
@@ -64,7 +64,8 @@ pub(crate) fn deal_parts(shape: &FmPlanShape, line: &Line) -> Option<Deal> {
         longest = longest.max(parts.tile(1));
     }
     let workers = shape.workers;
-    (!shares_out_on_a_line(longest, items, workers, line.share)).then_some(Deal { items, workers })
+    (!shares_out_on_a_line(longest, items, workers, line.share))
+        .then(|| (Deal { items, workers }, Ranks::of_line(shape, line)))
 }
 
 /// Whether parts, the longest of `longest` tiles, share out on a line: as many to each worker make an eighth more than
@@ -76,7 +77,7 @@ fn shares_out_on_a_line(longest: i32, items: i32, workers: i32, share: i64) -> b
 
 /// `FM_SPLIT_AUTO`: few units that are to be cut, and yet more than workers, are dealt whole if what each worker gets is as
 /// good as an even share and what cutting costs. `line` is whole then.
-pub(crate) fn deal_whole(shape: &FmPlanShape, line: &mut Line) -> Option<Deal> {
+pub(crate) fn deal_whole(shape: &FmPlanShape, line: &mut Line) -> Option<(Deal, Ranks)> {
     let (units, workers) = (line.units, shape.workers);
     let few = workers < units && units <= MOST_DEALT_WHOLE;
     if shape.split_mode != FM_SPLIT_AUTO || line.whole || !few {
@@ -103,7 +104,7 @@ pub(crate) fn deal_whole(shape: &FmPlanShape, line: &mut Line) -> Option<Deal> {
         return None;
     }
     *line = whole;
-    Some(deal)
+    Some((deal, ranks))
 }
 
 /// Parts of a unit that are equally long: all but its last one, or that.
@@ -125,7 +126,7 @@ pub(crate) struct Ranks {
 
 impl Ranks {
     /// Of all parts of all units.
-    pub(crate) fn of_line(shape: &FmPlanShape, line: &Line) -> Self {
+    fn of_line(shape: &FmPlanShape, line: &Line) -> Self {
         let mut ranks = Self::new();
         for unit in 0..line.units {
             ranks.push(unit, &parts_of(shape, line, unit));

@@ -233,10 +233,10 @@ fn write(
     let all = if let Some(equal) = planner.cut_equally(&line, filled) {
         (line.whole, line.share) = (false, equal.step.into());
         planner.write_equal(&equal, buffer.items, buffer.merges, buffer.worker_begin)
-    } else if let Some(deal) = deal_whole(shape, &mut line).or_else(|| deal_parts(shape, &line)) {
+    } else if let Some(dealt) = deal_whole(shape, &mut line).or_else(|| deal_parts(shape, &line)) {
         planner.write_dealt(
             &line,
-            deal,
+            &dealt,
             buffer.items,
             buffer.merges,
             buffer.worker_begin,
@@ -416,12 +416,11 @@ impl Planner<'_> {
     fn write_dealt(
         &self,
         line: &Line,
-        deal: Deal,
+        (deal, ranks): &(Deal, Ranks),
         items: &mut [FmWorkItem],
         merges: &mut [FmMerge],
         worker_begin: &mut [i32],
     ) -> Tally {
-        let ranks = Ranks::of_line(self.shape, line);
         let mut tally = Tally::default();
         self.for_each_unit(|index, unit| {
             let parts = parts_of(self.shape, line, index);

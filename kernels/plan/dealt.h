@@ -37,18 +37,15 @@ FM_BOTH int32_t first_item(const Deal& deal, int32_t worker) {
   return worker * rounds + extra;
 }
 
-/* The worker that has the part that `rank` others come before, and its item. */
-FM_BOTH int32_t worker_of_rank(const Deal& deal, int32_t rank) {
-  const int32_t round = rank / deal.workers, turn = rank % deal.workers;
+/* The worker whose turn it is in a round, or the turn of a worker: there and back again. */
+FM_BOTH int32_t there_or_back(const Deal& deal, int32_t round, int32_t turn) {
   return round % 2 == 0 ? turn : deal.workers - 1 - turn;
 }
-FM_BOTH int32_t item_of_rank(const Deal& deal, int32_t rank) {
-  return first_item(deal, worker_of_rank(deal, rank)) + rank / deal.workers;
-}
 
-/* The part that a worker has in a round, by its rank, which may be past the last. */
-FM_BOTH int32_t rank_in_round(const Deal& deal, int32_t worker, int32_t round) {
-  return round * deal.workers + (round % 2 == 0 ? worker : deal.workers - 1 - worker);
+/* The item of the part that `rank` others come before. */
+FM_BOTH int32_t item_of_rank(const Deal& deal, int32_t rank) {
+  const int32_t round = rank / deal.workers, turn = rank % deal.workers;
+  return first_item(deal, there_or_back(deal, round, turn)) + round;
 }
 
 /* Whether units are so few, and yet more than workers, that they may be dealt whole. */
@@ -59,7 +56,7 @@ template <class Tiles>
 FM_BOTH bool load_is_fair(const FmPlanShape& shape, const Deal& deal, int32_t worker, int64_t share, const Tiles& tiles) {
   int64_t load = 0;
   for (int32_t round = 0; round * deal.workers < deal.items; ++round) {
-    const int32_t rank = rank_in_round(deal, worker, round);
+    const int32_t rank = round * deal.workers + there_or_back(deal, round, worker);
     if (rank < deal.items) load += static_cast<int64_t>(tiles(rank)) + shape.fixed_cost;
   }
   return load <= share + shape.split_cost;

@@ -48,7 +48,6 @@ const WORKLOADS: &[(&str, Batch, Layout)] = &[
     ("24 requests, few heads", (24, 16, each(1)), (16, 1, 4, 30, 24)),
     ("64 requests, all heads", (64, 128, each(1)), (64, 2, 1, 66, 64)),
     ("9 requests, few heads", (9, 16, each(1)), (16, 1, 8, 15, 9)),
-    ("16 requests, few heads", (16, 16, each(1)), (16, 1, 1, 132, 16)),
     ("18 requests, few heads", (18, 16, each(1)), (16, 1, 4, 30, 18)),
     ("32 requests, few heads", (32, 16, each(1)), (16, 1, 2, 66, 32)),
     ("32 requests, 32 heads", (32, 32, each(1)), (32, 1, 1, 132, 32)),
