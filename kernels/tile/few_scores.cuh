@@ -72,25 +72,23 @@ template <class T, int QkDim, class Map, class Meanwhile>
 __device__ __forceinline__ void multiply_key_query(float (&s)[Map::kRows / 2], uint32_t smem, DecodeControl& control,
                                                    TilePlace<Map> place, Meanwhile meanwhile) {
   constexpr bool kHasRope = QkDim > kLatent;
-  const uint32_t q = smem + Map::kQueryOffset;
+  const Operand q(smem + Map::kQueryOffset, 0, kAtomBytes);
   float sums[4][Map::kRows / 2];
   wait_for_tile<Map>(control, place);
   wgmma_fence();
   if (kHasRope) {
-    const uint32_t keys = uniform(smem + Map::rope_offset(place.rope()));
+    const Operand keys(smem + Map::rope_offset(place.rope()), 0, kAtomBytes);
 #pragma unroll
     for (int k = 0; k < 4; ++k)
-      wgmma_ss_few<0>(T(), sums[k], smem_descriptor(keys + k * 32, 0, kAtomBytes),
-                      smem_descriptor(q + 8 * Map::kQueryChunkBytes + k * 32, 0, kAtomBytes), false);
+      wgmma_ss_few<0>(T(), sums[k], keys.at(k * 32), q.at(8 * Map::kQueryChunkBytes + k * 32), false);
   }
 #pragma unroll
   for (int chunk = 0; chunk < 8; ++chunk) {
-    const uint32_t keys = uniform(smem + block_offset(place.block(chunk / 2)) + chunk % 2 * kAtomBytes);
+    const Operand keys(smem + block_offset(place.block(chunk / 2)), 0, kGroupBytes);
 #pragma unroll
     for (int k = 0; k < 4; ++k)
-      wgmma_ss_few<0>(T(), sums[k], smem_descriptor(keys + k * 32, 0, kGroupBytes),
-                      smem_descriptor(q + chunk * Map::kQueryChunkBytes + k * 32, 0, kAtomBytes),
-                      kHasRope || chunk != 0);
+      wgmma_ss_few<0>(T(), sums[k], keys.at(chunk % 2 * kAtomBytes + k * 32),
+                      q.at(chunk * Map::kQueryChunkBytes + k * 32), kHasRope || chunk != 0);
   }
   wgmma_commit();
   meanwhile();
@@ -107,23 +105,23 @@ __device__ __forceinline__ void multiply_codes_query(float (&s)[Map::kRows / 2],
   using Layout = FewLayout<Map::kRows>;
   constexpr bool kHasRope = QkDim > kLatent;
   static_assert(kRopeCounts<T>, "queries are bf16: the rope part counts in the row's unit");
-  const uint32_t smem = shared_address(shared), q = smem + Map::kQueryOffset;
+  const uint32_t smem = shared_address(shared);
+  const Operand q(smem + Map::kQueryOffset, 0, kAtomBytes), rope(smem + Map::rope_offset(place.rope()), 0, kAtomBytes);
   const Units& units = units_of<Map>(shared);
   float sums[kTileBlocks][Map::kRows / 2];
   wait_for_tile<Map>(control, place);
   wgmma_fence();
+  const auto block_of = [&](int i) { return Operand(smem + block_offset(place.block(i)), 0, kGroupBytes); };
+  const Operand keys[kTileBlocks] = {block_of(0), block_of(1), block_of(2), block_of(3)};
 #pragma unroll
   for (int k = 0; k < 8; ++k) {
+    const uint32_t step = k % 4 * 32;
 #pragma unroll
     for (int block = 0; block < kTileBlocks; ++block)
-      wgmma_ss_few<0>(M(), sums[block],
-                      smem_descriptor(smem + block_offset(place.block(block)) + k / 4 * kAtomBytes + k % 4 * 32, 0,
-                                      kGroupBytes),
-                      smem_descriptor(q + (2 * block + k / 4) * Map::kQueryChunkBytes + k % 4 * 32, 0, kAtomBytes),
-                      k != 0);
+      wgmma_ss_few<0>(M(), sums[block], keys[block].at(k / 4 * kAtomBytes + step),
+                      q.at((2 * block + k / 4) * Map::kQueryChunkBytes + step), k != 0);
     if (kHasRope && k >= 4)
-      wgmma_ss_few<0>(T(), s, smem_descriptor(smem + Map::rope_offset(place.rope()) + k % 4 * 32, 0, kAtomBytes),
-                      smem_descriptor(q + 8 * Map::kQueryChunkBytes + k % 4 * 32, 0, kAtomBytes), k != 4);
+      wgmma_ss_few<0>(T(), s, rope.at(step), q.at(8 * Map::kQueryChunkBytes + step), k != 4);
   }
   wgmma_commit();
   wgmma_wait<0>();

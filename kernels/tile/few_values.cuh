@@ -23,17 +23,16 @@ constexpr int kValuesBarrier = 3;  // named barriers of each values warpgroup, t
 
 // O += V^T P^T of one tile. The first operand is V as it lies, read with M, its columns, as the contiguous side.
 template <class M, int Rows>
-__device__ __forceinline__ void multiply_values_weights(FewAccumulators<Rows>& o, uint32_t first_block,
-                                                        uint32_t second_block, uint32_t weights) {
+__device__ __forceinline__ void multiply_values_weights(FewAccumulators<Rows>& o, Operand first_block, Operand second_block,
+                                                        Operand weights) {
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < 4; ++k)
 #pragma unroll
     for (int m = 0; m < 4; ++m)
       wgmma_ss_few<1>(M(), o[m],
-                      smem_descriptor((m < 2 ? first_block : second_block) + m % 2 * kAtomBytes + k * 2 * kGroupBytes,
-                                      kAtomBytes, kGroupBytes),
-                      smem_descriptor(weights + k * 32, 0, kAtomBytes), true);
+                      (m < 2 ? first_block : second_block).at(m % 2 * kAtomBytes + k * 2 * kGroupBytes),
+                      weights.at(k * 32), true);
   wgmma_commit();
   wgmma_wait<0>();
 }
@@ -105,8 +104,9 @@ __device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, c
       }
       // Found while P is waited for. That the blocks are there the scores have waited for.
       const int first = place.block(2 * half), second = place.block(2 * half + 1);
-      const uint32_t first_values = uniform(smem + block_offset(first)), second_values = uniform(smem + block_offset(second));
-      const uint32_t weights = uniform(smem + Map::rope_offset(place.rope()));
+      const Operand first_values(smem + block_offset(first), kAtomBytes, kGroupBytes);
+      const Operand second_values(smem + block_offset(second), kAtomBytes, kGroupBytes);
+      const Operand weights(smem + Map::rope_offset(place.rope()), 0, kAtomBytes);
       wait_together<Map>(shared_address(&control.weights_full[place.rope()]), place.rope_parity(),
                          kValuesBarrier + half);
       if (control.rescale[place.rope()][0]) scale_few_rows<Map::kRows>(o, control.factor[place.rope()], lane);

@@ -141,33 +141,30 @@ constexpr int kEarlyBlocks = 3;  // latent blocks that Q K^T waits for before it
 template <class Map>
 constexpr bool kRopeFirst = Map::kRopes == 3;
 
-// One k16 step of S += Q K^T: step k of Q's chunk `Chunk` (8: the rope part), against keys in swizzled rows, groups of
-// 8 tokens `stride` bytes apart.
+// One k16 step of S += Q K^T: of Q's chunk `Chunk` (8: the rope part), against keys `from` bytes on.
 template <class T, class Map, int Chunk>
 __device__ __forceinline__ void multiply_step(float (&s)[32], const QueryFragments<Map::kRegisterChunks>& q,
-                                              uint32_t q_shared, int k, uint32_t keys, uint32_t stride,
-                                              bool accumulate) {
-  const uint64_t b = smem_descriptor(keys + k * 32, 0, stride);
+                                              Operand q_shared, uint32_t step, Operand keys, uint32_t from, bool accumulate) {
+  const uint64_t b = keys.at(from + step * 32);
   if constexpr (Chunk < Map::kRegisterChunks)
-    wgmma_rs_n64(T(), s, q.at[Chunk][k], b, accumulate);
+    wgmma_rs_n64(T(), s, q.at[Chunk][step], b, accumulate);
   else
     wgmma_ss_n64(T(), s,
-                 smem_descriptor(q_shared + Chunk % (Map::kSharedChunks + 1) * kRopeBytes + k * 32, 0, kAtomBytes), b,
-                 accumulate);
+                 q_shared.at(Chunk % (Map::kSharedChunks + 1) * kRopeBytes + step * 32), b, accumulate);
 }
 
 // The products of one latent block: two chunks of 64 columns.
 template <class T, class Map, int Block>
 __device__ __forceinline__ void multiply_block(float (&s)[32], const QueryFragments<Map::kRegisterChunks>& q,
-                                               uint32_t q_shared, uint32_t smem, TilePlace<Map> place,
+                                               Operand q_shared, uint32_t smem, TilePlace<Map> place,
                                                bool accumulate) {
-  const uint32_t keys = uniform(smem + block_offset(place.block(Block)));
+  const Operand keys(smem + block_offset(place.block(Block)), 0, kGroupBytes);
 #pragma unroll
   for (int k = 0; k < 4; ++k)
-    multiply_step<T, Map, 2 * Block>(s, q, q_shared, k, keys, kGroupBytes, accumulate || k != 0);
+    multiply_step<T, Map, 2 * Block>(s, q, q_shared, k, keys, 0, accumulate || k != 0);
 #pragma unroll
   for (int k = 0; k < 4; ++k)
-    multiply_step<T, Map, 2 * Block + 1>(s, q, q_shared, k, keys + kAtomBytes, kGroupBytes, true);
+    multiply_step<T, Map, 2 * Block + 1>(s, q, q_shared, k, keys, kAtomBytes, true);
 }
 
 // S = Q K^T. `ready`: the keys that it begins with are there. Calls meanwhile() while the tensor cores are at the last products.
@@ -176,13 +173,12 @@ __device__ __forceinline__ void multiply_query_key(float (&s)[32], const QueryFr
                                                    uint32_t smem, DecodeControl& control, TilePlace<Map> place,
                                                    HeldTile& held, bool ready, Meanwhile meanwhile) {
   constexpr bool kHasRope = QkDim > kLatent;
-  const uint32_t q_shared = smem + Map::kQueryOffset;
+  const Operand q_shared(smem + Map::kQueryOffset, 0, kAtomBytes);
   static_assert(kEarlyBlocks == 3 && kTileBlocks == 4);
   const auto multiply_rope_part = [&](bool accumulate) {
-    const uint32_t rope = uniform(smem + Map::rope_offset(place.rope()));
+    const Operand rope(smem + Map::rope_offset(place.rope()), 0, kAtomBytes);
 #pragma unroll
-    for (int k = 0; k < 4; ++k)
-      multiply_step<T, Map, 8>(s, q, q_shared, k, rope, kAtomBytes, accumulate || k != 0);
+    for (int k = 0; k < 4; ++k) multiply_step<T, Map, 8>(s, q, q_shared, k, rope, 0, accumulate || k != 0);
   };
   if (!ready) wait_for_keys<0, kEarlyBlocks, kRopeFirst<Map>>(control, place, held);
   fence_copies<Map>();
@@ -223,9 +219,10 @@ __device__ __forceinline__ float2 pair_of(const float* of_tokens, int i) {
 // In the end each product has its own block's, with one set of accumulators.
 template <class M, class Map, int Block>
 __device__ __forceinline__ void multiply_scaled_block(float (&s)[32], const QueryFragments<Map::kRegisterChunks>& q,
-                                                      uint32_t smem, const Units& units, TilePlace<Map> place) {
+                                                      Operand q_shared, uint32_t smem, const Units& units,
+                                                      TilePlace<Map> place) {
   wgmma_fence();
-  multiply_block<M, Map, Block>(s, q, smem + Map::kQueryOffset, smem, place, Block > 0);
+  multiply_block<M, Map, Block>(s, q, q_shared, smem, place, Block > 0);
   wgmma_commit();
   wgmma_wait<0>();
   const auto& mantissa = units.of_tile[place.rope()].mantissa;
@@ -244,15 +241,16 @@ __device__ __forceinline__ void multiply_query_codes(float (&s)[32], const Query
                                                      HeldTile& held) {
   constexpr bool kHasRope = QkDim > kLatent;
   static_assert(kRopeCounts<T>, "queries are bf16: the rope part counts in the row's unit");
-  const uint32_t smem = shared_address(shared), q_shared = smem + Map::kQueryOffset;
+  const uint32_t smem = shared_address(shared);
+  const Operand q_shared(smem + Map::kQueryOffset, 0, kAtomBytes);
   const Units& units = units_of<Map>(shared);
   wait_for_keys<0, 0, true>(control, place, held);
   if (kHasRope && units.scaled[place.rope()] != 0) {
-    multiply_scaled_block<M, Map, 0>(s, q, smem, units, place);
-    multiply_scaled_block<M, Map, 1>(s, q, smem, units, place);
-    multiply_scaled_block<M, Map, 2>(s, q, smem, units, place);
+    multiply_scaled_block<M, Map, 0>(s, q, q_shared, smem, units, place);
+    multiply_scaled_block<M, Map, 1>(s, q, q_shared, smem, units, place);
+    multiply_scaled_block<M, Map, 2>(s, q, q_shared, smem, units, place);
     held.release(control, place);
-    multiply_scaled_block<M, Map, 3>(s, q, smem, units, place);
+    multiply_scaled_block<M, Map, 3>(s, q, q_shared, smem, units, place);
   } else {
     wgmma_fence();
     multiply_block<M, Map, 0>(s, q, q_shared, smem, place, false);
@@ -266,10 +264,10 @@ __device__ __forceinline__ void multiply_query_codes(float (&s)[32], const Query
     }
   }
   if constexpr (kHasRope) {
+    const Operand rope(smem + Map::rope_offset(place.rope()), 0, kAtomBytes);
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < 4; ++k)
-      multiply_step<T, Map, 8>(s, q, q_shared, k, smem + Map::rope_offset(place.rope()), kAtomBytes, true);
+    for (int k = 0; k < 4; ++k) multiply_step<T, Map, 8>(s, q, q_shared, k, rope, 0, true);
     wgmma_commit();
     wgmma_wait<0>();
   }

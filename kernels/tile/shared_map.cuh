@@ -15,7 +15,9 @@
 #include <stdint.h>
 
 #include "../params.h"
+#include "../ptx/control.cuh"
 #include "../ptx/mbarrier.cuh"
+#include "../ptx/wgmma.cuh"
 
 namespace fm {
 
@@ -157,6 +159,16 @@ __device__ __forceinline__ uint32_t swizzled(int row, int piece) { return row * 
 __device__ __forceinline__ uint32_t latent_swizzled(int row, int piece) {
   return (row >> 3) * kGroupBytes + (piece >> 3) * kAtomBytes + swizzled(row & 7, piece & 7);
 }
+
+// An operand in shared memory that is multiplied in steps. The descriptor of what lies `bytes` on is one addition; made of the address
+// each time it would be a chain of four operations, longer than a product.
+struct Operand {
+  uint64_t descriptor;
+
+  __device__ __forceinline__ Operand(uint32_t address, uint32_t leading, uint32_t stride)
+      : descriptor(smem_descriptor(uniform(address), leading, stride)) {}
+  __device__ __forceinline__ uint64_t at(uint32_t bytes) const { return descriptor + bytes / 16; }
+};
 
 // Where a tile is. Tiles take turns in the places of each column quarter, so that whoever loads or uses up the blocks
 // of one goes through their phases one by one: a wait for a parity never sees a phase two passes old.

@@ -36,12 +36,11 @@ __device__ __forceinline__ void scale_rows(Accumulators& o, float factor0, float
 
 // One block of 128 columns: O += P V, over the tokens of k16 steps Begin .. End.
 template <int Begin, int End, class T>
-__device__ __forceinline__ void multiply_weights_values(T, float (&o)[64], uint32_t weights, uint32_t values) {
+__device__ __forceinline__ void multiply_weights_values(T, float (&o)[64], Operand weights, Operand values) {
   wgmma_fence();
 #pragma unroll
   for (int k = Begin; k < End; ++k)
-    wgmma_ss_n128_bn(T(), o, smem_descriptor(weights + k * 32, 0, kAtomBytes),
-                     smem_descriptor(values + k * 2 * kGroupBytes, kAtomBytes, kGroupBytes));
+    wgmma_ss_n128_bn(T(), o, weights.at(k * 32), values.at(k * 2 * kGroupBytes));
   wgmma_commit();
 }
 
@@ -158,9 +157,10 @@ __device__ __forceinline__ void accumulate_values(const FmDecodeParams& p, const
     clear_accumulators(o);
     for (int tiles = range.tile_end - range.tile_begin; tiles > 0; --tiles) {
       // Found while P is waited for: what lies between that and the first product is a part of every tile's time.
-      const uint32_t weights = uniform(smem + Map::rope_offset(place.rope()));
+      const Operand weights(smem + Map::rope_offset(place.rope()), 0, kAtomBytes);
       const int first = place.block(quarter(half, 0)), second = place.block(quarter(half, 1));
-      const uint32_t first_values = uniform(smem + block_offset(first)), second_values = uniform(smem + block_offset(second));
+      const Operand first_values(smem + block_offset(first), kAtomBytes, kGroupBytes);
+      const Operand second_values(smem + block_offset(second), kAtomBytes, kGroupBytes);
       mbarrier_wait(shared_address(&control.weights_full[place.rope()]), place.rope_parity());
       if (control.rescale[place.rope()][warp])
         scale_rows(o, control.factor[place.rope()][row0], control.factor[place.rope()][row0 + 8]);
