@@ -113,6 +113,17 @@ struct RowUnit {
   static __device__ __forceinline__ uint32_t of_largest_code(uint32_t scale_bits) {
     return min(scale_bits, 246 * kOne) + 8 * kOne;
   }
+  // Codes with scales of 2^-15 up to 2 are halves as they are, exactly so if those are powers of two: such rows count in one. What
+  // is not zero of this says that some is not of these: of the bits of a float, of four bytes of exponents.
+  static __device__ __forceinline__ uint32_t beyond(uint32_t scale_bits) { return (scale_bits ^ 0x38000000u) & 0x78000000u; }
+  static __device__ __forceinline__ uint32_t bytes_beyond(uint32_t four) { return (four ^ 0x70707070u) & 0xF0F0F0F0u; }
+  static __device__ __forceinline__ RowUnit one() {
+    RowUnit r(0);
+    r.bits = 127 * kOne;
+    return r;
+  }
+  __device__ __forceinline__ bool is_one() const { return bits == 127 * kOne; }
+
   __device__ __forceinline__ float unit() const { return __uint_as_float(bits); }
   __device__ __forceinline__ float inverse() const { return __uint_as_float(254 * kOne - bits); }
   __device__ __forceinline__ uint32_t inverse_pair() const {  // of bfloat16

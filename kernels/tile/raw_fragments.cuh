@@ -46,11 +46,6 @@ struct KeyFragments {
 struct ValueFragment {
   uint32_t a[4];
 
-  // What lies there as 16-bit numbers.
-  __device__ __forceinline__ void take(const uint32_t (&halves)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) a[i] = halves[i];
-  }
   template <bool Scaled>
   __device__ __forceinline__ void convert(uint32_t low, uint32_t high, const uint32_t (&scale)[2]) {
     const uint2 x = e4m3_to_half(even_columns_first(low)), y = e4m3_to_half(even_columns_first(high));

@@ -39,7 +39,7 @@ __device__ __forceinline__ bool weigh_own_tile(RawState<Map>& state, float (&add
   for (bool move = first;; move = true) {
     if (move) state.move_references(s, units, control, 0, barrier), moved = true;
     uint32_t weights[Map::kRows / 4];
-    const bool over = state.try_weigh(weights, added, s, units, control);
+    const bool over = state.weigh_once(weights, added, s, units, control);
     store_few_weights<Map::kRows>([&](int i) { return weights[i]; }, to);
     fence_async_shared();
     const bool any = named_barrier_any_of_warpgroup(barrier, over);
@@ -58,7 +58,7 @@ __device__ __forceinline__ float own_factor(const Control& control, int own, int
 // Brings together what both warpgroups have: `o` becomes the half `own` of the columns. Leaves what finish_raw_rows does; after it
 // all may read that. What is handed over lies where Q and P were: the other warpgroup may still read it.
 template <class Map, class Control>
-__device__ __forceinline__ void finish_independent_rows(const FmDecodeParams& p, const RowBlock& r, const RawState<Map>& state,
+__device__ __forceinline__ void finish_independent_rows(const FmDecodeParams& p, const RowBlock& r, RawState<Map>& state,
                                                         const float (&all)[8][Map::kRows / 2], FewAccumulators<Map::kRows>& o,
                                                         uint32_t smem, Control& control, int own) {
   using Layout = FewLayout<Map::kRows>;
@@ -151,9 +151,10 @@ __device__ __forceinline__ void compute_independent(const FmDecodeParams& p, con
       const RawPlace<Map> of_tile = place.plus(i);
       const int at = of_tile.at();
       float s[Map::kRows / 2];
-      const OwnUnits units = load_own_units<Map>(smem, at);
+      const uint32_t scaled = Map::kBare ? 0 : control.scaled_tile(at);
+      const OwnUnits units = load_own_units<Map>(smem, at, scaled);
       const bool masked = i >= first_masked || control.present[at] != ~0ull;
-      multiply_raw_query<T, M, Map>(s, smem, control, of_tile, units, p.box_shift);
+      multiply_raw_query<T, M, Map>(s, smem, control, of_tile, scaled, units, p.box_shift);
       if (masked) {
         mask_raw_tile<Map>(s, p, item, i, smem, control, at, own);
         named_barrier_of_warpgroup(kOwnBarrier + own());  // V is read before the next one

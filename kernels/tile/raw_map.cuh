@@ -26,9 +26,11 @@ constexpr int kOwnBarrier = 3;  // those of each, two
 constexpr float kNoReference = 3e38f;  // minus a reference that every score exceeds
 
 // What numbers of a tile count in. A row's is a power of two, so that halves hold its numbers; scales are relative to it.
-template <int Groups>
+template <int Groups, bool Twice>
 struct alignas(16) RawScales {
-  uint16_t of_token[kTileTokens][Groups];   // -> scores: powers of two, halves
+  // Each half once; or twice, as products need it, and so far apart that a warp's eight tokens are in different banks.
+  static constexpr uint32_t kTokenBytes = Twice ? Groups * 4 + 16 : Groups * 2;
+  uint8_t of_token[kTileTokens][kTokenBytes];  // -> scores: powers of two
   uint16_t of_column[Groups][kTileTokens];  // -> values: whole scales, halves, in the order of lane_token
   float unit[kTileTokens];                  // what the row counts in; 0: absent
 };
@@ -58,10 +60,11 @@ struct RawMap {
   static constexpr bool kEarlyEnds = Rows == 16 && !(kHasRope && !kBare);
   static constexpr int kGroups = kHasRope ? 4 : 16;  // of columns
   static constexpr int kKeyGroups = (kBare ? QkDim : kLatent) / 32;  // of 32 columns of K that are codes
-  // How much is under way at a time, as registers allow: groups of 32 columns of K, and blocks of 64 columns of V, that are
-  // multiplied while the next ones are converted; groups and pairs of blocks whose codes are being loaded.
+  // How much is under way at a time, as registers allow: groups of 32 columns of K that are multiplied while the next ones are
+  // converted, and groups of products of V, each with a block of 64 columns; groups and pairs of blocks whose codes are being loaded.
   static constexpr int kKeysAhead = kSplits && !kTight ? 4 : 2, kKeyCodesAhead = Rows == 16 && !kBare ? 1 : 2;
-  static constexpr int kValuesAhead = kSplits || kHasRope ? 4 : 3, kValueCodesAhead = kSplits && !kTight ? 3 : 2;
+  static constexpr int kValuesTogether = Rows == 16 ? 1 : 2, kValuesAhead = 4 / kValuesTogether;
+  static constexpr int kValueCodesAhead = kSplits && !kTight ? 3 : 2;
   // Of a row: an odd multiple of 16, for ldmatrix.
   static constexpr uint32_t kRowBytes =
       kBare ? QkDim + FM_BARE_ROW_GAP : kHasRope ? FM_RAW_ROW_BYTES_576 : FM_RAW_ROW_BYTES_512;
@@ -77,7 +80,8 @@ struct RawMap {
   static constexpr uint32_t kWeightsEnd = kWeightsOffset + kPlaces * kQueryChunkBytes;
   static constexpr uint32_t kUsedBefore = kSplits && kPartBytes > kWeightsEnd ? kPartBytes : kWeightsEnd;
   static constexpr uint32_t kCodesOffset = kSwizzled ? (kUsedBefore + kAtomBytes - 1) / kAtomBytes * kAtomBytes : kUsedBefore;
-  using Scales = RawScales<kGroups>;
+  static constexpr bool kTwice = Rows == kTileRows && !kHasRope;  // scales of K are stored twice
+  using Scales = RawScales<kGroups, kTwice>;
   static constexpr uint32_t kScalesOffset = kCodesOffset + kPlaces * kTileTokens * kRowBytes;
   static constexpr uint32_t kControlOffset = kScalesOffset + kPlaces * sizeof(Scales);
 
@@ -92,20 +96,25 @@ struct RawMap {
   }
 };
 
-// What the rows of a thread's two tokens count in: powers of two, or 0 where they are absent; with bare rows 1.
+// What scales make necessary: factors between products (raw_products.cuh), as some are not powers of two; and units other than one.
+constexpr uint32_t kFractions = 1, kUnits = 2;
+
+// What the rows of a thread's two tokens count in: powers of two, or 0 where they are absent; 1 where all of the tile's do or are
+// absent.
 struct OwnUnits {
   float of[2] = {1.f, 1.f};
+  bool needed = false;
 
   __device__ __forceinline__ float log2(int h) const { return (float)((int)(__float_as_uint(of[h]) >> 23) - 127); }  // -127 of 0
   // One over it; of 0, for which there is no weight, a finite number.
   __device__ __forceinline__ float inverse(int h) const { return __uint_as_float((254u << 23) - __float_as_uint(of[h])); }
 };
 template <class Map>
-__device__ __forceinline__ OwnUnits load_own_units(uint32_t smem, int place) {
-  if (Map::kBare) return {};
+__device__ __forceinline__ OwnUnits load_own_units(uint32_t smem, int place, uint32_t scaled) {
+  if (Map::kBare || !(scaled & kUnits)) return {};
   const uint32_t at = Map::scales(smem, place) + offsetof(typename Map::Scales, unit) +
                       (warpgroup_thread() / 32 * 16 + warpgroup_thread() % 32 / 4) * 4;
-  return {{__uint_as_float(load_shared_word(at)), __uint_as_float(load_shared_word(at + 32))}};
+  return {{__uint_as_float(load_shared_word(at)), __uint_as_float(load_shared_word(at + 32))}, true};
 }
 
 // Where the codes of rows are in a place. Rows that come in boxes where these are swizzled: each box has its columns in blocks of
@@ -146,8 +155,10 @@ struct alignas(16) RawControl : std::conditional<Rows == kTileRows, DecodeContro
   float warp_top[4][kKept];      // what each warp found for a row
   float warp_peak[4][kKept];     // and its highest score so far
   uint64_t landed[kTiles][2];   // copies -> preparing warps: 32 rows each
-  uint32_t scaled[kTiles][2];   // preparing warps -> scores: some scale of the 32 rows is not a power of two
+  uint32_t scaled[kTiles][2];   // preparing warps -> scores, of 32 rows: kFractions, kUnits
   int32_t format[kTiles];       // asking warps -> others
+
+  __device__ __forceinline__ uint32_t scaled_tile(int place) const { return scaled[place][0] | scaled[place][1]; }
 
   // Preparing warps -> scores: the scales of V, and what of a tile's rows is not codes. The barrier of a block elsewhere.
   __device__ __forceinline__ uint64_t& rest_full(int place) { return this->block_full[place]; }

@@ -46,7 +46,7 @@ struct KeyPlace {
       matrices = Map::row(smem, place, token) + lane / 16 * 16;
     }
     own = Map::row(smem, place, first + lane / 4);
-    scales = Map::scales(smem, place) + (first + lane / 4) * Map::kGroups * 2;
+    scales = Map::scales(smem, place) + (first + lane / 4) * Map::Scales::kTokenBytes;
     if constexpr (Map::kHasRope && !Map::kBare) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
@@ -68,9 +68,13 @@ struct KeyPlace {
     constexpr int kGroup = Group * Map::kGroups / 16;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const uint32_t at = scales + (h * 8 * Map::kGroups + kGroup / 2 * 2) * 2;
-      const uint32_t v = Map::kHasRope ? all[h][kGroup / 2 % 2] : load_shared_word(at);
-      scale[h] = __byte_perm(v, 0, kGroup % 2 ? 0x3232 : 0x1010);
+      const uint32_t of_token = scales + h * 8 * Map::Scales::kTokenBytes;
+      if constexpr (Map::kTwice) {
+        scale[h] = load_shared_word(of_token + kGroup * 4);
+      } else {
+        const uint32_t v = Map::kHasRope ? all[h][kGroup / 2 % 2] : load_shared_word(of_token + kGroup / 2 * 4);
+        scale[h] = __byte_perm(v, 0, kGroup % 2 ? 0x3232 : 0x1010);
+      }
     }
   }
   // What sums are multiplied with after block `Block` of 128 columns: its mantissa over the next one's, so that in the end
@@ -151,7 +155,9 @@ __device__ __forceinline__ void multiply_group(KeySums<Map>& s, KeyFragments (&k
 // not codes, and says whether the last columns of rows of 512 are such.
 template <class T, class M, class Map, bool Scaled, class Rest>
 __device__ __forceinline__ void multiply_raw(KeySums<Map>& s, uint32_t smem, const KeyPlace<Map>& at, Rest rest) {
-  const uint64_t q = smem_descriptor(smem + Map::kQueryOffset, 0, kAtomBytes);
+  // Its upper half the compiler must not know: it makes four operations a product of an addition to a constant.
+  const uint64_t from = smem_descriptor(smem + Map::kQueryOffset, 0, kAtomBytes);
+  const uint64_t q = (uint64_t)uniform(opaque((int)(from >> 32))) << 32 | uniform((uint32_t)from);
   constexpr int kAhead = Scaled && Map::kRows == kTileRows ? 1 : Map::kKeysAhead;
   KeyFragments keys[kAhead];
   KeyCodes<Map> codes[Map::kKeyCodesAhead + 1];
@@ -184,7 +190,7 @@ __device__ __forceinline__ void multiply_raw(KeySums<Map>& s, uint32_t smem, con
 // S^T of a tile, without what Q counts in.
 template <class T, class M, class Map, class Control>
 __device__ __forceinline__ void multiply_raw_query(float (&s)[Map::kRows / 2], uint32_t smem, Control& control,
-                                                   RawPlace<Map> place, const OwnUnits& units, int box_shift) {
+                                                   RawPlace<Map> place, uint32_t scaled, const OwnUnits& units, int box_shift) {
   using Layout = FewLayout<Map::kRows>;
   const int place_at = place.at();
   const KeyPlace<Map> at(smem, place_at, box_shift);
@@ -195,7 +201,7 @@ __device__ __forceinline__ void multiply_raw_query(float (&s)[Map::kRows / 2], u
   };
   KeySums<Map> sums;
   constexpr bool kFloats = Map::kHasRope && !Map::kBare;
-  if (kFloats && (control.scaled[place_at][0] | control.scaled[place_at][1]) != 0)
+  if (kFloats && (scaled & kFractions))
     multiply_raw<T, M, Map, kFloats>(sums, smem, at, rest);
   else
     multiply_raw<T, M, Map, false>(sums, smem, at, rest);
@@ -207,8 +213,14 @@ __device__ __forceinline__ void multiply_raw_query(float (&s)[Map::kRows / 2], u
       float sum = sums[0][i];
       if constexpr (kSums<Map> > 1) sum += sums[1][i];
       if constexpr (kSums<Map> == 4) sum += sums[2][i] + sums[3][i];
-      s[i] = Map::kBare ? sum : sum * units.of[h];
+      s[i] = sum;
     }
+  if (!Map::kBare && units.needed) {
+#pragma unroll
+    for (int c = 0; c < Layout::kColumns; ++c)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) s[Layout::value(c, h)] *= units.of[h];
+  }
   if constexpr (Map::kHasRope && !Map::kBare && !kRopeCounts<T>) {
     multiply_rope<T, Map>(s, smem_descriptor(smem + Map::kQueryOffset, 0, kAtomBytes), at, rest);
     wgmma_wait<0>();

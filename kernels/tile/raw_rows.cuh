@@ -159,13 +159,21 @@ struct RowPreparation {
   }
   // The scales of groups for the scores, pairs of halves.
   __device__ __forceinline__ void leave_of_token(const uint32_t (&halves)[Map::kGroups / 2]) const {
-    const uint32_t to = scales + token * Map::kGroups * 2;
+    const uint32_t to = scales + token * Map::Scales::kTokenBytes;
     if constexpr (Map::kGroups == 4) {
       store_shared(to, make_uint2(halves[0], halves[1]));
     } else {
 #pragma unroll
-      for (int i = 0; i < Map::kGroups / 8; ++i)
-        store_shared(to + 16 * i, make_uint4(halves[4 * i], halves[4 * i + 1], halves[4 * i + 2], halves[4 * i + 3]));
+      for (int i = 0; i < Map::kGroups / 8; ++i) {
+        const uint32_t* v = halves + 4 * i;
+        if constexpr (Map::kTwice) {
+          const auto twice = [&](int j) { return __byte_perm(v[j / 2], 0, j % 2 ? 0x3232 : 0x1010); };
+          store_shared(to + 32 * i, make_uint4(twice(0), twice(1), twice(2), twice(3)));
+          store_shared(to + 32 * i + 16, make_uint4(twice(4), twice(5), twice(6), twice(7)));
+        } else {
+          store_shared(to + 16 * i, make_uint4(v[0], v[1], v[2], v[3]));
+        }
+      }
     }
   }
   // And for the values.
@@ -180,6 +188,7 @@ struct RowPreparation {
   __device__ __forceinline__ bool prepare_scales(int format, RowUnit& unit) const {
     if (Map::kBare) return false;
     if (format == FM_KV_FP8) {
+      unit = RowUnit::one();
       leave_unit(1.f);
       leave_of_token({0x3C003C00u, 0x3C003C00u});
       return false;
@@ -189,8 +198,13 @@ struct RowPreparation {
     uint32_t largest = 0, fractions = 0;
     float power[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) largest = max(largest, scale[i] & 0x7F800000u), fractions |= scale[i] & 0x7FFFFFu;
-    unit = RowUnit(RowUnit::of_largest_code(largest));
+    uint32_t beyond = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      largest = max(largest, scale[i] & 0x7F800000u), fractions |= scale[i] & 0x7FFFFFu;
+      beyond |= RowUnit::beyond(scale[i]);
+    }
+    unit = beyond == 0 ? RowUnit::one() : RowUnit(RowUnit::of_largest_code(largest));
 #pragma unroll
     for (int i = 0; i < 4; ++i) power[i] = __uint_as_float(scale[i] & 0xFF800000u) * unit.inverse();
     leave_of_token({pack(__half(), power[0], power[1]), pack(__half(), power[2], power[3])});
@@ -236,6 +250,7 @@ struct RowPreparation {
   __device__ __forceinline__ void prepare_latent(int format, RowUnit& unit, uint32_t (&pairs)[Map::kGroups / 2]) const {
     if (Map::kBare) return;
     if (format == FM_KV_FP8) {
+      unit = RowUnit::one();
       leave_unit(1.f);
 #pragma unroll
       for (int i = 0; i < 8; ++i) pairs[i] = 0x3C003C00u;
@@ -258,7 +273,10 @@ struct RowPreparation {
       }
 #pragma unroll
       for (int i = 0; i < 7; ++i) top = max(top, byte(words[i / 4], i));
-      unit = RowUnit(max(largest, RowUnit::of_largest_code(ue8m0_bits(top) & 0x7F800000u)));
+      const uint32_t beyond = RowUnit::bytes_beyond(words[0]) | (RowUnit::bytes_beyond(words[1]) & 0xFFFFFFu);
+      // The last columns lose nothing either, or little beside their largest.
+      const bool in_range = largest - 121 * RowUnit::kOne <= 20 * RowUnit::kOne;
+      unit = beyond == 0 && in_range ? RowUnit::one() : RowUnit(max(largest, RowUnit::of_largest_code(ue8m0_bits(top) & 0x7F800000u)));
 #pragma unroll
       for (int i = 0; i < 7; ++i) {
         const float scale = power(byte(words[i / 4], i));
@@ -270,7 +288,10 @@ struct RowPreparation {
       const uint32_t words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
       for (int i = 0; i < 16; ++i) top = max(top, byte(words[i / 4], i));
-      unit = RowUnit(RowUnit::of_largest_code(ue8m0_bits(top) & 0x7F800000u));
+      uint32_t beyond = 0;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) beyond |= RowUnit::bytes_beyond(words[i]);
+      unit = beyond == 0 ? RowUnit::one() : RowUnit(RowUnit::of_largest_code(ue8m0_bits(top) & 0x7F800000u));
 #pragma unroll
       for (int i = 0; i < 8; ++i)
         pairs[i] = pack(__half(), power(byte(words[i / 2], 2 * i)), power(byte(words[i / 2], 2 * i + 1)));
@@ -321,9 +342,13 @@ __device__ __forceinline__ void prepare_rows(const FmDecodeParams& p, const Firs
     }
     const RowPreparation<Map> row = {Map::row(smem, at, token), Map::scales(smem, at), token, present};
     RowUnit unit(0);
+    const auto leave_scaled = [&](bool fractions) {
+      const bool units = __any_sync(~0u, present && !unit.is_one());
+      if (!Map::kBare && lane == 0) control.scaled[at][warp] = fractions * kFractions + units * kUnits;
+    };
     if constexpr (Map::kHasRope) {
-      const bool scaled = __any_sync(~0u, row.prepare_scales(format, unit));
-      if (!Map::kBare && lane == 0) control.scaled[at][warp] = scaled;
+      const bool fractions = __any_sync(~0u, row.prepare_scales(format, unit));
+      leave_scaled(fractions);
       if constexpr (!Map::kHasRest) fence_async_shared();
       arrive_once_per_warp(shared_address(&control.tile_full[at]));
       if constexpr (!Map::kBare) {
@@ -333,6 +358,7 @@ __device__ __forceinline__ void prepare_rows(const FmDecodeParams& p, const Firs
     } else {
       uint32_t pairs[Map::kGroups / 2];
       row.prepare_latent(format, unit, pairs);
+      leave_scaled(false);
       if constexpr (!Map::kHasRest) fence_async_shared();
       arrive_once_per_warp(shared_address(&control.tile_full[at]));
       if constexpr (!Map::kBare) row.leave_of_column(pairs);

@@ -80,14 +80,24 @@ template <class Map>
 struct RawState {
   static constexpr int kColumns = FewLayout<Map::kRows>::kColumns;
   using Layout = FewLayout<Map::kRows>;
-  // Sums of this warp's tokens, of rows 2 lane and 2 lane + 1; with few rows of this thread's tokens and rows.
+  // What lanes combine for all rows of a warp's tokens is that of rows 2 lane and 2 lane + 1 in the end; with few rows of this
+  // thread's rows, in four lanes.
   static constexpr bool kSpread = kColumns == 16;
   static constexpr int kKept = kSpread ? 2 : kColumns;
-  float sum[kKept] = {};
+  // Sums: of those two rows, as far as registers allow of half of this thread's columns, which takes fewer exchanges; with few rows of
+  // its own tokens and columns.
+  static constexpr bool kHalves = kSpread && Map::kBare;
+  static constexpr int kSummed = kHalves ? kColumns / 2 : kKept;
+  float sum[kSummed] = {};
 
   static __device__ __forceinline__ int row(int i) {
     const int lane = warpgroup_thread() % 32;
     return kSpread ? 2 * lane + i : Layout::row(i, lane);
+  }
+
+  static __device__ __forceinline__ int summed_row(int i) {
+    const int lane = warpgroup_thread() % 32;
+    return kHalves ? Layout::row(i + lane / 16 * 8, lane) : row(i);
   }
 
   // Turns scores into P, which has its tokens' units: `weights` are pairs of halves; `added` is for add(). Moves references
@@ -101,7 +111,7 @@ struct RawState {
 #pragma unroll 1
     for (bool moved = first;; moved = true) {
       if (move) move_references(s, units, control, place, barrier);
-      const bool over = try_weigh(weights, added, s, units, control);
+      const bool over = weigh_once(weights, added, s, units, control);
       if (moved) break;
       move = named_barrier_any_of_warpgroup(barrier, over);
       if (!move) break;
@@ -125,31 +135,33 @@ struct RawState {
 
   // Adds this thread's weights of a tile.
   __device__ __forceinline__ void add(float (&added)[kColumns]) {
-    if constexpr (kSpread) combine_lanes(added, [](float a, float b) { return a + b; });
+    const auto add = [](float a, float b) { return a + b; };
+    if constexpr (kHalves)
+      spread<16, 8>(added, add);
+    else if constexpr (kSpread)
+      combine_lanes(added, add);
 #pragma unroll
-    for (int i = 0; i < kKept; ++i) sum[i] += added[i];
+    for (int i = 0; i < kSummed; ++i) sum[i] += added[i];
   }
 
   // When references have moved for the other warpgroup's tile.
   template <class Control>
   __device__ __forceinline__ void rescale(const Control& control, int place) {
 #pragma unroll
-    for (int i = 0; i < kKept; ++i) sum[i] *= control.factor[place][row(i)];
+    for (int i = 0; i < kSummed; ++i) sum[i] *= control.factor[place][summed_row(i)];
   }
 
   // What each warp finds for its rows.
   template <class OfWarps>
-  __device__ __forceinline__ void leave_sums(OfWarps& of_warps) const {
-    const int warp = warpgroup_thread() / 32;
+  __device__ __forceinline__ void leave_sums(OfWarps& of_warps) {
+    const auto add = [](float a, float b) { return a + b; };
+    if constexpr (kHalves)
+      spread<8, 4>(sum, add), spread<4, 2>(sum, add);
+    else if constexpr (!kSpread)
+      combine_lanes(sum, add);
 #pragma unroll
-    for (int i = 0; i < kKept; ++i) {
-      float v = sum[i];
-      if constexpr (!kSpread) {
-#pragma unroll
-        for (int d = 4; d < 32; d *= 2) v += __shfl_xor_sync(~0u, v, d);
-      }
-      if (leaves()) of_warps[warp][row(i)] = v;
-    }
+    for (int i = 0; i < kKept; ++i)
+      if (leaves()) of_warps[warpgroup_thread() / 32][row(i)] = sum[i];
   }
   template <class OfWarps, class Combine>
   static __device__ __forceinline__ float found(const OfWarps& of_warps, int row, Combine combine) {
@@ -158,6 +170,13 @@ struct RawState {
 
   // Returns whether some weight is larger than P may have it. `added`: the weights of this thread's tokens.
   template <class Control>
+  __device__ __forceinline__ bool weigh_once(uint32_t (&weights)[Map::kRows / 4], float (&added)[kColumns],
+                                             const float (&s)[Map::kRows / 2], const OwnUnits& units, const Control& control) const {
+    if constexpr (!Map::kBare)
+      if (units.needed) return try_weigh<true>(weights, added, s, units, control);
+    return try_weigh<false>(weights, added, s, units, control);
+  }
+  template <bool Units, class Control>
   __device__ __forceinline__ bool try_weigh(uint32_t (&weights)[Map::kRows / 4], float (&added)[kColumns],
                                             const float (&s)[Map::kRows / 2], const OwnUnits& units, const Control& control) const {
     __half2 top = __float2half2_rn(0.f);
@@ -168,10 +187,11 @@ struct RawState {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const auto weight = [&](int i, uint32_t scale, uint32_t minus_reference) {
-          const float offset = __uint_as_float(minus_reference) + (Map::kBare ? 0.f : units.log2(h));
+          float offset = __uint_as_float(minus_reference);
+          if (Units) offset += units.log2(h);
           const float w = exp2_approx(fmaf(s[Layout::value(c + i, h)], __uint_as_float(scale), offset));
-          const float before = h == 0 ? 0.f : added[c + i];
-          added[c + i] = Map::kBare ? before + w : fmaf(w, units.inverse(h), before);
+          const float own = Units ? w * units.inverse(h) : w;
+          added[c + i] = h == 0 ? own : added[c + i] + own;  // one multiply-add
           return w;
         };
         uint32_t& pair = weights[Layout::value(c, h) / 2];
@@ -219,9 +239,9 @@ struct RawState {
 
  private:
   // Of 2 Half columns each lane keeps those that its bit says, combined with what the lane beyond that bit has of them.
-  template <int Bit, int Half, class Combine>
-  static __device__ __forceinline__ void spread(float (&v)[kColumns], Combine combine) {
-    const bool upper = warpgroup_thread() & Bit;
+  template <int Bit, int Half, int Count, class Combine>
+  static __device__ __forceinline__ void spread(float (&v)[Count], Combine combine) {
+    const bool upper = opaque(block_thread()) & Bit;  // else the compiler makes branches of it, which diverge
 #pragma unroll
     for (int i = 0; i < Half; ++i) {
       const float sent = upper ? v[i] : v[i + Half], kept = upper ? v[i + Half] : v[i];
@@ -275,7 +295,7 @@ __device__ __forceinline__ void leave_raw_row(const FmDecodeParams& p, const Row
 // The same for all rows. By both warpgroups, which have had different tiles; after it all may read. `place`: of the tile after the
 // last, whose P nobody reads any more.
 template <class Map, class Control>
-__device__ __forceinline__ void finish_raw_rows(const FmDecodeParams& p, const RowBlock& r, const RawState<Map>& state,
+__device__ __forceinline__ void finish_raw_rows(const FmDecodeParams& p, const RowBlock& r, RawState<Map>& state,
                                                 uint32_t smem, int place, Control& control, int own) {
   const int thread = warpgroup_thread();
   const auto add = [](float a, float b) { return a + b; };

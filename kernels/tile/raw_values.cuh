@@ -79,12 +79,18 @@ struct ValuePlace {
 template <class Map, int Blocks>
 struct ValueCodes {
   static constexpr int kPairs = Blocks / 2;
-  uint32_t codes[Map::kValueCodesAhead + 1][4], scale[2][2];
+  static constexpr int kScales = Map::kHasRope ? 1 : 2;  // of a pair of blocks
+  uint32_t codes[Map::kValueCodesAhead + 1][4], scale[2][kScales][2];
 
   __device__ __forceinline__ explicit ValueCodes(const ValuePlace<Map>& values) {
 #pragma unroll
     for (int i = 0; i < Map::kValueCodesAhead; ++i) values.load(codes[i], i / kPairs, i % kPairs);
-    if (!Map::kBare) values.load_scales(scale[0], 0, 0);
+    if (!Map::kBare) load_scales(values, 0);
+  }
+  // Of pair `i` of all of a tile's.
+  __device__ __forceinline__ void load_scales(const ValuePlace<Map>& values, int i) {
+#pragma unroll
+    for (int b = 0; b < kScales; ++b) values.load_scales(scale[i % 2][b], i / kPairs, i % kPairs * 2 + b);
   }
 };
 
@@ -93,36 +99,42 @@ __device__ __forceinline__ uint64_t weights_descriptor(uint32_t smem, int place)
   return smem_descriptor(uniform(Map::weights(smem, place)), 0, kAtomBytes);
 }
 
-// O += V^T P^T of a tile, a block of 64 columns at a time; the next ones are converted during it. Plain: the last block's are
+// O += V^T P^T of a tile, one or two blocks of 64 columns at a time; the next ones are converted during it. Plain: the last block's are
 // halves. `p`: of P. Calls used() when all of the tile's rows and scales are in registers.
 template <class M, class Map, bool Plain, int Blocks, class Used>
 __device__ __forceinline__ void multiply_raw_values(float (&o)[Blocks][Map::kRows / 2], const ValuePlace<Map>& values,
                                                     ValueCodes<Map, Blocks>& under_way, uint64_t p, Used used) {
-  constexpr int kPairs = Blocks / 2, kAll = 4 * Blocks;
+  constexpr int kPairs = Blocks / 2, kAll = 4 * kPairs;
   constexpr int kAhead = Map::kValuesAhead, kCodesAhead = Map::kValueCodesAhead, kCodes = kCodesAhead + 1;
-  ValueFragment v[kAhead];
-  constexpr int kScales = Map::kHasRope ? 2 : 1;  // blocks with the same ones
+  constexpr int kTogether = Map::kValuesTogether, kGroups = 2 / kTogether;  // products, and of a pair
+  ValueFragment v[kAhead][kTogether];
   auto& codes = under_way.codes;
   auto& scale = under_way.scale;
-  uint32_t halves[4];  // of the step's last block
 #pragma unroll
   for (int i = 0; i < kAll; ++i) {
-    const int step = i / Blocks, block = i % Blocks, pair = i / 2, next = pair + kCodesAhead;
-    if (i % 2 == 0 && next < kAll / 2) values.load(codes[next % kCodes], next / kPairs, next % kPairs);
-    const int later = i + kScales;  // whose scales are loaded
-    if (!Map::kBare && i % kScales == 0 && later < kAll)
-      values.load_scales(scale[later / kScales % 2], later / Blocks, later % Blocks);
-    if (i >= kAhead) wgmma_wait<kAhead - 1>();
-    ValueFragment& own = v[i % kAhead];
-    if (Plain && block == Blocks - 2) values.template load_plain<Blocks>(halves, step);
-    if (Plain && block == Blocks - 1)
-      own.take(halves);
-    else
-      own.template convert<!Map::kBare>(codes[pair % kCodes][i % 2 * 2], codes[pair % kCodes][i % 2 * 2 + 1],
-                                        scale[i / kScales % 2]);
-    wgmma_fence();
-    wgmma_rs(M(), o[block], own.a, p + step * 2, true);
-    wgmma_commit();
+    const int step = i / kPairs, pair = i % kPairs, next = i + kCodesAhead;
+    if (next < kAll) values.load(codes[next % kCodes], next / kPairs, next % kPairs);
+    if (!Map::kBare && i + 1 < kAll) under_way.load_scales(values, i + 1);
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      const int group = i * kGroups + g;
+      if (group >= kAhead) wgmma_wait<kAhead - 1>();
+#pragma unroll
+      for (int j = 0; j < kTogether; ++j) {
+        const int b = g * kTogether + j;
+        ValueFragment& own = v[group % kAhead][j];
+        if (Plain && 2 * pair + b == Blocks - 1)
+          values.template load_plain<Blocks>(own.a, step);
+        else
+          own.template convert<!Map::kBare>(codes[i % kCodes][b * 2], codes[i % kCodes][b * 2 + 1],
+                                            scale[i % 2][b % under_way.kScales]);
+      }
+      wgmma_fence();
+#pragma unroll
+      for (int j = 0; j < kTogether; ++j)
+        wgmma_rs(M(), o[2 * pair + g * kTogether + j], v[group % kAhead][j].a, p + step * 2, true);
+      wgmma_commit();
+    }
     if (i == kAll - 1) used();
   }
   wgmma_wait<0>();
@@ -239,9 +251,10 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
       const int at = place.at();
       if (scores) {
         mbarrier_wait(shared_address(&control.tile_full[at]), place.parity());
-        units = load_own_units<Map>(smem, at);
+        const uint32_t scaled = Map::kBare ? 0 : control.scaled_tile(at);
+        units = load_own_units<Map>(smem, at, scaled);
         const bool masked = i >= first_masked || control.present[at] != ~0ull;
-        multiply_raw_query<T, M, Map>(s, smem, control, place, units, p.box_shift);
+        multiply_raw_query<T, M, Map>(s, smem, control, place, scaled, units, p.box_shift);
         if (masked) mask_raw_tile<Map>(s, p, item, i, smem, control, at, own);
       }
       if (i > 0) {
