@@ -113,8 +113,8 @@ struct RowUnit {
   static __device__ __forceinline__ uint32_t of_largest_code(uint32_t scale_bits) {
     return min(scale_bits, 246 * kOne) + 8 * kOne;
   }
-  // Codes with scales of 2^-15 up to 2 are halves as they are, exactly so if those are powers of two: such rows count in one. What
-  // is not zero of this says that some is not of these: of the bits of a float, of four bytes of exponents.
+  // Codes with scales of 2^-15 up to 1 are halves as they are if those are powers of two: such rows count in one. What is not zero
+  // of this says that some is not of these: of the bits of a float, of four bytes of exponents.
   static __device__ __forceinline__ uint32_t beyond(uint32_t scale_bits) { return (scale_bits ^ 0x38000000u) & 0x78000000u; }
   static __device__ __forceinline__ uint32_t bytes_beyond(uint32_t four) { return (four ^ 0x70707070u) & 0xF0F0F0F0u; }
   static __device__ __forceinline__ RowUnit one() {

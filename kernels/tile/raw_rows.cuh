@@ -196,15 +196,14 @@ struct RowPreparation {
     const uint4 v = load_shared_4(row + Map::kFloatScales);
     const uint32_t scale[4] = {v.x, v.y, v.z, v.w};
     uint32_t largest = 0, fractions = 0;
-    float power[4];
-#pragma unroll
     uint32_t beyond = 0;
+    float power[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       largest = max(largest, scale[i] & 0x7F800000u), fractions |= scale[i] & 0x7FFFFFu;
       beyond |= RowUnit::beyond(scale[i]);
     }
-    unit = beyond == 0 ? RowUnit::one() : RowUnit(RowUnit::of_largest_code(largest));
+    unit = (beyond | fractions) == 0 ? RowUnit::one() : RowUnit(RowUnit::of_largest_code(largest));
 #pragma unroll
     for (int i = 0; i < 4; ++i) power[i] = __uint_as_float(scale[i] & 0xFF800000u) * unit.inverse();
     leave_of_token({pack(__half(), power[0], power[1]), pack(__half(), power[2], power[3])});
