@@ -51,10 +51,11 @@ emulator: $(VENV)/.build ## Build the emulated GPU, a libcuda.so in build/emulat
 	$(BIN)/python tests/emulator/build.py build/emulator
 
 .PHONY: test-emulated
-test-emulated: $(VENV)/.test emulator ## The GPU's Rust tests and random problems on the emulated GPU
+test-emulated: $(VENV)/.test emulator ## The GPU's Rust tests, random problems and wide scales on the emulated GPU
 	LD_LIBRARY_PATH=$(abspath build/emulator) cargo test --quiet --package ferromla --test server -- --ignored
 	$(BIN)/maturin develop --quiet
 	$(BIN)/python tests/python/soak.py --device emulated
+	$(BIN)/python -m pytest --emulated -m gpu -q tests/python/test_wide_scales.py -k '0-16 and (float32 or v4+)'
 
 .PHONY: lint
 lint: export FERROMLA_WITHOUT_KERNELS := 1
