@@ -164,7 +164,7 @@ __device__ __forceinline__ void compute_independent(const FmDecodeParams& p, con
       if (p.max_logits != nullptr) keep_peaks<Map>(s, mine, i < 2);
       // Two places of P in turn: before one is written again every warp has come to a barrier when it had multiplied with it.
       const int weights = own() * 2 + i / 2 % 2;
-      const uint64_t p_at = weights_descriptor<Map>(smem, weights);
+      const Operand p_at = tile_weights<Map>(smem, weights);
       float added[RawState<Map>::kColumns];
       const bool moved = weigh_own_tile<Map>(state, added, s, units, mine, Map::weights(smem, weights), kOwnBarrier + own(), i < 2);
       if (moved) scale_few_rows<Map::kRows>(all, mine.factor[0], lane());

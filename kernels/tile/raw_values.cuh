@@ -95,15 +95,15 @@ struct ValueCodes {
 };
 
 template <class Map>
-__device__ __forceinline__ uint64_t weights_descriptor(uint32_t smem, int place) {
-  return smem_descriptor(uniform(Map::weights(smem, place)), 0, kAtomBytes);
+__device__ __forceinline__ Operand tile_weights(uint32_t smem, int place) {
+  return Operand(Map::weights(smem, place), 0, kAtomBytes);
 }
 
 // O += V^T P^T of a tile, one or two blocks of 64 columns at a time; the next ones are converted during it. Plain: the last block's are
-// halves. `p`: of P. Calls used() when all of the tile's rows and scales are in registers.
+// halves. Calls used() when all of the tile's rows and scales are in registers.
 template <class M, class Map, bool Plain, int Blocks, class Used>
 __device__ __forceinline__ void multiply_raw_values(float (&o)[Blocks][Map::kRows / 2], const ValuePlace<Map>& values,
-                                                    ValueCodes<Map, Blocks>& under_way, uint64_t p, Used used) {
+                                                    ValueCodes<Map, Blocks>& under_way, Operand weights, Used used) {
   constexpr int kPairs = Blocks / 2, kAll = 4 * kPairs;
   constexpr int kAhead = Map::kValuesAhead, kCodesAhead = Map::kValueCodesAhead, kCodes = kCodesAhead + 1;
   constexpr int kTogether = Map::kValuesTogether, kGroups = 2 / kTogether;  // products, and of a pair
@@ -132,7 +132,7 @@ __device__ __forceinline__ void multiply_raw_values(float (&o)[Blocks][Map::kRow
       wgmma_fence();
 #pragma unroll
       for (int j = 0; j < kTogether; ++j)
-        wgmma_rs(M(), o[2 * pair + g * kTogether + j], v[group % kAhead][j].a, p + step * 2, true);
+        wgmma_rs(M(), o[2 * pair + g * kTogether + j], v[group % kAhead][j].a, weights.at(step * 32), true);
       wgmma_commit();
     }
     if (i == kAll - 1) used();
@@ -277,9 +277,9 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
           }
         };
         if (Map::kMayBePlain && own() == 1 && control.format[before] == FM_KV_FP8_V4)
-          multiply_raw_values<M, Map, Map::kMayBePlain>(o, values, codes, weights_descriptor<Map>(smem, before), used);
+          multiply_raw_values<M, Map, Map::kMayBePlain>(o, values, codes, tile_weights<Map>(smem, before), used);
         else
-          multiply_raw_values<M, Map, false>(o, values, codes, weights_descriptor<Map>(smem, before), used);
+          multiply_raw_values<M, Map, false>(o, values, codes, tile_weights<Map>(smem, before), used);
       }
       if (scores) {
         if (p.max_logits != nullptr) keep_peaks<Map>(s, control, i == 0);
