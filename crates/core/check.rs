@@ -157,16 +157,7 @@ impl<'a> Arg<'a> {
 
     /// Every element has an address.
     fn extent(&self) -> Result<()> {
-        let size = i128::from(self.view.dtype().size());
-        let (mut low, mut high) = (
-            i128::from(self.view.ptr()),
-            i128::from(self.view.ptr()) + size,
-        );
-        for (&dim, &stride) in self.shape().iter().zip(&self.view.strides()[..]) {
-            let reach = i128::from(dim - 1) * i128::from(stride) * size;
-            *(if reach < 0 { &mut low } else { &mut high }) += reach;
-        }
-        if low >= 0 && high <= i128::from(i64::MAX) {
+        if self.addresses_fit() == Some(true) {
             return Ok(());
         }
         let value = format!(
@@ -179,6 +170,19 @@ impl<'a> Arg<'a> {
             value,
             "every element has an address below 2^63",
         ))
+    }
+
+    /// Whether the lowest address and the one past the highest are both within `0 ..= i64::MAX`; `None`: no.
+    fn addresses_fit(&self) -> Option<bool> {
+        let size = self.view.dtype().size() as i64;
+        let mut low = i64::try_from(self.view.ptr()).ok()?;
+        let mut high = low.checked_add(size)?;
+        for (&dim, &stride) in self.shape().iter().zip(&self.view.strides()[..]) {
+            let reach = (dim - 1).checked_mul(stride)?.checked_mul(size)?;
+            let end = if reach < 0 { &mut low } else { &mut high };
+            *end = end.checked_add(reach)?;
+        }
+        Some(low >= 0)
     }
 
     pub fn stride_error(&self, axis: usize, rule: impl ToString) -> Error {
@@ -225,24 +229,37 @@ impl<'a> Arg<'a> {
 
     /// No two indices share an element: from the shortest stride up, each steps over all that lies below it.
     fn distinct_elements(&self) -> Result<()> {
-        let strides = self.view.strides();
+        let rank = self.shape().len();
+        // The usual order, the last dimension's stride the shortest, is there without sorting.
+        if self.first_short_step((0..rank).rev()).is_none() {
+            return Ok(());
+        }
         let mut axes: [usize; MAX_RANK] = std::array::from_fn(|axis| axis);
-        let axes = &mut axes[..self.shape().len()];
-        axes.sort_unstable_by_key(|&axis| strides[axis].unsigned_abs());
+        let axes = &mut axes[..rank];
+        axes.sort_unstable_by_key(|&axis| self.view.strides()[axis].unsigned_abs());
+        match self.first_short_step(axes.iter().copied()) {
+            None => Ok(()),
+            Some(axis) => {
+                Err(self.stride_error(axis, "an output has its own memory for every element"))
+            }
+        }
+    }
+
+    /// The first of these dimensions whose stride does not step over all that those before it reach.
+    fn first_short_step(&self, axes: impl Iterator<Item = usize>) -> Option<usize> {
         let mut below: u128 = 0;
-        for &mut axis in axes {
-            if self.shape()[axis] <= 1 {
+        for axis in axes {
+            let (dim, stride) = (self.shape()[axis], self.view.strides()[axis]);
+            if dim <= 1 {
                 continue;
             }
-            let stride = u128::from(strides[axis].unsigned_abs());
+            let stride = u128::from(stride.unsigned_abs());
             if stride <= below {
-                return Err(
-                    self.stride_error(axis, "an output has its own memory for every element")
-                );
+                return Some(axis);
             }
-            below += stride * (self.shape()[axis] - 1) as u128;
+            below += stride * (dim - 1) as u128;
         }
-        Ok(())
+        None
     }
 
     /// Pointer and the strides of the first `N` dimensions; those of dimensions of one index are 0.
@@ -267,4 +284,67 @@ pub(crate) fn device_dtype(name: &'static str, device: Device, dtype: DType) -> 
         return Err(Error::unsupported(name, dtype, rule));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    /// As an output at this address.
+    fn output(ptr: u64, shape: &[i64], strides: &[i64]) -> Result<()> {
+        // SAFETY: checks do not touch the memory.
+        let view = unsafe { View::new(ptr as *const _, DType::F32, Device::Cpu, shape, strides) };
+        Arg::new("out", &view).memory(Last::Any, Access::Write)
+    }
+
+    #[test]
+    fn outputs_whose_elements_meet_are_refused_by_the_axis_that_steps_too_short() {
+        let mut taken = 0;
+        for code in 0..12_i64.pow(3) {
+            let strides = [code % 12 - 2, code / 12 % 12 - 2, code / 144 - 2];
+            let offsets: HashSet<_> = (0..12)
+                .map(|i| i / 6 * strides[0] + i / 2 % 3 * strides[1] + i % 2 * strides[2])
+                .collect();
+            let result = output(1 << 20, &[2, 3, 2], &strides);
+            taken += usize::from(result.is_ok());
+            assert!(result.is_err() || offsets.len() == 12, "{strides:?}");
+        }
+        // Some in each of the six orders of three axes.
+        assert!(taken > 100, "{taken}");
+        for strides in [[6, 2, 1], [1, 2, 6], [3, 1, 6], [-6, 2, -1]] {
+            output(1 << 20, &[2, 3, 2], &strides).unwrap();
+        }
+        for (strides, axis) in [
+            ([6, 1, 1], 2),
+            ([2, 2, 1], 1),
+            ([1, 6, 1], 2),
+            ([0, 0, 0], 0),
+        ] {
+            let error = output(1 << 20, &[2, 3, 2], &strides).unwrap_err();
+            let named = format!("along dimension {axis}");
+            assert!(error.to_string().contains(&named), "{strides:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn every_element_has_an_address() {
+        let top = i64::MAX as u64;
+        for (ptr, shape, strides, fits) in [
+            (top - 3, [1, 1], [1, 1], false), // on no 4-byte boundary
+            (top - 7, [1, 1], [1, 1], true),
+            (top - 7, [2, 1], [1, 1], false),
+            (top - 7, [2, 1], [-1, 1], true),
+            (top + 1, [1, 1], [1, 1], false),
+            (top + 1, [2, 1], [i64::MIN / 4, 1], false),
+            (64, [17, 1], [-1, 1], true),
+            (64, [18, 1], [-1, 1], false),
+            (64, [2, 2], [i64::MAX, i64::MIN], false),
+            (64, [2, 2], [i64::MAX / 4, i64::MAX / 4], false),
+        ] {
+            let result = output(ptr, &shape, &strides);
+            assert_eq!(result.is_ok(), fits, "{ptr:#x} {shape:?} {strides:?}");
+        }
+    }
 }
