@@ -1,6 +1,6 @@
 //! What is known of a tensor's Python type, looked up once per type.
 
-use std::sync::Mutex;
+use std::sync::OnceLock;
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -44,36 +44,29 @@ pub struct Kind {
     pub access: Access,
 }
 
-/// Types seen so far. They are few; beyond `CACHE_LIMIT` (types made in a loop) nothing more is kept.
-static CACHE: Mutex<Vec<(Py<PyType>, Kind)>> = Mutex::new(Vec::new());
-const CACHE_LIMIT: usize = 64;
+/// Types seen so far, one after another: read without a lock. They are few; where there is no place left (types made
+/// in a loop) nothing more is kept. A type in here is never freed, so that its address stays its own.
+static SEEN: [OnceLock<(Py<PyType>, Kind)>; 64] = [const { OnceLock::new() }; 64];
 
 /// The kind of `object`'s type.
 pub fn of(object: &Bound<'_, PyAny>) -> PyResult<Kind> {
     let key = object.get_type_ptr();
-    if let Some(kind) = cached(key) {
-        return Ok(kind);
+    let seen = SEEN.iter().map_while(OnceLock::get);
+    for (class, kind) in seen {
+        if class.as_ptr() == key.cast() {
+            return Ok(*kind);
+        }
     }
-    // Outside the lock: this runs Python code.
     let class = object.get_type();
     let kind = inspect(&class)?;
-    let mut cache = CACHE
-        .lock()
-        .unwrap_or_else(|poisoned| poisoned.into_inner());
-    if cache.len() < CACHE_LIMIT {
-        cache.push((class.unbind(), kind));
+    let mut entry = (class.unbind(), kind);
+    for place in &SEEN {
+        match place.set(entry) {
+            Ok(()) => break,
+            Err(back) => entry = back,
+        }
     }
     Ok(kind)
-}
-
-fn cached(key: *mut ffi::PyTypeObject) -> Option<Kind> {
-    let cache = CACHE
-        .lock()
-        .unwrap_or_else(|poisoned| poisoned.into_inner());
-    cache
-        .iter()
-        .find(|(class, _)| class.as_ptr() == key.cast())
-        .map(|(_, kind)| *kind)
 }
 
 fn inspect(class: &Bound<'_, PyType>) -> PyResult<Kind> {
