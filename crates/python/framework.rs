@@ -66,7 +66,7 @@ pub fn empty<'py>(
             ));
         }
     };
-    tensor::read_output(&object, argument)
+    tensor::read_new(&object, argument)
 }
 
 /// An uninitialised cache of `like`'s framework on its device, the pages as far apart as `cache` says.
@@ -88,7 +88,7 @@ pub fn pages<'py>(
     // A view: the tokens of a page are divided, its end is left out.
     let shape = (num_pages, page_size, width);
     let object = padded.get_item(index)?.call_method1("reshape", shape)?;
-    tensor::read_output(&object, argument)
+    tensor::read_new(&object, argument)
 }
 
 /// Uninitialised bytes on `device`, which need not be the device of `near`: the workspace of a plan.
@@ -104,7 +104,7 @@ pub fn bytes<'py>(near: &Tensor<'py>, device: Device, count: u64) -> PyResult<Te
         (Device::Cuda(_), Framework::Cupy) => cupy(py, device, &shape, DType::U8)?,
         _ => return bytes_anywhere(py, device, count),
     };
-    tensor::read_output(&object, "workspace")
+    tensor::read_new(&object, "workspace")
 }
 
 /// Uninitialised bytes on `device`, of whichever framework is there.
@@ -126,7 +126,7 @@ pub fn bytes_anywhere(py: Python<'_>, device: Device, count: u64) -> PyResult<Te
             ));
         }
     };
-    tensor::read_output(&object, "workspace")
+    tensor::read_new(&object, "workspace")
 }
 
 /// The stream for work on `device` asked for by way of `near`, which may live elsewhere.
@@ -140,13 +140,17 @@ pub fn stream_on(near: &Tensor<'_>, workspace: &Tensor<'_>, device: Device) -> P
 
 fn torch_like<'py>(like: &Tensor<'py>, shape: &[i64], dtype: DType) -> PyResult<Bound<'py, PyAny>> {
     let py = like.object.py();
-    let shape = PyTuple::new(py, shape)?;
+    // The sizes one by one: torch asks a tuple whether it is a number first, at a third of the call's time.
+    let shape = match shape {
+        [] => PyTuple::new(py, [PyTuple::empty(py)])?,
+        sizes => PyTuple::new(py, sizes)?,
+    };
     if dtype == like.view.dtype() {
-        return like.object.call_method1(intern!(py, "new_empty"), (shape,));
+        return like.object.call_method1(intern!(py, "new_empty"), shape);
     }
     let options = of_dtype(py, dtype)?;
     like.object
-        .call_method(intern!(py, "new_empty"), (shape,), Some(&options))
+        .call_method(intern!(py, "new_empty"), shape, Some(&options))
 }
 
 fn torch<'py>(

@@ -342,3 +342,10 @@ def test_checked_mode_names_the_first_offender(device):
     )
     environment = os.environ | {"FERROMLA_CHECK": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", script, str(device)], env=environment, check=True, timeout=300)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_scalars_are_refused_before_outputs_are_made_like_them(dtype: torch.dtype):
+    scalar = torch.zeros((), dtype=dtype)
+    with pytest.raises(ferromla.InvalidArgument, match=r"out_a is of shape \[\]"):
+        ferromla.merge_states(scalar, torch.zeros(()), scalar, torch.zeros(()))

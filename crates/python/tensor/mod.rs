@@ -57,9 +57,18 @@ impl From<PyErr> for Refusal {
     }
 }
 
+/// What a tensor is to a call.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Input,
+    Output,
+    /// An output that its framework has just made for the call.
+    New,
+}
+
 /// Reads an input tensor.
 pub fn read<'py>(object: &Bound<'py, PyAny>, argument: &'static str) -> PyResult<Tensor<'py>> {
-    borrow(object).map_err(|refusal| refusal.name(argument))
+    borrow(object, Role::Input).map_err(|refusal| refusal.name(argument))
 }
 
 /// [`read`], where there is one.
@@ -75,18 +84,15 @@ pub fn read_output<'py>(
     object: &Bound<'py, PyAny>,
     argument: &'static str,
 ) -> PyResult<Tensor<'py>> {
-    let tensor = read(object, argument)?;
-    if tensor.read_only {
-        return Err(errors::invalid(
-            argument,
-            "a read-only array",
-            "must be writable",
-        ));
-    }
-    Ok(tensor)
+    borrow(object, Role::Output).map_err(|refusal| refusal.name(argument))
 }
 
-fn borrow<'py>(object: &Bound<'py, PyAny>) -> Result<Tensor<'py>, Refusal> {
+/// Reads a tensor that has just been made: it is writable, has no gradient and is not negated.
+pub fn read_new<'py>(object: &Bound<'py, PyAny>, argument: &'static str) -> PyResult<Tensor<'py>> {
+    borrow(object, Role::New).map_err(|refusal| refusal.name(argument))
+}
+
+fn borrow<'py>(object: &Bound<'py, PyAny>, role: Role) -> Result<Tensor<'py>, Refusal> {
     let kind = kind::of(object)?;
     let tensor = match kind.access {
         Access::Exchange(table) => exchange(object, kind, table)?,
@@ -106,8 +112,11 @@ fn borrow<'py>(object: &Bound<'py, PyAny>) -> Result<Tensor<'py>, Refusal> {
             ));
         }
     };
-    if kind.framework == Framework::Torch {
+    if role != Role::New && kind.framework == Framework::Torch {
         check_torch(&tensor)?;
+    }
+    if role == Role::Output && tensor.read_only {
+        return Err(Refusal::new("a read-only array", "must be writable"));
     }
     Ok(tensor)
 }
