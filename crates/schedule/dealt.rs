@@ -1,5 +1,6 @@
-//! Parts dealt to the workers by size: the longest first, from the first worker to the last and back again, as long as
-//! there are parts. `kernels/plan/dealt.h` is the same for the device.
+//! Parts dealt to the workers by size, in rounds of one to each worker: the longest parts first, then the shortest, then
+//! the longest of those left, and so on; of each round the longest part goes to whoever has least so far. With two rounds
+//! the longest comes with the shortest. `kernels/plan/dealt.h` and `deal.cuh` are the same for the device.
 //!
 //! Parts whose number is fixed (`num_splits`, `batch_invariant`) are, unless they are about equally long: then they share
 //! out as well on a line, on which those of a unit lie together, so that they are not ready, and added up, all at once.
@@ -13,22 +14,69 @@ use crate::plan_layout::{FM_SPLIT_AUTO, FmPlanShape};
 
 /// More units are laid on a line: shares are long then, compared with parts.
 const MOST_DEALT_UNITS: usize = 512;
-/// The same of units that are dealt whole, with which the device takes its time.
+/// As are more parts of them, ...
+const MOST_DEALT_PARTS: usize = 2048;
+/// ... and those for more workers than any GPU has.
+const MOST_DEALT_WORKERS: usize = 256;
+/// The most units that are dealt whole, with which the device takes its time.
 const MOST_DEALT_WHOLE: i32 = 256;
 
-/// So many items for so many workers.
-#[derive(Clone, Copy)]
+/// So many parts, one item each, for so many workers.
 pub(crate) struct Deal {
-    pub(crate) items: i32,
-    pub(crate) workers: i32,
+    items: i32,
+    workers: i32,
+    ranks: Ranks,
+    /// Of parts by rank.
+    worker_of: [i32; MOST_DEALT_PARTS],
+    /// Of the workers.
+    loads: [i64; MOST_DEALT_WORKERS],
 }
 
 impl Deal {
-    /// First item of a worker, `0 <= worker <= workers`. In the last round some have none: in even rounds, counted
-    /// from 0, the last ones, in odd rounds the first.
+    /// Deals out the parts of a line, `items` of them.
+    fn new(shape: &FmPlanShape, line: &Line, items: i32) -> Self {
+        let mut deal = Self {
+            items,
+            workers: shape.workers,
+            ranks: Ranks::of_line(shape, line),
+            worker_of: [0; MOST_DEALT_PARTS],
+            loads: [0; MOST_DEALT_WORKERS],
+        };
+        let mut cost_of = [0; MOST_DEALT_PARTS];
+        for unit in 0..line.units {
+            let parts = parts_of(shape, line, unit);
+            for j in 0..parts.count {
+                let tiles = parts.tile(j + 1) - parts.tile(j);
+                cost_of[deal.ranks.of(unit, &parts, j) as usize] =
+                    i64::from(tiles) + i64::from(shape.fixed_cost);
+            }
+        }
+        deal.deal_out(&cost_of[..items as usize]);
+        deal
+    }
+
+    fn deal_out(&mut self, cost_of: &[i64]) {
+        let workers = self.workers as usize;
+        let mut turns: [usize; MOST_DEALT_WORKERS] = std::array::from_fn(|worker| worker);
+        let turns = &mut turns[..workers];
+        let rounds = cost_of.len().div_ceil(workers);
+        for step in 0..rounds {
+            if step > 0 {
+                turns.sort_unstable_by_key(|&worker| (self.loads[worker], Reverse(worker)));
+            }
+            let first = round_of_step(step, rounds) * workers;
+            for (rank, &worker) in (first..cost_of.len()).zip(turns.iter()) {
+                self.worker_of[rank] = worker as i32;
+                self.loads[worker] += cost_of[rank];
+            }
+        }
+    }
+
+    /// First item of a worker, `0 <= worker <= workers`. Its items are in the order of their ranks. In the last round, the
+    /// only short one, some have none: it is the second that is dealt, when the last worker has least, or the only one.
     pub(crate) fn first_item(&self, worker: i32) -> i32 {
         let (rounds, left) = (self.items / self.workers, self.items % self.workers);
-        let extra = if rounds % 2 == 0 {
+        let extra = if rounds == 0 {
             worker.min(left)
         } else {
             (worker - (self.workers - left)).max(0)
@@ -36,25 +84,27 @@ impl Deal {
         worker * rounds + extra
     }
 
-    /// The worker that has the part that `rank` others come before.
-    fn worker(&self, rank: i32) -> i32 {
-        let (round, turn) = (rank / self.workers, rank % self.workers);
-        if round % 2 == 0 {
-            turn
-        } else {
-            self.workers - 1 - turn
-        }
-    }
-
-    /// The item of that part.
-    pub(crate) fn item(&self, rank: i32) -> i32 {
-        self.first_item(self.worker(rank)) + rank / self.workers
+    /// The item of part `j` of a unit.
+    pub(crate) fn item(&self, unit: i32, parts: &Parts, j: i32) -> i32 {
+        let rank = self.ranks.of(unit, parts, j);
+        self.first_item(self.worker_of[rank as usize]) + rank / self.workers
     }
 }
 
-/// Parts whose number is fixed, of few units, are dealt if they are not about equally long.
-pub(crate) fn deal_parts(shape: &FmPlanShape, line: &Line) -> Option<(Deal, Ranks)> {
-    if shape.split_mode == FM_SPLIT_AUTO || line.units as usize > MOST_DEALT_UNITS {
+/// The round that is dealt after `step` others: the first, the last, the second, the second to last, and so on.
+fn round_of_step(step: usize, rounds: usize) -> usize {
+    if step.is_multiple_of(2) {
+        step / 2
+    } else {
+        rounds - 1 - step / 2
+    }
+}
+
+/// Parts whose number is fixed, few and of few units, are dealt if they are not about equally long.
+pub(crate) fn deal_parts(shape: &FmPlanShape, line: &Line) -> Option<Deal> {
+    let few =
+        line.units as usize <= MOST_DEALT_UNITS && shape.workers as usize <= MOST_DEALT_WORKERS;
+    if shape.split_mode == FM_SPLIT_AUTO || !few {
         return None;
     }
     let (mut items, mut longest) = (0, 0);
@@ -63,9 +113,9 @@ pub(crate) fn deal_parts(shape: &FmPlanShape, line: &Line) -> Option<(Deal, Rank
         items += parts.count;
         longest = longest.max(parts.tile(1));
     }
-    let workers = shape.workers;
-    (!shares_out_on_a_line(longest, items, workers, line.share))
-        .then(|| (Deal { items, workers }, Ranks::of_line(shape, line)))
+    let dealt = items as usize <= MOST_DEALT_PARTS
+        && !shares_out_on_a_line(longest, items, shape.workers, line.share);
+    dealt.then(|| Deal::new(shape, line, items))
 }
 
 /// Whether parts, the longest of `longest` tiles, share out on a line: as many to each worker make an eighth more than
@@ -77,7 +127,7 @@ fn shares_out_on_a_line(longest: i32, items: i32, workers: i32, share: i64) -> b
 
 /// `FM_SPLIT_AUTO`: few units that are to be cut, and yet more than workers, are dealt whole if what each worker gets is as
 /// good as an even share and what cutting costs. `line` is whole then.
-pub(crate) fn deal_whole(shape: &FmPlanShape, line: &mut Line) -> Option<(Deal, Ranks)> {
+pub(crate) fn deal_whole(shape: &FmPlanShape, line: &mut Line) -> Option<Deal> {
     let (units, workers) = (line.units, shape.workers);
     let few = workers < units && units <= MOST_DEALT_WHOLE;
     if shape.split_mode != FM_SPLIT_AUTO || line.whole || !few {
@@ -88,23 +138,13 @@ pub(crate) fn deal_whole(shape: &FmPlanShape, line: &mut Line) -> Option<(Deal, 
         share: even_share(line.total, workers),
         ..*line
     };
-    let deal = Deal {
-        items: units,
-        workers,
-    };
-    let ranks = Ranks::of_line(shape, &whole);
-    let mut loads = [0; MOST_DEALT_WHOLE as usize];
-    for unit in 0..units {
-        let parts = parts_of(shape, &whole, unit);
-        let worker = deal.worker(ranks.of(unit, &parts, 0));
-        loads[worker as usize] += i64::from(parts.tile(1)) + i64::from(shape.fixed_cost);
-    }
+    let deal = Deal::new(shape, &whole, units);
     let most = whole.share + i64::from(shape.split_cost);
-    if loads.iter().any(|&load| load > most) {
+    if deal.loads.iter().any(|&load| load > most) {
         return None;
     }
     *line = whole;
-    Some((deal, ranks))
+    Some(deal)
 }
 
 /// Parts of a unit that are equally long: all but its last one, or that.
@@ -118,7 +158,7 @@ struct Run {
 
 /// How many parts come before those of each unit: before its first, and before its last one. Longer ones do, and of
 /// equally long ones those of units before it, or before it in the unit.
-pub(crate) struct Ranks {
+struct Ranks {
     runs: [Run; 2 * MOST_DEALT_UNITS],
     count: usize,
     of_unit: [[i32; 2]; MOST_DEALT_UNITS],
@@ -169,7 +209,7 @@ impl Ranks {
     }
 
     /// Of part `j`.
-    pub(crate) fn of(&self, unit: i32, parts: &Parts, j: i32) -> i32 {
+    fn of(&self, unit: i32, parts: &Parts, j: i32) -> i32 {
         let [first, last] = self.of_unit[unit as usize];
         if j + 1 == parts.count {
             last

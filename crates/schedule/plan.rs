@@ -5,7 +5,7 @@ use crate::algorithm::{
     even_share, make_header, make_item, make_merge, parts_of, query_range, unit_tiles,
     whole_stretch_is_fair,
 };
-use crate::dealt::{Deal, Ranks, deal_parts, deal_whole};
+use crate::dealt::{Deal, deal_parts, deal_whole};
 use crate::equal_parts::{EqualParts, equal_parts};
 use crate::plan_layout::{
     FM_SPLIT_AUTO, FmMerge, FmPlanHeader, FmPlanLayout, FmPlanShape, FmWorkItem,
@@ -233,10 +233,10 @@ fn write(
     let all = if let Some(equal) = planner.cut_equally(&line, filled) {
         (line.whole, line.share) = (false, equal.step.into());
         planner.write_equal(&equal, buffer.items, buffer.merges, buffer.worker_begin)
-    } else if let Some(dealt) = deal_whole(shape, &mut line).or_else(|| deal_parts(shape, &line)) {
+    } else if let Some(deal) = deal_whole(shape, &mut line).or_else(|| deal_parts(shape, &line)) {
         planner.write_dealt(
             &line,
-            &dealt,
+            &deal,
             buffer.items,
             buffer.merges,
             buffer.worker_begin,
@@ -416,7 +416,7 @@ impl Planner<'_> {
     fn write_dealt(
         &self,
         line: &Line,
-        (deal, ranks): &(Deal, Ranks),
+        deal: &Deal,
         items: &mut [FmWorkItem],
         merges: &mut [FmMerge],
         worker_begin: &mut [i32],
@@ -425,7 +425,7 @@ impl Planner<'_> {
         self.for_each_unit(|index, unit| {
             let parts = parts_of(self.shape, line, index);
             for j in 0..parts.count {
-                let item = deal.item(ranks.of(index, &parts, j));
+                let item = deal.item(index, &parts, j);
                 items[item as usize] = make_item(unit, &parts, j, tally);
             }
             if parts.count > 1 {

@@ -8,8 +8,9 @@
 //   write_units      a thread per unit: parts -> scan -> items, merge, first item of the unit
 //   write_workers    a thread per cut: which item it falls on; in a cut unit, that item
 //   write_equal      equal parts, instead of both: a thread per unit, then one per worker
-//   deal_whole       few units that would be cut: a thread per unit, then one per worker: may they be dealt whole?
-//   write_dealt      those, or parts whose number is fixed, of few units, if they are not about equally long: likewise
+//   deal             few units that would be cut, whole, or parts whose number is fixed, of few units, if they are not about
+//                    equally long: a thread per unit counts parts and ranks them, one per worker takes them
+//   write_dealt      a thread per unit, then one per worker
 //
 // A unit's thread writes the unit's first item and a cut's thread the item that begins there, so nobody
 // loops over the parts of a long request. In the modes that fix the parts of a unit its thread writes all.
@@ -26,6 +27,7 @@
 #include "../params.h"
 #include "../plan_algorithm.h"
 #include "block.cuh"
+#include "deal.cuh"
 #include "dealt.h"
 #include "equal_parts.h"
 
@@ -34,16 +36,31 @@ namespace plan {
 namespace large {
 
 constexpr int kSharedUnits = 2560;
-constexpr int kDealtBehind = kMostDealtUnits + 2; /* an even number: entries of sixteen bytes */
-static_assert(kDealtBehind % 2 == 0 && kDealtBehind + 2 * kMostDealtUnits <= kSharedUnits, "they fit");
 
 using Position = int64_t;
 
+/* Few units whose parts may be dealt. */
+struct FewUnits {
+  Position start[kMostDealtUnits + 2]; /* an even number: what follows has entries of sixteen bytes */
+  DealtUnit unit[kMostDealtUnits];
+  int32_t rank[kMostDealtUnits][2]; /* of the first and of the last part */
+  Position load[2][kMostDealtWorkers];
+};
+
 struct alignas(16) Shared {
-  Position unit_start[kSharedUnits + 1]; /* behind those of few units, what is dealt of them */
+  union {
+    Position unit_start[kSharedUnits + 1];
+    FewUnits few;
+  };
   int64_t warp_sum[2][kMaxWarps];
   uint32_t filled[kMaxWarps]; /* units with tiles, by the warp that laid them out */
-  int32_t unit_item[kSharedUnits + 1];
+  union {
+    int32_t unit_item[kSharedUnits + 1];
+    struct {
+      int32_t item[kMostDealtUnits + 1];
+      int32_t of_rank[kMostDealtParts];
+    } of_few;
+  };
   int32_t first_unit[kSharedUnits];
 };
 
@@ -90,7 +107,8 @@ struct Planner {
   const FmPlanParams& params;
   const FmPlanShape& shape;
   Position* unit_start;
-  DealtUnit* dealt;
+  FewUnits& few; /* its starts are those of `unit_start` */
+  int32_t* of_rank; /* of parts that are dealt: their tiles, then who has them */
   int32_t* unit_item;
   int32_t* first_unit;
   int64_t (*warp_sum)[kMaxWarps];
@@ -99,11 +117,16 @@ struct Planner {
   int turn = 0;
 
   __device__ Planner(const FmPlanParams& p, Shared& shared)
-      : params(p), shape(p.shape), warp_sum(shared.warp_sum), filled(shared.filled), units(p.layout.units) {
-    const bool few = units <= kSharedUnits;
-    unit_start = few ? shared.unit_start : section<Position>(p, p.layout.unit_start);
-    dealt = reinterpret_cast<DealtUnit*>(shared.unit_start + kDealtBehind);
-    unit_item = few ? shared.unit_item : section<int32_t>(p, p.layout.unit_item);
+      : params(p),
+        shape(p.shape),
+        few(shared.few),
+        of_rank(shared.of_few.of_rank),
+        warp_sum(shared.warp_sum),
+        filled(shared.filled),
+        units(p.layout.units) {
+    const bool in_shared = units <= kSharedUnits;
+    unit_start = in_shared ? shared.unit_start : section<Position>(p, p.layout.unit_start);
+    unit_item = in_shared ? shared.unit_item : section<int32_t>(p, p.layout.unit_item);
     first_unit = shape.batch <= kSharedUnits ? shared.first_unit : section<int32_t>(p, p.layout.first_unit);
   }
 
@@ -273,44 +296,55 @@ struct Planner {
         [&](int32_t index, int) {
           const Parts<Position> parts = parts_of(shape, line, span_of(index));
           const int32_t more = parts.count - 1;
-          dealt[index] = {static_cast<int32_t>(parts.step), parts.tiles - part_tile(parts, more), more, 0};
+          few.unit[index] = {static_cast<int32_t>(parts.step), parts.tiles - part_tile(parts, more), more, 0};
           return pack(parts);
         },
         [&](int32_t index, int, int64_t before) {
           const Tally tally = unpack(before, index);
           unit_item[index] = tally.items;
-          dealt[index].merges = tally.merges;
+          few.unit[index].merges = tally.merges;
         });
+    __syncthreads();
     return unpack(all, units);
   }
 
   __device__ bool parts_share_out(const Line<Position>& line, const Tally& all) const {
     bool fair = true;
     for (uint32_t index = threadIdx.x; index < units; index += blockDim.x) {
-      fair = fair && shares_out_on_a_line(dealt[index].longest(), all.items, shape.workers, line.share.by);
+      fair = fair && shares_out_on_a_line(few.unit[index].longest(), all.items, shape.workers, line.share.by);
     }
     return __syncthreads_and(fair);
   }
 
-  /* Whether units that are to be cut are dealt whole instead: then `line` is whole, and parts have been counted. Where what is
-     dealt lies their tiles are left by rank, which says nothing of whole units otherwise. */
-  __device__ bool deal_whole(Line<Position>& line, Position share, Tally& all) {
-    if (line.whole || !may_be_dealt_whole(units, shape.workers)) return false;
-    Line<Position> whole = line;
-    whole.whole = 1, whole.share.by = share;
-    all = count_parts(whole);
-    __syncthreads();
+  /* Leaves the parts of all units by rank. */
+  __device__ void rank_parts() {
     for (uint32_t index = threadIdx.x; index < units; index += blockDim.x) {
-      const int32_t tiles = dealt[index].last;
-      dealt[rank_of(dealt, units, index, tiles)].step = tiles;
+      const DealtUnit own = few.unit[index];
+      const auto rank = [&](int32_t tiles) {
+        return rank_of(units, index, tiles, [this](int32_t i, int32_t than) { return few.unit[i].longer(than); });
+      };
+      const int32_t first = own.more > 0 ? rank(own.step) : 0;
+      /* Equally long ones of its own unit come before the last, too. */
+      const int32_t last = rank(own.last) + (own.step == own.last ? own.more : 0);
+      for (int32_t j = 0; j < own.more; ++j) of_rank[first + j] = own.step;
+      of_rank[last] = own.last;
+      few.rank[index][0] = first, few.rank[index][1] = last;
     }
     __syncthreads();
-    const Deal deal{int32_t(units), shape.workers};
-    bool fair = true;
-    for (uint32_t worker = threadIdx.x; worker < uint32_t(shape.workers); worker += blockDim.x)
-      fair = fair && load_is_fair(shape, deal, worker, share, [this](int32_t rank) { return dealt[rank].step; });
-    if (!__syncthreads_and(fair)) return false;
-    line = whole;
+  }
+
+  /* Whether parts are dealt out: whole units that are to be cut, so that `line` is whole then, or parts whose number is fixed. */
+  __device__ bool deal(Line<Position>& line, Position share, Tally& all) {
+    const bool by_units = shape.split_mode == FM_SPLIT_AUTO;
+    if (by_units ? line.whole || !may_be_dealt_whole(units, shape.workers) : units > kMostDealtUnits) return false;
+    Line<Position> dealt = line;
+    if (by_units) dealt.whole = 1, dealt.share.by = share;
+    all = count_parts(dealt);
+    const Deal deal{all.items, shape.workers};
+    if (!by_units && (!may_be_dealt(deal) || parts_share_out(line, all))) return false;
+    rank_parts();
+    if (!deal_out(deal, shape.fixed_cost, by_units ? share + shape.split_cost : INT64_MAX, of_rank, few.load)) return false;
+    line = dealt;
     return true;
   }
 
@@ -324,18 +358,15 @@ struct Planner {
   }
 
   __device__ void write_dealt_unit(const Line<Position>& line, const Deal& deal, int32_t index) {
-    const DealtUnit own = dealt[index];
+    const DealtUnit own = few.unit[index];
     const Unit unit = unit_at(index);
     const Parts<Position> parts = parts_of(shape, line, span_of(index));
     const Tally before{unit_item[index], own.merges, unit_item[index] - (index - own.merges)};
     FmWorkItem* items = section<FmWorkItem>(params, params.layout.items);
-    const int32_t first = own.more > 0 ? rank_of(dealt, units, index, own.step) : 0;
-    for (int32_t j = 0; j < own.more; ++j) {
-      store(items + item_of_rank(deal, first + j), make_item(unit, parts, j, before));
+    for (int32_t j = 0; j <= own.more; ++j) {
+      const int32_t rank = j < own.more ? few.rank[index][0] + j : few.rank[index][1];
+      store(items + item_of_rank(deal, rank, of_rank[rank]), make_item(unit, parts, j, before));
     }
-    /* Equally long ones of its own unit come before the last, too. */
-    const int32_t last = rank_of(dealt, units, index, own.last) + (own.step == own.last ? own.more : 0);
-    store(items + item_of_rank(deal, last), make_item(unit, parts, own.more, before));
     if (own.more > 0) {
       store(section<FmMerge>(params, params.layout.merges) + before.merges, make_merge(unit, parts, before));
     }
@@ -394,19 +425,12 @@ __device__ __forceinline__ void plan(const FmPlanParams& params, Shared& shared)
   Line<Position> line = planner.decide_cutting(total);
   EqualParts equal{};
   Tally all;
-  bool dealt = false;
-  if (params.shape.split_mode == FM_SPLIT_AUTO) {
-    equal = planner.cut_equally(line);
-    if (equal.step == 0) dealt = planner.deal_whole(line, even_share(total, Divisor<Position>(params.shape.workers)), all);
-  } else if (planner.units <= kMostDealtUnits) {
-    all = planner.count_parts(line);
-    dealt = !planner.parts_share_out(line, all);
-  }
+  if (params.shape.split_mode == FM_SPLIT_AUTO) equal = planner.cut_equally(line);
   if (equal.step > 0) {
     line.whole = 0;
     line.share.by = equal.step;
     all = planner.write_equal(equal);
-  } else if (dealt) {
+  } else if (planner.deal(line, even_share(total, Divisor<Position>(params.shape.workers)), all)) {
     planner.write_dealt(line, all);
   } else {
     all = planner.write_units(line);

@@ -58,7 +58,8 @@ struct alignas(16) Shared {
     FilledUnit filled_units[kMaxWorkers / 2];
     struct {
       Unit unit[kMostDealtWhole];
-      int32_t tiles[kMostDealtWhole], by_rank[kMostDealtWhole];
+      int32_t tiles[kMostDealtWhole], rank[kMostDealtWhole], of_rank[kMostDealtWhole];
+      Position load[2][kMostDealtWorkers];
     } whole; /* units that may be dealt */
   };
 };

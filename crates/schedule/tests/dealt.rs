@@ -3,6 +3,9 @@
 
 mod support;
 
+use std::cmp::Reverse;
+use std::collections::VecDeque;
+
 use ferromla_schedule::WorkItem;
 use ferromla_schedule::plan_layout::{FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT};
 use proptest::prelude::*;
@@ -15,17 +18,42 @@ fn tiles(item: &WorkItem) -> i32 {
     item.tile_end - item.tile_begin
 }
 
-/// All parts, and to whom they go: the longest first, there and back again over the workers.
+/// All parts, and to whom they go: a round to everybody of the longest, then of the shortest, then of the longest of those left,
+/// and so on, the longest of each to whoever has least, the last one of equals. In a hand parts lie by size.
 fn dealt(planned: &Planned) -> Vec<Vec<WorkItem>> {
     let mut parts = planned.view().items().to_vec();
     parts.sort_by_key(|item| (-tiles(item), unit_key(item), item.tile_begin));
-    let workers = planned.shape.workers as usize;
+    let (workers, fixed) = (planned.shape.workers as usize, planned.shape.fixed_cost);
     let mut hands = vec![Vec::new(); workers];
-    let there_and_back = (0..workers).chain((0..workers).rev()).cycle();
-    for (part, worker) in parts.into_iter().zip(there_and_back) {
-        hands[worker].push(part);
+    let load = |hand: &[(usize, WorkItem)]| -> i64 {
+        let cost = |(_, part): &(usize, WorkItem)| i64::from(tiles(part)) + i64::from(fixed);
+        hand.iter().map(cost).sum()
+    };
+    let mut rounds: VecDeque<Vec<(usize, WorkItem)>> = parts
+        .into_iter()
+        .enumerate()
+        .collect::<Vec<_>>()
+        .chunks(workers)
+        .map(<[_]>::to_vec)
+        .collect();
+    let mut turns: Vec<usize> = (0..workers).collect();
+    let mut longest = true;
+    while let Some(round) = if longest {
+        rounds.pop_front()
+    } else {
+        rounds.pop_back()
+    } {
+        for (part, &worker) in round.into_iter().zip(&turns) {
+            hands[worker].push(part);
+        }
+        turns.sort_by_key(|&worker| (load(&hands[worker]), Reverse(worker)));
+        longest = !longest;
     }
-    hands
+    let by_size = |mut hand: Vec<(usize, WorkItem)>| {
+        hand.sort_by_key(|&(rank, _)| rank);
+        hand.into_iter().map(|(_, part)| part).collect()
+    };
+    hands.into_iter().map(by_size).collect()
 }
 
 fn hands(planned: &Planned) -> Vec<Vec<WorkItem>> {
@@ -73,7 +101,8 @@ proptest! {
     ) {
         case.shape.fixed_cost = case.shape.fixed_cost.max(1); // so that no two parts begin at one place
         let planned = plan(&case);
-        if planned.header.units <= 512 && !share_out_on_a_line(&case, &planned) {
+        let few = planned.header.units <= 512 && planned.header.items <= 2048 && case.shape.workers <= 256;
+        if few && !share_out_on_a_line(&case, &planned) {
             prop_assert_eq!(hands(&planned), dealt(&planned));
         } else {
             assert_on_a_line(&case, &planned);
@@ -172,6 +201,21 @@ fn parts_of_many_units_lie_on_a_line() {
 }
 
 #[test]
+fn few_parts_for_few_workers_are_dealt() {
+    for (num_splits, workers, is_dealt) in [(4, 256, true), (5, 256, false), (4, 257, false)] {
+        let mut case = batch_of(512, FM_SPLIT_FIXED, |i| scattered(i) + 1024);
+        (case.shape.num_splits, case.shape.workers) = (num_splits, workers);
+        let planned = plan(&case);
+        assert_eq!(planned.header.items, 512 * num_splits);
+        if is_dealt {
+            assert_eq!(hands(&planned), dealt(&planned));
+        } else {
+            assert_on_a_line(&case, &planned);
+        }
+    }
+}
+
+#[test]
 fn parts_that_are_about_equally_long_lie_on_a_line() {
     for len_of in [|_| 16384, |i| 16384 - i % 7 * 64] {
         let case = batch_of(66, FM_SPLIT_INVARIANT, len_of);
@@ -180,15 +224,18 @@ fn parts_that_are_about_equally_long_lie_on_a_line() {
 }
 
 #[test]
-fn requests_of_normal_lengths_are_dealt_whole() {
-    // 128 heads, 66 teams of two: the longest with the shortest.
-    let mut case = batch_of(128, FM_SPLIT_AUTO, |i| i * 7919 % 8192 + 1);
-    (case.shape.unit_rows, case.shape.group) = (128, 128);
-    (case.shape.workers, case.shape.whole_speed) = (66, 256);
-    let planned = plan(&case);
-    assert_eq!((planned.header.whole, planned.header.merges), (1, 0));
-    let loads = worker_loads(&case, &planned);
-    let even = loads.iter().sum::<i64>() / 66;
-    let most = *loads.iter().max().unwrap();
-    assert!(most <= even * 21 / 20, "{most} tiles, {even} on average");
+fn requests_of_all_lengths_are_dealt_whole() {
+    // 128 heads, 66 teams of two: two rounds and four, both not full.
+    for batch in [128, 256] {
+        let mut case = batch_of(batch, FM_SPLIT_AUTO, |i| i * 7919 % 8192 + 1);
+        (case.shape.unit_rows, case.shape.group) = (128, 128);
+        (case.shape.workers, case.shape.whole_speed) = (66, 256);
+        let planned = plan(&case);
+        assert_eq!((planned.header.whole, planned.header.merges), (1, 0));
+        assert_eq!(hands(&planned), dealt(&planned));
+        let loads = worker_loads(&case, &planned);
+        let even = loads.iter().sum::<i64>() / 66;
+        let most = *loads.iter().max().unwrap();
+        assert!(most <= even * 21 / 20, "{most} tiles, {even} on average");
+    }
 }

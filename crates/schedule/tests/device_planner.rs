@@ -226,6 +226,7 @@ fn seeded_cases() -> Vec<Case> {
         let q_lens = vec![case.shape.q_len; case.seq_lens.len()];
         [case.clone(), ragged(case, &q_lens)]
     }));
+    cases.extend([(4, 256), (5, 256), (4, 257), (1, 66), (2, 16)].map(fixed_parts));
     cases.push(many_units(FM_SPLIT_AUTO, 65_536));
     cases.push(many_ranges(FM_SPLIT_AUTO, 65_536));
     cases.extend([0, 1].map(around_the_longest_small_line));
@@ -295,6 +296,14 @@ fn many_units(split_mode: i32, units: i32) -> Case {
         case.shape.min_part,
     ) = (2, 6, 1);
     Case { seq_lens, ..case }
+}
+
+/// As many parts and workers as are dealt, or one more, and rounds of parts.
+fn fixed_parts((num_splits, workers): (i32, i32)) -> Case {
+    let mut case = many_units(FM_SPLIT_FIXED, 512);
+    (case.shape.num_splits, case.shape.workers) = (num_splits, workers);
+    case.seq_lens.iter_mut().for_each(|len| *len += 1024); // so that each has as many parts
+    case
 }
 
 /// Ranges of 0 to 3 query tokens.
