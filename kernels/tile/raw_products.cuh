@@ -187,7 +187,7 @@ __device__ __forceinline__ void multiply_raw(KeySums<Map>& s, uint32_t smem, con
   wgmma_wait<0>();
 }
 
-// S^T of a tile, without what Q counts in.
+// S^T of a tile, without what Q counts in, and what rows mostly count in unless their rope part does not.
 template <class T, class M, class Map, class Control>
 __device__ __forceinline__ void multiply_raw_query(float (&s)[Map::kRows / 2], uint32_t smem, Control& control,
                                                    RawPlace<Map> place, uint32_t scaled, const OwnUnits& units, int box_shift) {
@@ -215,13 +215,14 @@ __device__ __forceinline__ void multiply_raw_query(float (&s)[Map::kRows / 2], u
       if constexpr (kSums<Map> == 4) sum += sums[2][i] + sums[3][i];
       s[i] = sum;
     }
-  if (!Map::kBare && units.needed) {
+  constexpr bool kRopeApart = kFloats && !kRopeCounts<T>;
+  if (kRopeApart || (!Map::kBare && units.needed)) {
 #pragma unroll
     for (int c = 0; c < Layout::kColumns; ++c)
 #pragma unroll
-      for (int h = 0; h < 2; ++h) s[Layout::value(c, h)] *= units.of[h];
+      for (int h = 0; h < 2; ++h) s[Layout::value(c, h)] *= units.of[h] * (kRopeApart ? common_unit<Map>() : 1.f);
   }
-  if constexpr (Map::kHasRope && !Map::kBare && !kRopeCounts<T>) {
+  if constexpr (kRopeApart) {
     multiply_rope<T, Map>(s, smem_descriptor(smem + Map::kQueryOffset, 0, kAtomBytes), at, rest);
     wgmma_wait<0>();
   }
