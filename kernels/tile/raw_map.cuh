@@ -41,6 +41,10 @@ __device__ __forceinline__ int lane_token(int token) {
   return token % 8 / 2 * 16 + token / 16 * 4 + token / 8 % 2 * 2 + token % 2;
 }
 
+// What float32 scales make of the scores: nothing if they are powers of two; else each block of 128 columns has a sum of its own, or,
+// where that takes too many registers, one sum is multiplied with factors between blocks.
+enum class Mantissas { kNone, kSums, kFactors };
+
 // Bare: rows are codes alone, without scales.
 template <int Rows, int QkDim, bool Bare>
 struct RawMap {
@@ -58,9 +62,11 @@ struct RawMap {
   // Whether it is found while a cluster's parts are waited for where rows go: worth 4 % for few requests, and 1 % for `fp8` with
   // 16 rows, but of rows of 576 with scales the compiler orders the loop anew then (4 % longer).
   static constexpr bool kEarlyEnds = Rows == 16 && !(kHasRope && !kBare);
+  static constexpr bool kFloatScaled = kHasRope && !kBare;  // by blocks of 128 columns
+  static constexpr Mantissas kMantissas = !kFloatScaled ? Mantissas::kNone : kSplits ? Mantissas::kSums : Mantissas::kFactors;
   // What rows mostly count in, as a power of two, and the units of others are relative to. Halves hold all bits of codes with float32
   // scales of 2^-15 up to 2^-3 that count in 2^-10, of codes with powers of two of 2^-15 up to 1 that count in one.
-  static constexpr int kUnitLog2 = kHasRope && !kBare ? -10 : 0;
+  static constexpr int kUnitLog2 = kFloatScaled ? -10 : 0;
   static constexpr int kGroups = kHasRope ? 4 : 16;  // of columns
   static constexpr int kKeyGroups = (kBare ? QkDim : kLatent) / 32;  // of 32 columns of K that are codes
   // How much is under way at a time, as registers allow: groups of 32 columns of K that are multiplied while the next ones are
