@@ -41,10 +41,6 @@ __device__ __forceinline__ int lane_token(int token) {
   return token % 8 / 2 * 16 + token / 16 * 4 + token / 8 % 2 * 2 + token % 2;
 }
 
-// What float32 scales make of the scores: nothing if they are powers of two; else each block of 128 columns has a sum of its own, or,
-// where that takes too many registers, one sum is multiplied with factors between blocks.
-enum class Mantissas { kNone, kSums, kFactors };
-
 // Bare: rows are codes alone, without scales.
 template <int Rows, int QkDim, bool Bare>
 struct RawMap {
@@ -63,7 +59,7 @@ struct RawMap {
   // 16 rows, but of rows of 576 with scales the compiler orders the loop anew then (4 % longer).
   static constexpr bool kEarlyEnds = Rows == 16 && !(kHasRope && !kBare);
   static constexpr bool kFloatScaled = kHasRope && !kBare;  // by blocks of 128 columns
-  static constexpr Mantissas kMantissas = !kFloatScaled ? Mantissas::kNone : kSplits ? Mantissas::kSums : Mantissas::kFactors;
+  static constexpr bool kSumsOfBlocks = kFloatScaled && kSplits;  // where those have mantissas (raw_products.cuh)
   // What rows mostly count in, as a power of two, and the units of others are relative to. Halves hold all bits of codes with float32
   // scales of 2^-15 up to 2^-3 that count in 2^-10, of codes with powers of two of 2^-15 up to 1 that count in one.
   static constexpr int kUnitLog2 = kFloatScaled ? -10 : 0;
