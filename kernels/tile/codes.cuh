@@ -113,17 +113,18 @@ struct RowUnit {
   static __device__ __forceinline__ uint32_t of_largest_code(uint32_t scale_bits) {
     return min(scale_bits, 246 * kOne) + 8 * kOne;
   }
-  // Codes with scales of 2^-15 up to 1 are halves as they are if those are powers of two: such rows count in one. What is not zero
-  // of this says that some is not of these: of the bits of a float, of four bytes of exponents.
+  // What is not zero of this says that some scale is not of 2^-15 up to 1 (below 2): of the bits of a float, of four bytes of
+  // exponents.
   static __device__ __forceinline__ uint32_t beyond(uint32_t scale_bits) { return (scale_bits ^ 0x38000000u) & 0x78000000u; }
   static __device__ __forceinline__ uint32_t bytes_beyond(uint32_t four) { return (four ^ 0x70707070u) & 0xF0F0F0F0u; }
-  static __device__ __forceinline__ RowUnit one() {
+  static __device__ __forceinline__ RowUnit power(int log2) {
     RowUnit r(0);
-    r.bits = 127 * kOne;
+    r.bits = (127 + log2) * kOne;
     return r;
   }
-  __device__ __forceinline__ bool is_one() const { return bits == 127 * kOne; }
+  __device__ __forceinline__ bool is_power(int log2) const { return bits == (127 + log2) * kOne; }
 
+  __device__ __forceinline__ float over_power(int log2) const { return __uint_as_float(bits - log2 * kOne); }
   __device__ __forceinline__ float unit() const { return __uint_as_float(bits); }
   __device__ __forceinline__ float inverse() const { return __uint_as_float(254 * kOne - bits); }
   __device__ __forceinline__ uint32_t inverse_pair() const {  // of bfloat16

@@ -21,18 +21,19 @@ __device__ __forceinline__ uint32_t even_columns_first(uint32_t codes) { return 
 struct KeyFragments {
   uint32_t a[2][4];
 
-  // Codes, as ldmatrix has them, times the scales of their tokens, lane / 4 and that 8 on, where they have some. Interleaved:
-  // see raw_query.cuh.
+  // Codes, as ldmatrix has them, times the scales of their tokens, lane / 4 and that 8 on, of each step, where they have some.
+  // Interleaved: see raw_query.cuh.
   template <bool Interleaved, bool Scaled>
-  __device__ __forceinline__ void convert(const uint32_t (&codes)[4], const uint32_t (&scale)[2]) {
+  __device__ __forceinline__ void convert(const uint32_t (&codes)[4], const uint2 (&scale)[2]) {
 #pragma unroll
     for (int k = 0; k < 2; ++k)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const uint32_t four = codes[k * 2 + h];
         const uint2 halves = e4m3_to_half(Interleaved ? even_columns_first(four) : four);
-        a[k][h] = Scaled ? multiply_halves(halves.x, scale[h]) : halves.x;
-        a[k][2 + h] = Scaled ? multiply_halves(halves.y, scale[h]) : halves.y;
+        const uint32_t own = h == 0 ? scale[k].x : scale[k].y;
+        a[k][h] = Scaled ? multiply_halves(halves.x, own) : halves.x;
+        a[k][2 + h] = Scaled ? multiply_halves(halves.y, own) : halves.y;
       }
   }
   // What lies there as 16-bit numbers.

@@ -32,7 +32,7 @@ struct alignas(16) RawScales {
   static constexpr uint32_t kTokenBytes = Twice ? Groups * 4 + 16 : Groups * 2;
   uint8_t of_token[kTileTokens][kTokenBytes];  // -> scores: powers of two
   uint16_t of_column[Groups][kTileTokens];  // -> values: whole scales, halves, in the order of lane_token
-  float unit[kTileTokens];                  // what the row counts in; 0: absent
+  float unit[kTileTokens];                  // what the row counts in, over what rows mostly do; 0: absent
 };
 
 // Where a token's scales lie so that each lane of the values role has its own together: tokens 16 step + 2 j + {0, 1, 8, 9},
@@ -58,6 +58,11 @@ struct RawMap {
   // Whether it is found while a cluster's parts are waited for where rows go: worth 4 % for few requests, and 1 % for `fp8` with
   // 16 rows, but of rows of 576 with scales the compiler orders the loop anew then (4 % longer).
   static constexpr bool kEarlyEnds = Rows == 16 && !(kHasRope && !kBare);
+  static constexpr bool kFloatScaled = kHasRope && !kBare;  // by blocks of 128 columns
+  static constexpr bool kSumsOfBlocks = kFloatScaled && kSplits;  // where those have mantissas (raw_products.cuh)
+  // What rows mostly count in, as a power of two, and the units of others are relative to. Halves hold all bits of codes with float32
+  // scales of 2^-15 up to 2^-3 that count in 2^-10, of codes with powers of two of 2^-15 up to 1 that count in one.
+  static constexpr int kUnitLog2 = kFloatScaled ? -10 : 0;
   static constexpr int kGroups = kHasRope ? 4 : 16;  // of columns
   static constexpr int kKeyGroups = (kBare ? QkDim : kLatent) / 32;  // of 32 columns of K that are codes
   // How much is under way at a time, as registers allow: groups of 32 columns of K that are multiplied while the next ones are
@@ -99,8 +104,13 @@ struct RawMap {
 // What scales make necessary: factors between products (raw_products.cuh), as some are not powers of two; and units other than one.
 constexpr uint32_t kFractions = 1, kUnits = 2;
 
-// What the rows of a thread's two tokens count in: powers of two, or 0 where they are absent; 1 where all of the tile's do or are
-// absent.
+template <class Map>
+__device__ __forceinline__ constexpr float common_unit() {
+  return 1.f / (1 << -Map::kUnitLog2);
+}
+
+// What the rows of a thread's two tokens count in, relative to Map::kUnitLog2: powers of two, or 0 where they are absent; 1 where all of
+// the tile's do or are absent.
 struct OwnUnits {
   float of[2] = {1.f, 1.f};
   bool needed = false;

@@ -25,13 +25,23 @@ __device__ __forceinline__ void multiply_keys(float (&s)[Map::kRows / 2], const 
   wgmma_rs(M(), s, keys, query, accumulate);
 }
 
+// Float32 scales may have mantissas. With those of 16 and 32 rows each block of 128 columns has a sum of its own (`Blocks`), which is
+// multiplied with its mantissa in the end; with 64 rows, for which that takes too many registers, one sum is multiplied with factors
+// between blocks.
+
+// The first column of k16 step k of a group. Where blocks have sums of their own, steps take turns with these.
+template <bool Blocks, int Group>
+__device__ __forceinline__ constexpr int key_column(int k) {
+  return Blocks ? Group % 2 * 256 + k * 128 + Group / 2 * 16 : Group * 32 + k * 16;
+}
+
 // This warp's place in a tile.
-template <class Map>
+template <class Map, bool Blocks>
 struct KeyPlace {
-  uint32_t matrices;   // this lane's row and half of 32 bytes, for ldmatrix
-  uint32_t own;        // the row of token lane / 4
+  uint32_t matrices;   // this lane's row and half of a group, for ldmatrix
+  uint32_t own;        // float32 scales of token lane / 4
   uint32_t scales;     // of it; token 8 on: 8 of them on
-  uint32_t all[2][2];  // where there are four
+  uint32_t all[2][Blocks ? 4 : 2];  // where there are four: pairs, or each twice
   uint32_t block_stride, swizzle, tail, tail_swizzle;  // of rows that may be swizzled
 
   __device__ __forceinline__ KeyPlace(uint32_t smem, int place, int box_shift) {
@@ -43,28 +53,42 @@ struct KeyPlace {
       block_stride = layout.block_stride();
       swizzle = layout.swizzle(token) ^ lane / 16 * 16, tail_swizzle = layout.tail_swizzle(token) ^ lane / 16 * 16;
     } else {
-      matrices = Map::row(smem, place, token) + lane / 16 * 16;
+      matrices = Map::row(smem, place, token) + lane / 16 * (Blocks ? 128 : 16);
     }
-    own = Map::row(smem, place, first + lane / 4);
+    own = Map::row(smem, place, first + lane / 4) + Map::kFloatScales;
     scales = Map::scales(smem, place) + (first + lane / 4) * Map::Scales::kTokenBytes;
     if constexpr (Map::kHasRope && !Map::kBare) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float2 v = load_shared_2(scales + h * 64);
-        all[h][0] = __float_as_uint(v.x), all[h][1] = __float_as_uint(v.y);
+        const uint32_t pairs[2] = {__float_as_uint(v.x), __float_as_uint(v.y)};
+#pragma unroll
+        for (int i = 0; i < (Blocks ? 4 : 2); ++i)
+          all[h][i] = Blocks ? __byte_perm(pairs[i / 2], 0, i % 2 ? 0x3232 : 0x1010) : pairs[i];
       }
     }
   }
-  // Where 32 columns are.
+  // Where 32 columns are: in a row or, where blocks have sums of their own, 16 of two blocks.
   template <int Group>
   __device__ __forceinline__ uint32_t group() const {
+    if constexpr (Blocks) return matrices + key_column<Blocks, Group>(0);
     if constexpr (!Map::kSwizzled) return matrices + Group * 32;
     if constexpr (Group < 16) return matrices + Group / 4 * block_stride + (Group % 4 * 32 ^ swizzle);
     return tail + (Group % 4 * 32 ^ tail_swizzle);
   }
-  // The scales of 32 columns, as pairs.
+  __device__ __forceinline__ uint32_t rope() const {
+    return matrices + Map::kRope - (Blocks ? warpgroup_thread() % 32 / 16 * 112 : 0);
+  }
+  // The scales of k16 step k of a group, as pairs; `loaded` is what load_scales gave.
+  template <int Group>
+  __device__ __forceinline__ uint2 scales_of(int k, const uint32_t (&loaded)[2]) const {
+    if constexpr (!Blocks) return make_uint2(loaded[0], loaded[1]);
+    const int block = key_column<Blocks, Group>(k) / 128;
+    return make_uint2(all[0][block], all[1][block]);
+  }
   template <int Group>
   __device__ __forceinline__ void load_scales(uint32_t (&scale)[2]) const {
+    if constexpr (Blocks) return;
     constexpr int kGroup = Group * Map::kGroups / 16;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -77,11 +101,17 @@ struct KeyPlace {
       }
     }
   }
-  // What sums are multiplied with after block `Block` of 128 columns: its mantissa over the next one's, so that in the end
-  // each product has its own block's.
+  __device__ __forceinline__ void load_mantissas(float (&mantissas)[4], int h) const {
+    const uint4 v = load_shared_4(own + h * 8 * Map::kRowBytes);
+    const uint32_t scales[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) mantissas[i] = mantissa_of(scales[i]);
+  }
+  // Where there is one sum: what it is multiplied with after block `Block` of 128 columns, its mantissa over the next one's, so that
+  // in the end each product has its own block's.
   template <int Block>
   __device__ __forceinline__ float factor(int h) const {
-    const uint32_t from = own + h * 8 * Map::kRowBytes + Map::kFloatScales + Block * 4;
+    const uint32_t from = own + h * 8 * Map::kRowBytes + Block * 4;
     const float mantissa = mantissa_of(load_shared_word(from));
     return Block == 3 ? mantissa : __fdividef(mantissa, mantissa_of(load_shared_word(from + 4)));
   }
@@ -96,70 +126,76 @@ __device__ __forceinline__ void for_each_constant(Body body) {
   }
 }
 
-// The products of the rope part. `rest`: waits for it.
-template <class T, class Map, class Rest>
-__device__ __forceinline__ void multiply_rope(float (&s)[Map::kRows / 2], uint64_t q, const KeyPlace<Map>& at, Rest rest) {
+// The products of the rope part, which are added to `s` or begin it. `rest`: waits for it.
+template <class T, class Map, bool Blocks, class Rest>
+__device__ __forceinline__ void multiply_rope(float (&s)[Map::kRows / 2], uint64_t q, const KeyPlace<Map, Blocks>& at, bool add,
+                                              Rest rest) {
   rest();
   KeyFragments keys[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    keys[i].load_plain(at.matrices + Map::kRope + i * 64);
+    keys[i].load_plain(at.rope() + i * 64);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 2; ++k)
-      multiply_keys<T, Map>(s, keys[i].a[k], q + (8 * Map::kQueryChunkBytes + i * 64 + k * 32) / 16, true);
+      multiply_keys<T, Map>(s, keys[i].a[k], q + (8 * Map::kQueryChunkBytes + i * 64 + k * 32) / 16,
+                            add || i + k > 0);
     wgmma_commit();
   }
 }
 
-// Sums that products are added to in turn: with few rows one has to wait for the last.
-template <class Map>
-constexpr int kSums = kTileRows / Map::kRows;
-template <class Map>
-using KeySums = float[kSums<Map>][Map::kRows / 2];
+// Sums that products are added to in turn: with few rows one has to wait for the last. Those of blocks are followed by that of the rope
+// part.
+template <class Map, bool Blocks>
+constexpr int kTurns = Blocks ? 4 : kTileRows / Map::kRows;
+template <class Map, bool Blocks>
+using KeySums = float[kTurns<Map, Blocks> + Blocks][Map::kRows / 2];
 
 // Codes of 32 columns on their way from shared memory, and their scales.
 template <class Map>
 struct KeyCodes {
   uint32_t codes[4], scale[2];
 
-  template <int Group>
-  __device__ __forceinline__ void load(const KeyPlace<Map>& at) {
+  template <int Group, bool Blocks>
+  __device__ __forceinline__ void load(const KeyPlace<Map, Blocks>& at) {
     load_matrices<false>(codes, at.template group<Group>());
     if constexpr (!Map::kBare) at.template load_scales<Group>(scale);
   }
 };
 
 // S^T of the 32 columns `Group`, added up to what the others made.
-template <class M, class Map, int Group, int Ahead>
-__device__ __forceinline__ void multiply_group(KeySums<Map>& s, KeyFragments (&keys)[Ahead],
-                                               KeyCodes<Map> (&codes)[Map::kKeyCodesAhead + 1], uint64_t q, const KeyPlace<Map>& at,
-                                               bool plain) {
+template <class M, class Map, int Group, bool Blocks, int Ahead>
+__device__ __forceinline__ void multiply_group(KeySums<Map, Blocks>& s, KeyFragments (&keys)[Ahead],
+                                               KeyCodes<Map> (&codes)[Map::kKeyCodesAhead + 1], uint64_t q,
+                                               const KeyPlace<Map, Blocks>& at, bool plain) {
   constexpr bool kMixed = Map::kMayBePlain && Group >= 14;
   KeyFragments& own = keys[Group % Ahead];
   constexpr int kNext = Group + Map::kKeyCodesAhead, kCodes = Map::kKeyCodesAhead + 1;
   if constexpr (kNext < Map::kKeyGroups) codes[kNext % kCodes].template load<kNext>(at);
   if (Group >= Ahead) wgmma_wait<Ahead - 1>();
-  own.template convert<kMixed, !Map::kBare>(codes[Group % kCodes].codes, codes[Group % kCodes].scale);
+  const auto& loaded = codes[Group % kCodes];
+  const uint2 scale[2] = {at.template scales_of<Group>(0, loaded.scale), at.template scales_of<Group>(1, loaded.scale)};
+  own.template convert<kMixed, !Map::kBare>(loaded.codes, scale);
   if (kMixed && plain) own.load_plain(at.matrices + Map::kPlain + (Group - 14) * 64);
   wgmma_fence();
 #pragma unroll
-  for (int k = 0; k < 2; ++k)
-    multiply_keys<M, Map>(s[(2 * Group + k) % kSums<Map>], own.a[k],
-                          q + (Group / 2 * Map::kQueryChunkBytes + Group % 2 * 64 + k * 32) / 16,
-                          2 * Group + k >= kSums<Map>);
+  for (int k = 0; k < 2; ++k) {
+    const int column = key_column<Blocks, Group>(k), turn = 2 * Group + k;
+    multiply_keys<M, Map>(s[turn % kTurns<Map, Blocks>], own.a[k],
+                          q + (column / 64 * Map::kQueryChunkBytes + column % 64 * 2) / 16, turn >= kTurns<Map, Blocks>);
+  }
   wgmma_commit();
 }
 
-// Scaled: float32 scales have mantissas, with which sums are multiplied between blocks. `rest` waits for what of the rows is
-// not codes, and says whether the last columns of rows of 512 are such.
-template <class T, class M, class Map, bool Scaled, class Rest>
-__device__ __forceinline__ void multiply_raw(KeySums<Map>& s, uint32_t smem, const KeyPlace<Map>& at, Rest rest) {
+// The products of a tile, of all of a row that its unit is for. Factors: sums are multiplied with those of mantissas. `rest` waits for
+// what of the rows is not codes, and says whether the last columns of rows of 512 are such.
+template <class T, class M, class Map, bool Factors, bool Blocks, class Rest>
+__device__ __forceinline__ void multiply_raw(KeySums<Map, Blocks>& sums, uint32_t smem, const KeyPlace<Map, Blocks>& at, Rest rest) {
+  using Layout = FewLayout<Map::kRows>;
   // Its upper half the compiler must not know: it makes four operations a product of an addition to a constant.
   const uint64_t from = smem_descriptor(smem + Map::kQueryOffset, 0, kAtomBytes);
   const uint64_t q = (uint64_t)uniform(opaque((int)(from >> 32))) << 32 | uniform((uint32_t)from);
-  constexpr int kAhead = Scaled && Map::kRows == kTileRows ? 1 : Map::kKeysAhead;
-  KeyFragments keys[kAhead];
+  KeyFragments keys[Factors ? 1 : Map::kKeysAhead];
   KeyCodes<Map> codes[Map::kKeyCodesAhead + 1];
   for_each_constant<Map::kKeyCodesAhead>([&](auto number) {
     constexpr int kGroup = decltype(number)::value;
@@ -169,60 +205,94 @@ __device__ __forceinline__ void multiply_raw(KeySums<Map>& s, uint32_t smem, con
   const auto group = [&](auto number) {
     constexpr int kGroup = decltype(number)::value;
     if constexpr (Map::kMayBePlain && kGroup == 14) plain = rest();
-    multiply_group<M, Map, kGroup, kAhead>(s, keys, codes, q, at, plain);
-    if constexpr (Scaled && kGroup % 4 == 3) {
+    multiply_group<M, Map, kGroup>(sums, keys, codes, q, at, plain);
+    if constexpr (Factors && kGroup % 4 == 3) {
       wgmma_wait<0>();
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float f = at.template factor<kGroup / 4>(h);
+        const float factor = at.template factor<kGroup / 4>(h);
 #pragma unroll
-        for (int c = 0; c < FewLayout<Map::kRows>::kColumns; ++c)
-#pragma unroll
-          for (int i = 0; i < kSums<Map>; ++i) s[i][FewLayout<Map::kRows>::value(c, h)] *= f;
+        for (int c = 0; c < Layout::kColumns; ++c) sums[0][Layout::value(c, h)] *= factor;
       }
     }
   };
   for_each_constant<Map::kKeyGroups>(group);
-  if constexpr (Map::kHasRope && !Map::kBare && kRopeCounts<T>) multiply_rope<T, Map>(s[0], q, at, rest);
+  if constexpr (Map::kFloatScaled && kRopeCounts<T>)
+    multiply_rope<T, Map>(sums[Blocks ? 4 : 0], q, at, !Blocks, rest);
   wgmma_wait<0>();
 }
 
-// S^T of a tile, without what Q counts in.
+// Their sum: S^T.
+template <class Map>
+__device__ __forceinline__ void add_up(float (&s)[Map::kRows / 2], const KeySums<Map, false>& sums) {
+#pragma unroll
+  for (int i = 0; i < Map::kRows / 2; ++i) {
+    s[i] = sums[0][i];
+    if constexpr (kTurns<Map, false> > 1) s[i] += sums[1][i];
+    if constexpr (kTurns<Map, false> == 4) s[i] += sums[2][i] + sums[3][i];
+  }
+}
+template <class T, class Map>
+__device__ __forceinline__ void add_up_blocks(float (&s)[Map::kRows / 2], const KeySums<Map, true>& sums,
+                                              const KeyPlace<Map, true>& at) {
+  using Layout = FewLayout<Map::kRows>;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float mantissas[4];
+    at.load_mantissas(mantissas, h);
+#pragma unroll
+    for (int c = 0; c < Layout::kColumns; ++c) {
+      const int i = Layout::value(c, h);
+      s[i] = kRopeCounts<T> ? sums[4][i] : 0.f;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) s[i] = fmaf(sums[j][i], mantissas[j], s[i]);
+    }
+  }
+}
+
+// S^T of a tile, without what Q counts in, and what rows mostly count in unless their rope part does not.
 template <class T, class M, class Map, class Control>
 __device__ __forceinline__ void multiply_raw_query(float (&s)[Map::kRows / 2], uint32_t smem, Control& control,
                                                    RawPlace<Map> place, uint32_t scaled, const OwnUnits& units, int box_shift) {
   using Layout = FewLayout<Map::kRows>;
   const int place_at = place.at();
-  const KeyPlace<Map> at(smem, place_at, box_shift);
   const auto rest = [&] {
     const int at = place.at();  // found anew: registers are short
     mbarrier_wait(shared_address(&control.rest_full(at)), place.parity());
     return !Map::kHasRope && control.format[at] == FM_KV_FP8_V4;
   };
-  KeySums<Map> sums;
-  constexpr bool kFloats = Map::kHasRope && !Map::kBare;
-  if (kFloats && (scaled & kFractions))
-    multiply_raw<T, M, Map, kFloats>(sums, smem, at, rest);
-  else
-    multiply_raw<T, M, Map, false>(sums, smem, at, rest);
-#pragma unroll
-  for (int c = 0; c < Layout::kColumns; ++c)
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int i = Layout::value(c, h);
-      float sum = sums[0][i];
-      if constexpr (kSums<Map> > 1) sum += sums[1][i];
-      if constexpr (kSums<Map> == 4) sum += sums[2][i] + sums[3][i];
-      s[i] = sum;
+  const auto without_blocks = [&] {
+    const KeyPlace<Map, false> at(smem, place_at, box_shift);
+    constexpr bool kFactors = Map::kFloatScaled && !Map::kSumsOfBlocks;
+    KeySums<Map, false> sums;  // the same of both ways: registers
+    if (kFactors && (scaled & kFractions))
+      multiply_raw<T, M, Map, kFactors>(sums, smem, at, rest);
+    else
+      multiply_raw<T, M, Map, false>(sums, smem, at, rest);
+    add_up<Map>(s, sums);
+  };
+  if constexpr (Map::kSumsOfBlocks) {
+    if (scaled & kFractions) {
+      const KeyPlace<Map, true> at(smem, place_at, box_shift);
+      KeySums<Map, true> sums;
+      multiply_raw<T, M, Map, false>(sums, smem, at, rest);
+      add_up_blocks<T, Map>(s, sums, at);
+    } else {
+      without_blocks();
     }
-  if (!Map::kBare && units.needed) {
+  } else {
+    without_blocks();
+  }
+  constexpr bool kRopeApart = Map::kFloatScaled && !kRopeCounts<T>;
+  if (kRopeApart || (!Map::kBare && units.needed)) {
 #pragma unroll
     for (int c = 0; c < Layout::kColumns; ++c)
 #pragma unroll
-      for (int h = 0; h < 2; ++h) s[Layout::value(c, h)] *= units.of[h];
+      for (int h = 0; h < 2; ++h) s[Layout::value(c, h)] *= units.of[h] * (kRopeApart ? common_unit<Map>() : 1.f);
   }
-  if constexpr (Map::kHasRope && !Map::kBare && !kRopeCounts<T>) {
-    multiply_rope<T, Map>(s, smem_descriptor(smem + Map::kQueryOffset, 0, kAtomBytes), at, rest);
+  if constexpr (kRopeApart) {
+    const KeyPlace<Map, false> at(smem, place_at, box_shift);
+    multiply_rope<T, Map>(s, smem_descriptor(smem + Map::kQueryOffset, 0, kAtomBytes), at, true, rest);
     wgmma_wait<0>();
   }
 }

@@ -78,7 +78,7 @@ __device__ __forceinline__ void load_raw_query(const FmDecodeParams& p, const Ro
 #pragma unroll 1
   for (int block_row = thread / 8; block_row < Map::kRows; block_row += 32) {
     const float unit = place_query_row<T, QkDim, Map>(p, r, to, block_row, first);
-    if (first == 0) control.begin_row(block_row, p.scale_log2 * unit);
+    if (first == 0) control.begin_row(block_row, p.scale_log2 * unit * (kRopeCounts<T> ? common_unit<Map>() : 1.f));
   }
   fence_async_shared();
   named_barrier<kRawBarrier, 256>();

@@ -154,8 +154,8 @@ struct RowPreparation {
   int token;
   bool present;
 
-  __device__ __forceinline__ void leave_unit(float unit) const {
-    store_shared(scales + offsetof(typename Map::Scales, unit) + token * 4, present ? unit : 0.f);
+  __device__ __forceinline__ void leave_unit(RowUnit unit) const {
+    store_shared(scales + offsetof(typename Map::Scales, unit) + token * 4, present ? unit.over_power(Map::kUnitLog2) : 0.f);
   }
   // The scales of groups for the scores, pairs of halves.
   __device__ __forceinline__ void leave_of_token(const uint32_t (&halves)[Map::kGroups / 2]) const {
@@ -188,26 +188,26 @@ struct RowPreparation {
   __device__ __forceinline__ bool prepare_scales(int format, RowUnit& unit) const {
     if (Map::kBare) return false;
     if (format == FM_KV_FP8) {
-      unit = RowUnit::one();
-      leave_unit(1.f);
+      unit = RowUnit::power(0);
+      leave_unit(unit);
       leave_of_token({0x3C003C00u, 0x3C003C00u});
       return false;
     }
     const uint4 v = load_shared_4(row + Map::kFloatScales);
     const uint32_t scale[4] = {v.x, v.y, v.z, v.w};
-    uint32_t largest = 0, fractions = 0;
-    uint32_t beyond = 0;
+    uint32_t largest = 0, fractions = 0, beyond = 0;
     float power[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       largest = max(largest, scale[i] & 0x7F800000u), fractions |= scale[i] & 0x7FFFFFu;
       beyond |= RowUnit::beyond(scale[i]);
     }
-    unit = (beyond | fractions) == 0 ? RowUnit::one() : RowUnit(RowUnit::of_largest_code(largest));
+    const bool common = beyond == 0 && largest < 124 * RowUnit::kOne;
+    unit = common ? RowUnit::power(Map::kUnitLog2) : RowUnit(RowUnit::of_largest_code(largest));
 #pragma unroll
     for (int i = 0; i < 4; ++i) power[i] = __uint_as_float(scale[i] & 0xFF800000u) * unit.inverse();
     leave_of_token({pack(__half(), power[0], power[1]), pack(__half(), power[2], power[3])});
-    leave_unit(unit.unit());
+    leave_unit(unit);
     return present && fractions != 0;
   }
   // And their scales for the values, when the scores may begin.
@@ -249,8 +249,8 @@ struct RowPreparation {
   __device__ __forceinline__ void prepare_latent(int format, RowUnit& unit, uint32_t (&pairs)[Map::kGroups / 2]) const {
     if (Map::kBare) return;
     if (format == FM_KV_FP8) {
-      unit = RowUnit::one();
-      leave_unit(1.f);
+      unit = RowUnit::power(0);
+      leave_unit(unit);
 #pragma unroll
       for (int i = 0; i < 8; ++i) pairs[i] = 0x3C003C00u;
       leave_of_token(pairs);
@@ -275,7 +275,7 @@ struct RowPreparation {
       const uint32_t beyond = RowUnit::bytes_beyond(words[0]) | (RowUnit::bytes_beyond(words[1]) & 0xFFFFFFu);
       // The last columns lose nothing either, or little beside their largest.
       const bool in_range = largest - 121 * RowUnit::kOne <= 20 * RowUnit::kOne;
-      unit = beyond == 0 && in_range ? RowUnit::one() : RowUnit(max(largest, RowUnit::of_largest_code(ue8m0_bits(top) & 0x7F800000u)));
+      unit = beyond == 0 && in_range ? RowUnit::power(Map::kUnitLog2) : RowUnit(max(largest, RowUnit::of_largest_code(ue8m0_bits(top) & 0x7F800000u)));
 #pragma unroll
       for (int i = 0; i < 7; ++i) {
         const float scale = power(byte(words[i / 4], i));
@@ -290,13 +290,13 @@ struct RowPreparation {
       uint32_t beyond = 0;
 #pragma unroll
       for (int i = 0; i < 4; ++i) beyond |= RowUnit::bytes_beyond(words[i]);
-      unit = beyond == 0 ? RowUnit::one() : RowUnit(RowUnit::of_largest_code(ue8m0_bits(top) & 0x7F800000u));
+      unit = beyond == 0 ? RowUnit::power(Map::kUnitLog2) : RowUnit(RowUnit::of_largest_code(ue8m0_bits(top) & 0x7F800000u));
 #pragma unroll
       for (int i = 0; i < 8; ++i)
         pairs[i] = pack(__half(), power(byte(words[i / 2], 2 * i)), power(byte(words[i / 2], 2 * i + 1)));
     }
     leave_of_token(pairs);
-    leave_unit(unit.unit());
+    leave_unit(unit);
   }
   // Their last columns, where these are not codes.
   __device__ __forceinline__ void prepare_plain(RowUnit unit) const {
@@ -342,7 +342,7 @@ __device__ __forceinline__ void prepare_rows(const FmDecodeParams& p, const Firs
     const RowPreparation<Map> row = {Map::row(smem, at, token), Map::scales(smem, at), token, present};
     RowUnit unit(0);
     const auto leave_scaled = [&](bool fractions) {
-      const bool units = __any_sync(~0u, present && !unit.is_one());
+      const bool units = __any_sync(~0u, present && !unit.is_power(Map::kUnitLog2));
       if (!Map::kBare && lane == 0) control.scaled[at][warp] = fractions * kFractions + units * kUnits;
     };
     if constexpr (Map::kHasRope) {

@@ -282,6 +282,8 @@ template <class Map, class Control, class Peak>
 __device__ __forceinline__ void leave_raw_row(const FmDecodeParams& p, const RowBlock& r, int block_row, float reference,
                                               float sum, Control& control, Peak peak) {
   if (p.max_logits != nullptr) write_peak(p, r, block_row, r.empty() ? kNegInf : peak());
+  // Accumulators count in the rows' common unit: so does the sum from here on, and lse stays as it is.
+  reference += Map::kUnitLog2, sum /= common_unit<Map>();
   bool split = false;
   if constexpr (Map::kSplits) {
     split = p.splits > 1;
