@@ -12,15 +12,16 @@
 //                  up what it would get of whole ones; all vote on whether these share out that way. Then they are written
 //   write_whole    an item per unit; its thread writes the workers that begin at it
 //   write_cut      by units: parts -> scan -> first item, merge, cuts that snapped to the unit's
-//                  ends. A unit that is cut leaves a record under the number of its first inner cut; the
-//                  thread of an inner cut looks back to that number and writes the item that begins there
+//                  ends, and the items of its inner cuts. Where some unit has many of these, units that are cut leave a record
+//                  under the number of their first inner cut; the thread of an inner cut looks back to that number and writes
+//                  the item that begins there
 //   write_equal    a unit's thread leaves it for the threads of its parts, or writes it if it is empty; then a
 //                  thread per worker writes the worker and its part
 //
 // Two units to a thread, in a kernel of its own: half as many warps, which barriers and scans take time for, and twice as
 // many units without rounds; it takes more registers than there are with 1,024 threads (a few spills).
 //
-// Barriers: 3 for whole units, 5 where units are cut; ragged, one more. One more, too, for a vote without equal parts.
+// Barriers: 3 for whole units, 4 where units are cut, 5 where one of them has many cuts; ragged, one more. One more, too, for a vote without equal parts.
 #pragma once
 #include <stdint.h>
 
@@ -291,35 +292,41 @@ struct Planner {
   __device__ __forceinline__ Tally write_cut(const Line<Position>& line) {
     Parts<Position> parts[kUnits];
     Tally before[kUnits];
-    uint32_t packed[kUnits] = {}, all_packed = 0; /* inner cuts in the low half, merges in the high one: fewer than 2^8 of each */
+    /* A byte each: inner cuts, merges, and units that have many inner cuts. There are fewer cuts than workers. */
+    uint32_t packed[kUnits] = {}, all_packed = 0;
 #pragma unroll
     for (Parts<Position>& of : parts) of = {0, 0, 1, 0};
     for_each(units, [&](int k, int32_t) {
       parts[k] = parts_at_shares(shape, line, own[k].span);
-      all_packed += packed[k] = (parts[k].count > 1 ? 1u << 16 : 0) + (parts[k].count - 1);
+      const int32_t inner = parts[k].count - 1;
+      all_packed += packed[k] = (inner > kFewCuts ? 1u << 16 : 0) + (inner > 0 ? 1u << 8 : 0) + inner;
     });
     const Scanned scanned = scan_block(all_packed, shared.warp_sum[1]);
+    const bool by_cuts = scanned.all >> 16 > 0; /* else a unit's thread writes all of it */
     uint32_t packed_before = scanned.before;
 #pragma unroll
     for (int k = 0; k < kUnits; ++k) {
       before[k] = tally(thread * kUnits + k, packed_before);
       packed_before += packed[k];
-      if (parts[k].count == 1) continue;
+      if (!by_cuts || parts[k].count == 1) continue;
       const Position first = first_inner_cut(shape, line, own[k].span);
       shared.of_cut.unit[first] = {own[k].unit, parts[k], before[k]};
       atomicOr(&shared.cut_units[first / 32], 1u << first % 32);
     }
-    __syncthreads();
+    if (by_cuts) __syncthreads();
     write_first_items(shared.of_cut.staged, kStagedBesideCuts, parts, before);
     for_each(units, [&](int k, int32_t index) {
       write_snapped_cuts(line, index, own[k], parts[k], before[k]);
       if (parts[k].count > 1) {
         store(section<FmMerge>(params, params.layout.merges) + before[k].merges,
               make_merge(own[k].unit, parts[k], before[k]));
+        const Position first = first_inner_cut(shape, line, own[k].span);
+#pragma unroll 1
+        for (int32_t j = 1; !by_cuts && j < parts[k].count; ++j) write_part(first + j - 1, {own[k].unit, parts[k], before[k]}, j);
       }
     });
 #pragma unroll 1
-    for (int32_t cut = thread; cut < shape.workers; cut += blockDim.x) write_inner_cut(cut);
+    for (int32_t cut = thread; by_cuts && cut < shape.workers; cut += blockDim.x) write_inner_cut(cut);
     const Tally all = tally(units, scanned.all);
     write_idle_workers(line, all.items);
     return all;
@@ -356,7 +363,7 @@ struct Planner {
   }
 
   __device__ __forceinline__ static Tally tally(int32_t units, uint32_t packed) {
-    const int32_t inner = packed & 0xffff, merges = packed >> 16;
+    const int32_t inner = packed & 0xff, merges = packed >> 8 & 0xff;
     return {units + inner, merges, inner + merges};
   }
 
@@ -384,7 +391,10 @@ struct Planner {
     const int32_t first = word * 32 + 31 - __clz(bits);
     const CutUnit& of = shared.of_cut.unit[first];
     const int32_t part = cut - first + 1;
-    if (part >= of.parts.count) return;
+    if (part < of.parts.count) write_part(cut, of, part);
+  }
+
+  __device__ __forceinline__ void write_part(int32_t cut, const CutUnit& of, int32_t part) const {
     write_item(of.before.items + part, of.unit, of.parts, part, of.before);
     section<int32_t>(params, params.layout.worker_begin)[cut] = of.before.items + part;
   }

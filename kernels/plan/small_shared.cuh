@@ -39,6 +39,7 @@ struct FilledUnit {
 };
 
 constexpr int kMostUnits = 2; /* of a thread */
+constexpr int kFewCuts = 4;   /* of a unit: its thread writes them */
 /* Threads whose items go to memory by way of shared memory: those of whole plans, and of others, the first ones of units. */
 constexpr int kStagedItems = kMaxThreads - 64;
 constexpr int kStagedBesideCuts = 640;
