@@ -52,13 +52,13 @@ struct RawMap {
   // 32 rows of codes with scales take more registers than there are for that; without scales they are tight.
   static constexpr bool kIndependent = Rows == 16 || (Rows == 32 && Bare), kTight = Rows == 32 && kIndependent;
   static constexpr bool kHasRope = QkDim > kLatent;
+  static constexpr bool kFloatScaled = kHasRope && !kBare;  // by blocks of 128 columns
   static constexpr bool kSwizzled = kBare && Rows == FM_SWIZZLED_ROWS;  // rows that come in boxes; RowLayout
   static constexpr bool kMayBePlain = !kHasRope && !kBare;    // the last columns of V may be halves
   static constexpr bool kHasRest = !kBare;                    // rows may have a part that is not codes
   // Whether it is found while a cluster's parts are waited for where rows go: worth 4 % for few requests, and 1 % for `fp8` with
   // 16 rows, but of rows of 576 with scales the compiler orders the loop anew then (4 % longer).
-  static constexpr bool kEarlyEnds = Rows == 16 && !(kHasRope && !kBare);
-  static constexpr bool kFloatScaled = kHasRope && !kBare;  // by blocks of 128 columns
+  static constexpr bool kEarlyEnds = Rows == 16 && !kFloatScaled;
   static constexpr bool kSumsOfBlocks = kFloatScaled && kSplits;  // where those have mantissas (raw_products.cuh)
   // What rows mostly count in, as a power of two, and the units of others are relative to. Halves hold all bits of codes with float32
   // scales of 2^-15 up to 2^-3 that count in 2^-10, of codes with powers of two of 2^-15 up to 1 that count in one.

@@ -1,5 +1,9 @@
 // S^T = K Q^T of raw rows: 64 tokens on the M side, query rows on the N side. K comes from shared memory as codes and is
 // converted in registers (raw_fragments.cuh), as far as it is codes: a rope part may be 16-bit numbers.
+//
+// Float32 scales may have mantissas, with which scores are multiplied by blocks of 128 columns. With 16 and 32 rows each block has a sum
+// of its own then (`Blocks`), which is multiplied in the end; with 64 rows, for which that takes too many registers, the one sum that
+// there is is multiplied with factors after each block (`Factors`).
 #pragma once
 #include <stdint.h>
 
@@ -24,10 +28,6 @@ __device__ __forceinline__ void multiply_keys(float (&s)[Map::kRows / 2], const 
                                               bool accumulate) {
   wgmma_rs(M(), s, keys, query, accumulate);
 }
-
-// Float32 scales may have mantissas. With those of 16 and 32 rows each block of 128 columns has a sum of its own (`Blocks`), which is
-// multiplied with its mantissa in the end; with 64 rows, for which that takes too many registers, one sum is multiplied with factors
-// between blocks.
 
 // The first column of k16 step k of a group. Where blocks have sums of their own, steps take turns with these.
 template <bool Blocks, int Group>
@@ -57,7 +57,7 @@ struct KeyPlace {
     }
     own = Map::row(smem, place, first + lane / 4) + Map::kFloatScales;
     scales = Map::scales(smem, place) + (first + lane / 4) * Map::Scales::kTokenBytes;
-    if constexpr (Map::kHasRope && !Map::kBare) {
+    if constexpr (Map::kFloatScaled) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float2 v = load_shared_2(scales + h * 64);
@@ -76,10 +76,11 @@ struct KeyPlace {
     if constexpr (Group < 16) return matrices + Group / 4 * block_stride + (Group % 4 * 32 ^ swizzle);
     return tail + (Group % 4 * 32 ^ tail_swizzle);
   }
+  // Of the rope part, whose 16-bit numbers are in order.
   __device__ __forceinline__ uint32_t rope() const {
     return matrices + Map::kRope - (Blocks ? warpgroup_thread() % 32 / 16 * 112 : 0);
   }
-  // The scales of k16 step k of a group, as pairs; `loaded` is what load_scales gave.
+  // The scales of k16 step k of a group, as pairs, of token lane / 4 and that 8 on; `loaded` is what load_scales gave.
   template <int Group>
   __device__ __forceinline__ uint2 scales_of(int k, const uint32_t (&loaded)[2]) const {
     if constexpr (!Blocks) return make_uint2(loaded[0], loaded[1]);
