@@ -21,7 +21,8 @@
 // Two units to a thread, in a kernel of its own: half as many warps, which barriers and scans take time for, and twice as
 // many units without rounds; it takes more registers than there are with 1,024 threads (a few spills).
 //
-// Barriers: 3 for whole units, 4 where units are cut, 5 where one of them has many cuts; ragged, one more. One more, too, for a vote without equal parts.
+// Barriers: 3 for whole units, 4 where units are cut, 5 where one of them has many cuts; ragged, one more. One more, too, for a
+// vote without equal parts.
 #pragma once
 #include <stdint.h>
 

@@ -101,7 +101,7 @@ struct RawMap {
   }
 };
 
-// What scales make necessary: factors between products (raw_products.cuh), as some are not powers of two; and units other than one.
+// What scales make necessary: factors between products (raw_products.cuh), as some are not powers of two; and units other than the common one.
 constexpr uint32_t kFractions = 1, kUnits = 2;
 
 template <class Map>
