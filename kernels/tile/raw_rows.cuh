@@ -275,7 +275,9 @@ struct RowPreparation {
       const uint32_t beyond = RowUnit::bytes_beyond(words[0]) | (RowUnit::bytes_beyond(words[1]) & 0xFFFFFFu);
       // The last columns lose nothing either, or little beside their largest.
       const bool in_range = largest - 121 * RowUnit::kOne <= 20 * RowUnit::kOne;
-      unit = beyond == 0 && in_range ? RowUnit::power(Map::kUnitLog2) : RowUnit(max(largest, RowUnit::of_largest_code(ue8m0_bits(top) & 0x7F800000u)));
+      unit = beyond == 0 && in_range
+                 ? RowUnit::power(Map::kUnitLog2)
+                 : RowUnit(max(largest, RowUnit::of_largest_code(ue8m0_bits(top) & 0x7F800000u)));
 #pragma unroll
       for (int i = 0; i < 7; ++i) {
         const float scale = power(byte(words[i / 4], i));
