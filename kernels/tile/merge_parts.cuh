@@ -33,10 +33,16 @@ __device__ __forceinline__ int few_column(int h) {
   return warpgroup_thread() % 32 / 4 * (Map::kRaw ? 2 : 1) + kFewColumnStep<Map> * h;
 }
 
-// Arrives at a barrier of every CTA of the cluster, for the whole warp.
+// Arrives at a barrier of every CTA of the cluster, for the whole warp: what it has written can be read then.
 __device__ __forceinline__ void arrive_at_all(const uint64_t& barrier, int ctas, int lane) {
   __syncwarp();
   if (lane < ctas) mbarrier_arrive_release_cluster(cluster_address(shared_address(&barrier), lane));
+}
+
+// The same after reads only, whose numbers have been used: without waiting for results that are on their way to memory.
+__device__ __forceinline__ void arrive_read_at_all(const uint64_t& barrier, int ctas, int lane) {
+  __syncwarp();
+  if (lane < ctas) mbarrier_arrive_at(shared_address(&barrier), lane);
 }
 
 // Leaves rows first .. first + 16 for the cluster to read.
@@ -70,6 +76,7 @@ __device__ __forceinline__ void finish_parts(const FmDecodeParams& p, const RowB
   const int column = warp % kWarps * kQuarters * 128 + lane * 4;
   const std::conditional_t<Map::kEarlyEnds, EarlyRowEnd<Map>, RowEnd<Map>> end(p, r, block_row);
   if (Map::kEarlyEnds) wait();
+  if (!end.exists()) return;  // before any read: all are used before parts are given up
   const float2 state = load_cluster_2(cluster_address(shared_address(&control.part_state[own]), lane % Splits));
   float4 v[Splits][kQuarters];
 #pragma unroll
@@ -78,7 +85,6 @@ __device__ __forceinline__ void finish_parts(const FmDecodeParams& p, const RowB
 #pragma unroll
     for (int i = 0; i < kQuarters; ++i) v[j][i] = load_cluster_4(from + i * 512);
   }
-  if (!end.exists()) return;
   float top = fmaxf(state.x, -__FLT_MAX__);  // finite: weights of parts without keys are zero
 #pragma unroll
   for (int d = 1; d < Splits; d *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
@@ -129,7 +135,7 @@ __device__ __forceinline__ void merge_parts(const FmDecodeParams& p, const RowBl
       finish_parts<T, Map, 4>(p, r, first, thread, parts, control, wait);
     else
       finish_parts<T, Map, 8>(p, r, first, thread, parts, control, wait);
-    arrive_at_all(control.parts_empty, p.splits, lane);
+    arrive_read_at_all(control.parts_empty, p.splits, lane);
     parity ^= 1;
   }
   if constexpr (Map::kHandsQueryOn) {  // the next item's Q comes to the same place
