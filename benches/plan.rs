@@ -19,7 +19,7 @@ fn shape(batch: i32, split: Split) -> PlanShape {
         split,
         target: Target::Gpu {
             sm_count: 132,
-            clusters: [66, 30, 15],
+            clusters: [66, 30, 15, 7],
         },
     }
     .shape()

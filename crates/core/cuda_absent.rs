@@ -29,7 +29,7 @@ pub(crate) const fn compiled_kernels() -> Vec<&'static str> {
     Vec::new()
 }
 
-pub(crate) fn machine(ordinal: u32) -> Result<(i32, [i32; 3])> {
+pub(crate) fn machine(ordinal: u32) -> Result<(i32, [i32; 4])> {
     absent(ordinal)
 }
 

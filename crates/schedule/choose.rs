@@ -1,6 +1,7 @@
 //! How a problem is laid out on a machine: rows per unit, workers, and the costs the planner weighs.
 
 use crate::algorithm::end_of_keys;
+use crate::equal_parts::shortest_part;
 use crate::layout::{DivCeil, most_units};
 use crate::plan_layout::{
     FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_TILE_ROWS, FM_TILE_TOKENS, FmPlanShape,
@@ -48,8 +49,10 @@ const TEAM_OF_RAGGED_ROWS: i32 = 2;
 const BUSY_CTAS: i32 = 72;
 /// ... by pairs of 16 rows, which take least of an SM, if so many have, ...
 const BUSY_PAIRED_CTAS: i32 = 64;
-/// ... unless there is [`LITTLE_WORK`] for more units than this: then being split costs more.
+/// ... unless there is [`LITTLE_WORK`] for more units than this, or [`FEW_TILES`] for as many: then being split costs more.
 const FEW_UNITS: i32 = 8;
+/// Tiles of a unit, at most, up to which a cluster of 16 has no more than one for each CTA. It never cuts such a unit into parts.
+const FEW_TILES: i32 = 16;
 /// Tiles of 16 rows per multiprocessor up to which blocks of 16 rows share out the work, however many rows there are: then
 /// a call takes what it takes to begin and to end, which is less with fewer rows to a CTA.
 const LITTLE_WORK: i32 = 2;
@@ -63,8 +66,8 @@ pub enum Target {
     Gpu {
         /// Streaming multiprocessors.
         sm_count: i32,
-        /// Clusters of 2, 4 and 8 CTAs, one to a multiprocessor, that run at once.
-        clusters: [i32; 3],
+        /// Clusters of 2, 4, 8 and 16 CTAs, one to a multiprocessor, that run at once.
+        clusters: [i32; 4],
     },
     /// The CPU backend with this many threads.
     Cpu {
@@ -192,9 +195,9 @@ impl Choice {
 /// All CTAs of a team read the same KV tiles at the same time, so a unit of 64-row CTAs takes all rows where
 /// they fit one team of at most 8: each tile then leaves memory once. Ragged requests get teams of 1 or 2.
 ///
-/// With 16 or 32 rows a cluster of 8, 4 or 2 CTAs shares the tiles of an item: the most with which every unit
-/// has a cluster of its own, if that keeps enough CTAs busy or there is little to do. Otherwise units are cut into
-/// parts for single CTAs.
+/// With 16 or 32 rows a cluster of 8, 4 or 2 CTAs, of few short units 16, shares the tiles of an item: the most with which
+/// every unit has a cluster of its own and half of its CTAs a tile, if that keeps enough CTAs busy or there is little to do.
+/// Otherwise units are cut into parts for single CTAs.
 ///
 /// With [`Split::Invariant`] nothing depends on the batch.
 ///
@@ -209,7 +212,7 @@ impl Choice {
 ///     causal: true,
 ///     max_seq_len: 1 << 20,
 ///     split: Split::Auto,
-///     target: Target::Gpu { sm_count: 132, clusters: [66, 30, 15] },
+///     target: Target::Gpu { sm_count: 132, clusters: [66, 30, 15, 7] },
 /// });
 /// assert_eq!((choice.rows, choice.team, choice.unit_rows, choice.workers), (64, 2, 128, 66));
 /// ```
@@ -233,8 +236,10 @@ pub fn choose(problem: &Problem) -> Choice {
         return Choice::new((rows, team, 1), sm_count / team, COSTS);
     }
     let alone = Choice::new((rows, 1, 1), sm_count, COSTS_OF_FEW_ROWS);
-    let (splits, workers) = problem.splits(&alone, clusters).unwrap_or((1, sm_count));
-    Choice::new((rows, 1, splits), workers, COSTS_OF_FEW_ROWS)
+    match problem.splits(&alone, clusters) {
+        Some((splits, workers)) => Choice::new((rows, 1, splits), workers, COSTS_OF_FEW_ROWS),
+        None => problem.with_work(alone),
+    }
 }
 
 impl Problem {
@@ -319,8 +324,8 @@ impl Problem {
             return false;
         }
         let shape = self.shape_of(&Choice::new((16, 1, 1), sm_count, COSTS_OF_FEW_ROWS));
-        let tiles = i64::from(shape.max_seq_len).div_ceil_positive(FM_TILE_TOKENS);
-        most_units(&shape) * i128::from(tiles) <= i128::from(LITTLE_WORK * sm_count)
+        most_units(&shape) * i128::from(Self::most_tiles(&shape))
+            <= i128::from(LITTLE_WORK * sm_count)
     }
 
     /// CTAs of 64 rows that share a unit.
@@ -334,23 +339,56 @@ impl Problem {
         }
     }
 
+    /// The tiles of a unit, at most.
+    fn most_tiles(shape: &FmPlanShape) -> i64 {
+        i64::from(shape.max_seq_len).div_ceil_positive(FM_TILE_TOKENS)
+    }
+
+    /// The choice, of few rows, without workers for whom there can be no part: a launch of fewer CTAs is done sooner. With 64
+    /// rows it is not.
+    fn with_work(&self, choice: Choice) -> Choice {
+        let shape = self.shape_of(&choice);
+        let (units, tiles) = (most_units(&shape), Self::most_tiles(&shape));
+        if self.split != Split::Auto || units == 0 {
+            return choice;
+        }
+        let cost = units * i128::from(tiles + i64::from(choice.fixed_cost));
+        let share = i128::from(shortest_part(tiles, choice.min_part));
+        let useful = (cost + share - 1) / share;
+        Choice {
+            workers: useful.clamp(1, choice.workers.into()) as i32,
+            ..choice
+        }
+    }
+
     /// CTAs that share an item, and clusters of them, where every unit, laid out as `choice` says, gets a cluster of
     /// its own that way and enough CTAs have work.
-    fn splits(&self, choice: &Choice, clusters: [i32; 3]) -> Option<(i32, i32)> {
+    fn splits(&self, choice: &Choice, clusters: [i32; 4]) -> Option<(i32, i32)> {
         if matches!(self.split, Split::Invariant | Split::Never) {
             return None;
         }
-        let units = most_units(&self.shape_of(choice));
-        let little = units > FEW_UNITS.into() && self.is_little_work(choice.workers);
-        [(8, clusters[2]), (4, clusters[1]), (2, clusters[0])]
+        let shape = self.shape_of(choice);
+        let units = most_units(&shape);
+        let tiles = Self::most_tiles(&shape);
+        let few = units <= FEW_UNITS.into();
+        let little = !few && self.is_little_work(choice.workers);
+        let short = few && self.split == Split::Auto && tiles <= FEW_TILES.into();
+        [16, 8, 4, 2]
             .into_iter()
+            .zip(clusters.into_iter().rev())
+            .filter(|&(splits, _)| i64::from(splits) < 2 * tiles && (splits < 16 || short))
             .find(|&(splits, clusters)| {
                 let least = match (splits, choice.rows) {
                     (2, 16) => BUSY_PAIRED_CTAS,
                     _ => BUSY_CTAS,
                 };
                 let busy = i128::from(splits) * units >= least.into();
-                units <= clusters.into() && (busy || little)
+                units <= clusters.into() && (busy || little || short)
+            })
+            // Of little work and short units none is cut: each costs less than being split would.
+            .map(|(splits, clusters)| match little || short {
+                true => (splits, units as i32),
+                false => (splits, clusters),
             })
     }
 }

@@ -12,6 +12,13 @@ use crate::plan_layout::FmPlanShape;
 /// Parts of a unit above which each costs more than it saves, unless it is long.
 const MOST_EQUAL_PARTS: i32 = 32;
 
+/// The shortest equal part of a unit, in tiles, however many workers there are.
+pub(crate) fn shortest_part(tiles: i64, min_part: i32) -> i64 {
+    let low = i64::from(min_part);
+    let few = tiles.div_ceil_positive(MOST_EQUAL_PARTS).min(2 * low);
+    few.max(low)
+}
+
 #[derive(Clone, Copy)]
 pub(crate) struct EqualParts {
     /// Tiles of a part, but for the last of a unit.
@@ -56,11 +63,9 @@ pub(crate) fn equal_parts(shape: &FmPlanShape, line: &Line, filled: i32) -> Opti
     if cost <= fair_stretch(shape, share) {
         return (!line.whole).then_some(cut_into(tiles, 1));
     }
-    let few = tiles.div_ceil_positive(MOST_EQUAL_PARTS).min(2 * low);
     let step = tiles
         .div_ceil_positive(shape.workers / filled)
-        .max(few)
-        .max(low);
+        .max(shortest_part(tiles, shape.min_part));
     if step >= tiles || step > share.max(2 * low) {
         return None;
     }

@@ -66,22 +66,24 @@ __device__ __forceinline__ void leave_part(const FewAccumulators<Map::kRows>& o,
 }
 
 // Finishes this CTA's share of rows first .. first + 16, of a cluster of `Splits`: a warp has one row's quarters of columns,
-// as many as make eight reads of parts, which are all under way at once. wait() returns when all parts are there.
+// as many as make eight reads of parts, which are all under way at once; of 16 parts half a quarter, each half of its lanes
+// reading eight of them. wait() returns when all parts are there.
 template <class T, class Map, int Splits, class Wait>
 __device__ __forceinline__ void finish_parts(const FmDecodeParams& p, const RowBlock& r, int first, int thread,
                                              uint32_t part, const FewControl& control, Wait wait) {
-  constexpr int kQuarters = 8 / Splits, kWarps = Splits / 2;  // of a row: to a warp, and warps
-  const int lane = thread % 32, warp = thread / 32;
+  constexpr int kGroups = Splits > 8 ? Splits / 8 : 1, kParts = Splits / kGroups;  // of lanes; that each of them reads
+  constexpr int kQuarters = 8 / kParts, kWarps = Splits / 2;                       // of a row: to a warp, and warps
+  const int lane = thread % 32, warp = thread / 32, group = lane / (32 / kGroups);
   const int own = cluster_rank() * (kPartRows / Splits) + warp / kWarps, block_row = first + own;
-  const int column = warp % kWarps * kQuarters * 128 + lane * 4;
+  const int column = warp % kWarps * (1024 / Splits) + lane % (32 / kGroups) * 4;
   const std::conditional_t<Map::kEarlyEnds, EarlyRowEnd<Map>, RowEnd<Map>> end(p, r, block_row);
   if (Map::kEarlyEnds) wait();
   if (!end.exists()) return;  // before any read: all are used before parts are given up
   const float2 state = load_cluster_2(cluster_address(shared_address(&control.part_state[own]), lane % Splits));
-  float4 v[Splits][kQuarters];
+  float4 v[kParts][kQuarters];
 #pragma unroll
-  for (int j = 0; j < Splits; ++j) {
-    const uint32_t from = cluster_address(part + (own * kPartStride + column) * 4, j);
+  for (int j = 0; j < kParts; ++j) {
+    const uint32_t from = cluster_address(part + (own * kPartStride + column) * 4, group * kParts + j);
 #pragma unroll
     for (int i = 0; i < kQuarters; ++i) v[j][i] = load_cluster_4(from + i * 512);
   }
@@ -94,12 +96,21 @@ __device__ __forceinline__ void finish_parts(const FmDecodeParams& p, const RowB
   for (int d = 1; d < Splits; d *= 2) sum += __shfl_xor_sync(~0u, sum, d);
   float4 total[kQuarters] = {};
 #pragma unroll
-  for (int j = 0; j < Splits; ++j) {
-    const float w = __shfl_sync(~0u, weight, j);
+  for (int j = 0; j < kParts; ++j) {
+    const float w = __shfl_sync(~0u, weight, group * kParts + j);
 #pragma unroll
     for (int i = 0; i < kQuarters; ++i) add_scaled(total[i], w, v[j][i]);
   }
-  const float factor = row_factor<Map>(p, r, end, top, sum, column == 0);
+  if constexpr (kGroups > 1) {
+    static_assert(kGroups == 2);
+    const auto both = [](float x) { return x + __shfl_xor_sync(~0u, x, 16); };
+#pragma unroll
+    for (int i = 0; i < kQuarters; ++i)
+      total[i] = make_float4(both(total[i].x), both(total[i].y), both(total[i].z), both(total[i].w));
+  }
+  const bool stores = group == 0;
+  const float factor = row_factor<Map>(p, r, end, top, sum, stores && column == 0);
+  if (!stores) return;
   if (r.slot >= 0) {
     float* to = p.partial_out + end.partial_out() + column;
 #pragma unroll
@@ -133,8 +144,10 @@ __device__ __forceinline__ void merge_parts(const FmDecodeParams& p, const RowBl
       finish_parts<T, Map, 2>(p, r, first, thread, parts, control, wait);
     else if (p.splits == 4)
       finish_parts<T, Map, 4>(p, r, first, thread, parts, control, wait);
-    else
+    else if (p.splits == 8)
       finish_parts<T, Map, 8>(p, r, first, thread, parts, control, wait);
+    else
+      finish_parts<T, Map, 16>(p, r, first, thread, parts, control, wait);
     arrive_read_at_all(control.parts_empty, p.splits, lane);
     parity ^= 1;
   }

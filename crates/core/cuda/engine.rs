@@ -15,6 +15,8 @@ use super::kernel::Kernel;
 
 /// The kernels are compiled for this compute capability only.
 const COMPUTE_CAPABILITY: (i32, i32) = (9, 0);
+/// CTAs of the largest cluster: more than every GPU has to offer, so that a kernel must be allowed it.
+const MOST_CLUSTER: u32 = 16;
 /// More devices than a machine has.
 const MAX_DEVICES: usize = 64;
 
@@ -25,8 +27,8 @@ pub(super) struct Engine {
     context: sys::CUcontext,
     functions: [Option<sys::CUfunction>; Kernel::COUNT],
     pub sm_count: i32,
-    /// Clusters of 2, 4 and 8 attention CTAs that run at once.
-    pub clusters: [i32; 3],
+    /// Clusters of 2, 4, 8 and 16 attention CTAs that run at once.
+    pub clusters: [i32; 4],
     pub name: String,
 }
 
@@ -305,6 +307,13 @@ fn function(module: sys::CUmodule, kernel: Kernel) -> Result<sys::CUfunction> {
             sys::cuFuncSetAttribute(function, most, shared as i32)
         })?;
     }
+    if matches!(kernel, Kernel::Decode { .. }) {
+        let larger = A::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
+        // SAFETY: as above.
+        call("cuFuncSetAttribute", unsafe {
+            sys::cuFuncSetAttribute(function, larger, 1)
+        })?;
+    }
     let mut registers = 0;
     // SAFETY: as above. Asking makes a driver that loads lazily load the kernel now.
     let asked =
@@ -313,18 +322,18 @@ fn function(module: sys::CUmodule, kernel: Kernel) -> Result<sys::CUfunction> {
     Ok(function)
 }
 
-/// How many clusters of 2, 4 and 8 attention CTAs run at once: a cluster stays within one group of SMs, whose sizes
+/// How many clusters of 2, 4, 8 and 16 attention CTAs run at once: a cluster stays within one group of SMs, whose sizes
 /// differ from chip to chip.
-fn clusters(functions: &[Option<sys::CUfunction>; Kernel::COUNT]) -> Result<[i32; 3]> {
+fn clusters(functions: &[Option<sys::CUfunction>; Kernel::COUNT]) -> Result<[i32; 4]> {
     let attention = Kernel::all()
         .into_iter()
         .filter(|kernel| matches!(kernel, Kernel::Decode { .. }))
         .find_map(|kernel| Some((functions[kernel.index()]?, kernel)));
     let Some((function, kernel)) = attention else {
-        return Ok([0; 3]);
+        return Ok([0; 4]);
     };
-    let mut clusters = [0; 3];
-    for (count, cluster) in clusters.iter_mut().zip([2, 4, 8]) {
+    let mut clusters = [0; 4];
+    for (count, cluster) in clusters.iter_mut().zip([2, 4, 8, MOST_CLUSTER]) {
         let launch = Launch {
             blocks: 1,
             team: cluster,

@@ -40,7 +40,7 @@ pub(crate) fn support(ordinal: u32) -> Result<CudaSupport> {
 }
 
 /// Streaming multiprocessors.
-pub(crate) fn machine(ordinal: u32) -> Result<(i32, [i32; 3])> {
+pub(crate) fn machine(ordinal: u32) -> Result<(i32, [i32; 4])> {
     let engine = Engine::get(ordinal)?;
     Ok((engine.sm_count, engine.clusters))
 }

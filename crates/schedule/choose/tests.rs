@@ -1,11 +1,11 @@
-//! Pins how named workloads are laid out on an H200 (132 streaming multiprocessors, 66, 30 or 15 clusters): a change of these numbers
+//! Pins how named workloads are laid out on an H200 (132 streaming multiprocessors, 66, 30, 15 or 7 clusters): a change of these numbers
 //! is a change of speed, and must be meant.
 
 use super::*;
 
 const GPU: Target = Target::Gpu {
     sm_count: 132,
-    clusters: [66, 30, 15],
+    clusters: [66, 30, 15, 7],
 };
 
 /// (batch, query heads per KV head, query tokens).
@@ -146,14 +146,22 @@ fn named_workloads_keep_their_layout() {
 /// Name, query heads per KV head, batch, query tokens, keys at most, layout.
 #[rustfmt::skip]
 const LITTLE_WORK: &[(&str, Batch, i32, Layout)] = &[
-    ("one short request, all heads", (1, 128, each(1)), 1024, (16, 1, 1, 132, 8)),
-    ("two short requests, half the heads", (2, 64, each(1)), 1024, (16, 1, 1, 132, 8)),
-    ("two short requests, all heads", (2, 128, each(1)), 1024, (16, 1, 4, 30, 16)),
+    ("one request of 16 tiles, few heads", (1, 16, each(1)), 1024, (16, 1, 16, 1, 1)),
+    ("a token more", (1, 16, each(1)), 1025, (16, 1, 1, 20, 1)),
+    ("of 8 tiles", (1, 16, each(1)), 512, (16, 1, 8, 1, 1)),
+    ("of 4 tiles", (1, 16, each(1)), 256, (16, 1, 4, 1, 1)),
+    ("of two tiles", (1, 16, each(1)), 128, (16, 1, 2, 1, 1)),
+    ("of one tile", (1, 16, each(1)), 64, (16, 1, 1, 4, 1)),
+    ("as many as there are clusters of 16", (7, 16, each(1)), 1024, (16, 1, 16, 7, 7)),
+    ("9 of 4 tiles, few heads", (9, 16, each(1)), 256, (16, 1, 4, 9, 9)),
+    ("one short request, all heads", (1, 128, each(1)), 1024, (16, 1, 8, 8, 8)),
+    ("two short requests, half the heads", (2, 64, each(1)), 1024, (16, 1, 8, 8, 8)),
+    ("two short requests, all heads", (2, 128, each(1)), 1024, (16, 1, 4, 16, 16)),
     ("as much as there may be", (1, 128, each(1)), 33 * 64, (16, 1, 1, 132, 8)),
     ("a tile more", (1, 128, each(1)), 33 * 64 + 1, (64, 2, 1, 66, 1)),
     ("one long request, all heads", (1, 128, each(1)), 8192, (64, 2, 1, 66, 1)),
-    ("8 requests of a tile, all heads", (8, 128, each(1)), 64, (16, 1, 2, 66, 64)),
-    ("lists, 32 heads, one request", (1, 32, lists(1)), 0, (16, 1, 1, 132, 2)),
+    ("8 requests of a tile, all heads", (8, 128, each(1)), 64, (16, 1, 1, 132, 64)),
+    ("lists, 32 heads, one request", (1, 32, lists(1)), 0, (16, 1, 1, 70, 2)),
     ("lists, half the heads, one request", (1, 64, lists(1)), 0, (16, 1, 1, 132, 4)),
     ("lists, all heads, two requests", (2, 128, lists(1)), 0, (64, 2, 1, 66, 2)),
     ("one request as prefill", (1, 128, all(1)), 64, (64, 2, 1, 66, 1)),

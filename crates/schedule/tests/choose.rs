@@ -1,6 +1,9 @@
 //! What a choice is like at the edges; `choose/tests.rs` pins it for named workloads.
 
-use ferromla_schedule::{PlanError, Problem, Queries, Split, Target, choose};
+use ferromla_schedule::{
+    PlanError, PlanShape, PlanView, Problem, Queries, Split, Target, choose, layout, plan_into,
+};
+use proptest::prelude::*;
 
 const PROBLEM: Problem = Problem {
     batch: 1 << 20,
@@ -13,7 +16,7 @@ const PROBLEM: Problem = Problem {
     split: Split::Fixed(4),
     target: Target::Gpu {
         sm_count: 132,
-        clusters: [66, 30, 15],
+        clusters: [66, 30, 15, 7],
     },
 };
 
@@ -22,7 +25,7 @@ fn small_gpus_and_any_cpu_have_a_worker() {
     let small = choose(&Problem {
         target: Target::Gpu {
             sm_count: 3,
-            clusters: [1, 0, 0],
+            clusters: [1, 0, 0, 0],
         },
         queries: Queries::Uniform { q_len: 4 },
         ..PROBLEM
@@ -83,5 +86,73 @@ fn a_problem_with_fields_out_of_range_is_refused_not_a_panic() {
             matches!(problem.shape(), Err(PlanError::Field { .. })),
             "{problem:?}"
         );
+    }
+}
+
+/// Requests of one length have the same parts as with all workers.
+#[test]
+fn workers_that_are_left_out_would_have_had_nothing() {
+    for group in [16, 32, 64, 128] {
+        for batch in 1..40 {
+            for max_seq_len in (1..300).map(|tiles| tiles * 64) {
+                let queries = Queries::Uniform { q_len: 1 };
+                let split = Split::Auto;
+                let problem = Problem {
+                    batch,
+                    queries,
+                    group,
+                    kv_heads: 1,
+                    max_seq_len,
+                    split,
+                    ..PROBLEM
+                };
+                let choice = choose(&problem);
+                let all = [132, 66, 30, 15, 7][choice.team.max(choice.splits).ilog2() as usize];
+                let shape = problem.shape().unwrap();
+                let parts = |workers| {
+                    let shape = PlanShape { workers, ..shape };
+                    let mut words = vec![0; layout(&shape).unwrap().words()];
+                    let lens = vec![max_seq_len; batch as usize];
+                    let header = plan_into(&shape, lens.as_slice(), None, &mut words).unwrap();
+                    let items = PlanView::new(&shape, &words).unwrap().items().to_vec();
+                    (
+                        header.items,
+                        header.merges,
+                        items[..header.items as usize].to_vec(),
+                    )
+                };
+                let (fewer, most) = (parts(choice.workers), parts(all));
+                // Whole is what all of them would not take for fair by shares that are shorter than a part can be.
+                let whole = fewer.1 == 0;
+                assert!(whole || fewer == most, "{problem:?} {choice:?}");
+            }
+        }
+    }
+}
+
+proptest! {
+    // A merge has words for the CTAs of smaller clusters only.
+    #[test]
+    fn clusters_of_16_cut_no_unit(
+        seq_lens in prop::collection::vec(0..1200i32, 1..8),
+        max_seq_len in 1..1025i32,
+        group in 1..17i32,
+        ragged in any::<bool>(),
+    ) {
+        let batch = seq_lens.len() as i32;
+        let queries = match ragged {
+            true => Queries::Ragged { tokens: batch },
+            false => Queries::Uniform { q_len: 1 },
+        };
+        let split = Split::Auto;
+        let problem = Problem { batch, queries, group, kv_heads: 1, max_seq_len, split, ..PROBLEM };
+        let choice = choose(&problem);
+        prop_assert!(ragged || (choice.splits == 16) == (max_seq_len > 512));
+        let shape = problem.shape().unwrap();
+        let qo_indptr: Vec<i32> = (0..=batch).collect();
+        let mut words = vec![0; layout(&shape).unwrap().words()];
+        let qo_indptr = ragged.then(|| qo_indptr.as_slice().into());
+        let header = plan_into(&shape, seq_lens.as_slice(), qo_indptr, &mut words).unwrap();
+        prop_assert_eq!((header.merges, header.slots), (0, 0));
     }
 }

@@ -21,7 +21,7 @@ fn on_h200(batch: i32, heads: i32, seq_len: i32) -> Case {
         split: Split::Auto,
         target: Target::Gpu {
             sm_count: 132,
-            clusters: [66, 30, 15],
+            clusters: [66, 30, 15, 7],
         },
     };
     Case {

@@ -184,7 +184,7 @@ fn problem(group: i32, queries: Queries, split: Split) -> Problem {
         split,
         target: Target::Gpu {
             sm_count: 132,
-            clusters: [66, 30, 15],
+            clusters: [66, 30, 15, 7],
         },
     }
 }

@@ -6,14 +6,15 @@
 namespace emulation::driver {
 namespace {
 
-// CTAs of a cluster, at most, without the attribute for more.
-constexpr unsigned kMostCluster = 8;
+// CTAs of a cluster, at most, and with the attribute for more.
+constexpr unsigned kMostCluster = 8, kMostAllowedCluster = 16;
 
 struct Module {};
 
 struct Function {
   const Kernel* kernel;
   unsigned most_shared_bytes = kUsualSharedBytes;
+  unsigned most_cluster = kMostCluster;
 };
 
 Handles<Module>& modules() { return leaked<Handles<Module>>(); }
@@ -32,7 +33,7 @@ Function* find_function(CUfunction handle) {
 }
 
 // Sets the cluster that the attributes ask for; false: they ask for what there is not.
-bool read_attributes(const CUlaunchConfig& config, unsigned* cluster) {
+bool read_attributes(const CUlaunchConfig& config, unsigned most_cluster, unsigned* cluster) {
   if (config.numAttrs > 0 && config.attrs == nullptr) return false;
   for (unsigned i = 0; i < config.numAttrs; ++i) {
     const CUlaunchAttribute& attribute = config.attrs[i];
@@ -47,7 +48,7 @@ bool read_attributes(const CUlaunchConfig& config, unsigned* cluster) {
       default: return false;
     }
   }
-  return *cluster >= 1 && *cluster <= kMostCluster;
+  return *cluster >= 1 && *cluster <= most_cluster;
 }
 
 // Whether a device could launch the function so, and the machine emulates it.
@@ -62,7 +63,7 @@ bool is_valid(const CUlaunchConfig& config, const Grid& grid, const Function& fu
 CUresult read_config(const CUlaunchConfig* config, const Function& function, Grid* grid) {
   if (config == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *grid = {config->gridDimX, config->gridDimY, config->blockDimX, config->sharedMemBytes, 1};
-  const bool is_known = read_attributes(*config, &grid->cluster);
+  const bool is_known = read_attributes(*config, function.most_cluster, &grid->cluster);
   return is_known && is_valid(*config, *grid, function) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -154,6 +155,10 @@ CUresult cuFuncSetAttribute(CUfunction handle, CUfunction_attribute attribute, i
   return in_context([&] {
     Function* const function = find_function(handle);
     if (function == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    if (attribute == CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED) {
+      function->most_cluster = value != 0 ? kMostAllowedCluster : kMostCluster;
+      return CUDA_SUCCESS;
+    }
     const bool is_known = attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
     if (!is_known || value < 0 || value > static_cast<int>(kMostSharedBytes)) return CUDA_ERROR_INVALID_VALUE;
     function->most_shared_bytes = value;
