@@ -373,6 +373,14 @@ impl Problem {
         let few = units <= FEW_UNITS.into();
         let little = !few && self.is_little_work(choice.workers);
         let short = few && self.split == Split::Auto && tiles <= FEW_TILES.into();
+        // Workers with which no two whole units have the same one, whatever their lengths: none costs less than an even share.
+        let apart = |splits: i32| {
+            let least = i128::from(choice.fixed_cost) * i128::from(splits);
+            match units {
+                ..=1 => 1,
+                _ => (units * (i128::from(tiles) + least) + least - 1) / least,
+            }
+        };
         [16, 8, 4, 2]
             .into_iter()
             .zip(clusters.into_iter().rev())
@@ -383,11 +391,15 @@ impl Problem {
                     _ => BUSY_CTAS,
                 };
                 let busy = i128::from(splits) * units >= least.into();
-                units <= clusters.into() && (busy || little || short)
+                let enough = match short {
+                    true => apart(splits),
+                    false => units,
+                };
+                enough <= clusters.into() && (busy || little || short)
             })
             // Of little work and short units none is cut: each costs less than being split would.
             .map(|(splits, clusters)| match little || short {
-                true => (splits, units as i32),
+                true => (splits, apart(splits).min(clusters.into()) as i32),
                 false => (splits, clusters),
             })
     }

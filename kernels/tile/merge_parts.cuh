@@ -136,7 +136,8 @@ __device__ __forceinline__ void merge_parts(const FmDecodeParams& p, const RowBl
     mbarrier_wait_acquire_cluster(shared_address(&control.parts_empty), parity ^ 1);
     leave_part<Map>(o, first, half, part, control);
     arrive_at_all(control.parts_full, p.splits, lane);
-    if (!Map::kHandsQueryOn && first + kPartRows == Map::kRows) arrive_once_per_warp(shared_address(&control.result_empty));
+    if (!Map::kRaw && !Map::kHandsQueryOn && first + kPartRows == Map::kRows)
+      arrive_once_per_warp(shared_address(&control.result_empty));
     const auto wait = [&] { mbarrier_wait_acquire_cluster(shared_address(&control.parts_full), parity); };
     if (!Map::kEarlyEnds) wait();
     const uint32_t parts = smem + Map::kPartOffset;

@@ -46,3 +46,11 @@ def test_what_is_wrong_only_once_fails_too():
 def test_a_wrong_lse_is_seen(lse):
     assert tolerance.faults(OUT, torch.tensor(lse), OUT, LSE)
     assert not tolerance.faults(OUT, LSE.float(), OUT, LSE)
+
+
+def test_numbers_too_small_for_all_their_bits_may_be_as_far_off_as_rounding_is():
+    small = torch.full((1, 512), 5.7e-6, dtype=torch.float64)
+    lse = torch.zeros(1)
+    assert not tolerance.faults(small.half(), lse, small, lse.double())
+    assert tolerance.faults(2 * small.half(), lse, small, lse.double())
+    assert tolerance.faults(small.bfloat16() * 1.01, lse, small, lse.double())
