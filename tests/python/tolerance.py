@@ -56,8 +56,9 @@ def all_near(out, lse, want_out, want_lse, limits=ATTENTION) -> torch.Tensor:
 
 
 def _allowed_angle(want, dtype: torch.dtype, limits: Limits) -> torch.Tensor:
-    """The limit; twice what rounding the reference to the result's type makes of it where that is more. It never is where
-    numbers have all their bits: 2^-9 of each is an angle of 2e-6. fp16 below 6e-5, which a sink can make of a result, has fewer."""
+    """The limit; twice what rounding the reference to the result's type makes of it where that is more. It never is
+    where numbers have all their bits: 2^-9 of each is an angle of 2e-6. fp16 below 6e-5, which a sink can make of a
+    result, has fewer."""
     return (2 * angle_error(want.to(dtype).double(), want)).clamp(min=limits.angle)
 
 
