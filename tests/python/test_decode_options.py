@@ -170,6 +170,18 @@ def test_large_scores_stay_finite(device, magnitude, num_splits):
     problem.check(num_splits=num_splits)
 
 
+@pytest.mark.parametrize("page_size", [64, 61], ids=["pages", "tokens"])
+@pytest.mark.parametrize("h", [7, 16, 40])
+@pytest.mark.parametrize(
+    "lens", [[40], [330], [860], [860, 1, 0, 500], [130] * 5 + [1] * 2], ids=lambda lens: f"{len(lens)} of {lens[0]}"
+)
+def test_few_short_requests(device, lens, h, page_size):
+    """On CUDA clusters as large as requests have tiles, the two columns that the table has more included."""
+    problem = problems.make(b=len(lens), h=h, lens=lens, page_size=page_size, device=device)
+    problem.check()
+    problem.quantised("fp8").check()
+
+
 @pytest.mark.parametrize("value", [0.0, 1.0, -3.0])
 def test_equal_scores(device, value):
     problem = problems.make(b=2, h=16, lens=[1, 777], device=device)
