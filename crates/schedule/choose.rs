@@ -352,9 +352,8 @@ impl Problem {
         if self.split != Split::Auto || units == 0 {
             return choice;
         }
-        let cost = units * i128::from(tiles + i64::from(choice.fixed_cost));
-        let share = i128::from(shortest_part(tiles, choice.min_part));
-        let useful = (cost + share - 1) / share;
+        let unit_cost = tiles + i64::from(choice.fixed_cost);
+        let useful = workers_of_share(units, unit_cost, shortest_part(tiles, choice.min_part));
         Choice {
             workers: useful.clamp(1, choice.workers.into()) as i32,
             ..choice
@@ -375,10 +374,10 @@ impl Problem {
         let short = few && self.split == Split::Auto && tiles <= FEW_TILES.into();
         // Workers with which no two whole units have the same one, whatever their lengths: none costs less than an even share.
         let apart = |splits: i32| {
-            let least = i128::from(choice.fixed_cost) * i128::from(splits);
+            let least = i64::from(choice.fixed_cost * splits);
             match units {
                 ..=1 => 1,
-                _ => (units * (i128::from(tiles) + least) + least - 1) / least,
+                _ => workers_of_share(units, tiles + least, least),
             }
         };
         [16, 8, 4, 2]
@@ -403,4 +402,10 @@ impl Problem {
                 false => (splits, clusters),
             })
     }
+}
+
+/// Workers with whom an even share of units that cost so much each is no longer than `share`.
+fn workers_of_share(units: i128, unit_cost: i64, share: i64) -> i128 {
+    let share = i128::from(share);
+    (units * i128::from(unit_cost) + share - 1) / share
 }
