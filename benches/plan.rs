@@ -14,6 +14,7 @@ fn shape(batch: i32, split: Split) -> PlanShape {
         group: 128,
         kv_heads: 1,
         mixed: false,
+        pages: true,
         causal: true,
         max_seq_len: MAX_SEQ_LEN,
         split,

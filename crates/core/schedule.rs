@@ -19,6 +19,8 @@ use crate::view::View;
 const SECTION_ALIGNMENT: i128 = 256;
 /// Of a workspace: what attention kernels may read where a cache has no pages, as `kernels/params.h` says.
 const MIN_BYTES: i128 = 1024;
+/// Pages of a multiple of so many tokens are loaded by boxes.
+const TOKENS_OF_A_BOX: i64 = 8;
 /// Alignment of the workspace itself, in bytes.
 const WORKSPACE_ALIGNMENT: u64 = 16;
 
@@ -75,6 +77,7 @@ impl Schedule {
             group,
             kv_heads: args.num_kv_heads as i32,
             mixed: may_be_mixed(args),
+            pages: may_be_pages(args),
             causal: args.causal,
             max_seq_len,
             split: match args.num_splits {
@@ -157,6 +160,16 @@ fn may_be_mixed(args: &PlanArgs) -> bool {
     let formats = [args.kv_format, args.extra_kv_format];
     let all = |is: fn(KvFormat) -> bool| formats.iter().all(|format| format.is_some_and(is));
     !all(KvFormat::is_e4m3) && !all(|format| !format.is_quantised())
+}
+
+/// Whether whole pages of 16-bit numbers may be what is loaded.
+fn may_be_pages(args: &PlanArgs) -> bool {
+    let lists = matches!(
+        args.queries,
+        Queries::Sparse { .. } | Queries::SparsePrefill { .. }
+    );
+    let quantised = args.kv_format.is_some_and(KvFormat::is_quantised);
+    !lists && !quantised && args.page_size % TOKENS_OF_A_BOX == 0
 }
 
 fn target(device: Device) -> Result<Target> {
@@ -267,6 +280,29 @@ pub(crate) fn plan_error(error: PlanError) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pages_are_loaded_whole_unless_they_are_known_not_to_be() {
+        let pages = |page_size, kv_format| {
+            may_be_pages(&PlanArgs {
+                page_size,
+                kv_format,
+                ..PlanArgs::new(Device::Cpu, 1, 32)
+            })
+        };
+        assert!(pages(64, None) && pages(8, Some(KvFormat::Fp16)));
+        assert!(!pages(1, None) && !pages(61, Some(KvFormat::Bf16)));
+        assert!(!pages(64, Some(KvFormat::Fp8)));
+        let queries = Queries::Sparse {
+            q_len: 1,
+            topk: 64,
+            extra_topk: 0,
+        };
+        assert!(!may_be_pages(&PlanArgs {
+            queries,
+            ..PlanArgs::new(Device::Cpu, 1, 32)
+        }));
+    }
 
     #[test]
     fn caches_are_mixed_unless_both_are_known_to_be_of_one_kind() {

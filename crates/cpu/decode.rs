@@ -94,6 +94,7 @@ pub struct DecodeCpu<'a> {
 ///     group: 1,
 ///     kv_heads: 1,
 ///     mixed: false,
+///     pages: true,
 ///     causal: true,
 ///     max_seq_len: 1,
 ///     split: Split::Auto,

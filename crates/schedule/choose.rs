@@ -1,7 +1,9 @@
 //! How a problem is laid out on a machine: rows per unit, workers, and the costs the planner weighs.
 
+use std::ops::RangeInclusive;
+
 use crate::algorithm::end_of_keys;
-use crate::equal_parts::shortest_part;
+use crate::equal_parts::{equal_parts_of, shortest_part};
 use crate::layout::{DivCeil, most_units};
 use crate::plan_layout::{
     FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_TILE_ROWS, FM_TILE_TOKENS, FmPlanShape,
@@ -31,6 +33,8 @@ const COSTS: Costs = Costs {
     min_part: 2,
     whole_speed: 256,
 };
+/// The same where CTAs share no tile and load [`Problem::pages`]: memory gives 92 of 132 as much as they can take.
+const SPEED_OF_SINGLE_CTAS: i32 = 368;
 /// With fewer rows memory is the limit: an SM whose neighbours are done can load faster than its share.
 const COSTS_OF_FEW_ROWS: Costs = Costs {
     fixed: 3,
@@ -49,6 +53,9 @@ const TEAM_OF_RAGGED_ROWS: i32 = 2;
 const BUSY_CTAS: i32 = 72;
 /// ... by pairs of 16 rows, which take least of an SM, if so many have, ...
 const BUSY_PAIRED_CTAS: i32 = 64;
+/// ... over pages with as many tiles to a CTA at most, if so many have, ...
+const BUSY_CTAS_OF_SHORT_ITEMS: i32 = 48;
+const SHORT_ITEM: i64 = 6;
 /// ... unless there is [`LITTLE_WORK`] for more units than this, or [`FEW_TILES`] for as many: then being split costs more.
 const FEW_UNITS: i32 = 8;
 /// Tiles of a unit, at most, up to which a cluster of 16 has no more than one for each CTA. It never cuts such a unit into parts.
@@ -56,6 +63,31 @@ const FEW_TILES: i32 = 16;
 /// Tiles of 16 rows per multiprocessor up to which blocks of 16 rows share out the work, however many rows there are: then
 /// a call takes what it takes to begin and to end, which is less with fewer rows to a CTA.
 const LITTLE_WORK: i32 = 2;
+/// The same of [`Problem::pages`], where no multiprocessor has two units.
+#[rustfmt::skip]
+const LITTLE_WORK_OF_PAGES: [LittleWork; 7] = [
+    LittleWork { blocks: 2, units: 0..=MANY, tiles: 16, work: 9 },
+    LittleWork { blocks: 2, units: 0..=30, tiles: MANY, work: 9 },
+    LittleWork { blocks: 2, units: 62..=66, tiles: 48, work: 24 }, // as many as there are pairs
+    LittleWork { blocks: 4, units: 0..=MANY, tiles: 8, work: 8 },
+    LittleWork { blocks: 4, units: 0..=30, tiles: 48, work: 6 },
+    LittleWork { blocks: 8, units: 0..=MANY, tiles: 8, work: 4 },
+    LittleWork { blocks: 8, units: 0..=30, tiles: 48, work: 4 },
+];
+const MANY: i32 = i32::MAX;
+
+/// Requests of up to so many blocks of 16 rows, so many units, of so many tiles at most, and as many tiles per multiprocessor.
+struct LittleWork {
+    blocks: i64,
+    units: RangeInclusive<i32>,
+    tiles: i32,
+    work: i32,
+}
+
+/// Units of 17 to 32 rows, in fifths of the multiprocessors, from which on CTAs of 64 rows are faster over pages, ...
+const MANY_UNITS: i64 = 3;
+/// ... if units have as many tiles at most.
+const TILES_OF_MANY: i64 = 32;
 /// Worker slots per CPU thread: threads take the next slot when done, which evens out their speeds.
 const SLOTS_PER_THREAD: i32 = 4;
 
@@ -127,6 +159,9 @@ pub struct Problem {
     pub kv_heads: i32,
     /// A quantised cache is read beside one of another kind, or may be.
     pub mixed: bool,
+    /// What is loaded is whole pages of 16-bit numbers, as far as is known: memory is the limit of CTAs that share no tile, not
+    /// what they do with it.
+    pub pages: bool,
     /// Query token `i` of a request's `q_len` sees keys `0 ..= seq_len - q_len + i` only.
     pub causal: bool,
     /// Longer lengths are clamped to this.
@@ -209,6 +244,7 @@ impl Choice {
 ///     group: 128,
 ///     kv_heads: 1,
 ///     mixed: false,
+///     pages: true,
 ///     causal: true,
 ///     max_seq_len: 1 << 20,
 ///     split: Split::Auto,
@@ -226,19 +262,27 @@ pub fn choose(problem: &Problem) -> Choice {
     };
     let rows = match problem.mean_rows() {
         _ if problem.is_ragged_invariant() => FM_TILE_ROWS,
-        _ if problem.is_little_work(sm_count) => 16,
+        _ if problem.is_for_blocks_of_16(sm_count) => 16,
         ..=16 => 16,
-        17..=32 if !problem.mixed => 32,
+        17..=32 if !problem.mixed && !problem.are_many_short(sm_count) => 32,
         _ => FM_TILE_ROWS,
     };
     if rows == FM_TILE_ROWS {
         let team = problem.team();
-        return Choice::new((rows, team, 1), sm_count / team, COSTS);
+        let whole_speed = match team {
+            1 if problem.pages => SPEED_OF_SINGLE_CTAS,
+            _ => COSTS.whole_speed,
+        };
+        let costs = Costs {
+            whole_speed,
+            ..COSTS
+        };
+        return Choice::new((rows, team, 1), sm_count / team, costs);
     }
     let alone = Choice::new((rows, 1, 1), sm_count, COSTS_OF_FEW_ROWS);
     match problem.splits(&alone, clusters) {
         Some((splits, workers)) => Choice::new((rows, 1, splits), workers, COSTS_OF_FEW_ROWS),
-        None => problem.with_work(alone),
+        None => problem.with_work(alone, sm_count),
     }
 }
 
@@ -318,6 +362,41 @@ impl Problem {
         matches!(self.queries, Queries::Ragged { .. }) && self.split == Split::Invariant
     }
 
+    /// Whether so many requests have so short sequences of pages that CTAs of 64 rows are faster than of 32.
+    fn are_many_short(&self, sm_count: i32) -> bool {
+        let requests = i64::from(self.batch) * i64::from(self.kv_heads);
+        let tiles = i64::from(self.max_seq_len).div_ceil_positive(FM_TILE_TOKENS);
+        self.pages
+            && self.split == Split::Auto
+            && 5 * requests >= MANY_UNITS * i64::from(sm_count)
+            && tiles <= TILES_OF_MANY
+    }
+
+    /// Whether blocks of 16 rows are to share out what little work there is, as far as is known before the lengths are.
+    fn is_for_blocks_of_16(&self, sm_count: i32) -> bool {
+        if self.is_little_work(sm_count) {
+            return true;
+        }
+        if !self.pages
+            || self.split != Split::Auto
+            || matches!(self.queries, Queries::Ragged { .. })
+        {
+            return false;
+        }
+        let shape = self.shape_of(&Choice::new((16, 1, 1), sm_count, COSTS_OF_FEW_ROWS));
+        let (units, tiles) = (most_units(&shape), Self::most_tiles(&shape));
+        let blocks = self.mean_rows().div_ceil_positive(16);
+        let work = units * i128::from(tiles);
+        let units = units.min(MANY.into()) as i32;
+        let is_little = |most: &LittleWork| {
+            blocks <= most.blocks
+                && most.units.contains(&units)
+                && tiles <= most.tiles.into()
+                && work <= i128::from(most.work) * i128::from(sm_count)
+        };
+        units <= sm_count && LITTLE_WORK_OF_PAGES.iter().any(is_little)
+    }
+
     /// Whether blocks of 16 rows would have [`LITTLE_WORK`] at most, as far as is known before the lengths are.
     fn is_little_work(&self, sm_count: i32) -> bool {
         if self.split != Split::Auto || matches!(self.queries, Queries::Ragged { .. }) {
@@ -345,8 +424,8 @@ impl Problem {
     }
 
     /// The choice, of few rows, without workers for whom there can be no part: a launch of fewer CTAs is done sooner. With 64
-    /// rows it is not.
-    fn with_work(&self, choice: Choice) -> Choice {
+    /// rows it is not. Fewer of them cannot go faster than their share by as much.
+    fn with_work(&self, choice: Choice, sm_count: i32) -> Choice {
         let shape = self.shape_of(&choice);
         let (units, tiles) = (most_units(&shape), Self::most_tiles(&shape));
         if self.split != Split::Auto || units == 0 {
@@ -354,8 +433,14 @@ impl Problem {
         }
         let unit_cost = tiles + i64::from(choice.fixed_cost);
         let useful = workers_of_share(units, unit_cost, shortest_part(tiles, choice.min_part));
+        let all = i128::from(choice.workers);
+        // Of equal parts of the longest units, if that is hardly fewer.
+        let equal = equal_parts_of(&shape, units, tiles).filter(|&parts| 8 * parts >= 7 * all);
+        let workers = equal.unwrap_or(useful).clamp(1, all) as i32;
+        let speed = i64::from(choice.whole_speed) * i64::from(workers) / i64::from(sm_count);
         Choice {
-            workers: useful.clamp(1, choice.workers.into()) as i32,
+            workers,
+            whole_speed: (speed as i32).max(COSTS.whole_speed),
             ..choice
         }
     }
@@ -386,6 +471,9 @@ impl Problem {
             .filter(|&(splits, _)| i64::from(splits) < 2 * tiles && (splits < 16 || short))
             .find(|&(splits, clusters)| {
                 let least = match (splits, choice.rows) {
+                    _ if self.pages && tiles <= SHORT_ITEM * i64::from(splits) => {
+                        BUSY_CTAS_OF_SHORT_ITEMS
+                    }
                     (2, 16) => BUSY_PAIRED_CTAS,
                     _ => BUSY_CTAS,
                 };

@@ -1,9 +1,11 @@
-//! Units that have as many tiles each, cut into equal parts, one to a worker. Units without tiles do not count;
-//! each is an item that costs a worker little, and they are dealt out evenly. `kernels/plan/equal_parts.h` is
-//! the same for the device.
+//! Units that have as many tiles each, shared out evenly: cut into equal parts, one to a worker, or, more than workers,
+//! as many whole ones to each. Units without tiles do not count; each is an item that costs a worker little, and they
+//! are dealt out evenly. `kernels/plan/equal_parts.h` is the same for the device.
 //!
-//! Nothing here needs a running sum. Worker `w` has part `w`, if there are that many, and its turns of the empty
-//! units, so that no worker has two more of them than another. A worker's items stand in the order of their units.
+//! Nothing here needs a running sum. A worker has one part, or the next few whole units, if there are that many, and its
+//! turns of the empty units, so that no worker has two more of them than another. A worker's items stand in the order of
+//! their units. Where most workers have parts, those without are spread among them: with all of them at the end a launch
+//! reads up to a tenth less in the same time, as the multiprocessors that have work are not spread evenly over the GPU then.
 
 use crate::algorithm::{Line, Parts, Tally, even_share, fair_stretch};
 use crate::layout::DivCeil;
@@ -11,6 +13,15 @@ use crate::plan_layout::FmPlanShape;
 
 /// Parts of a unit above which each costs more than it saves, unless it is long.
 const MOST_EQUAL_PARTS: i32 = 32;
+/// What a number of parts that is no power of two costs to add up, each part above those, and four of any: in 256ths of what
+/// being split costs.
+const COST_OF_UNEVEN: i32 = 64;
+/// Whole units of a worker up to which it matters that no worker has one less: the last ones would be at work alone.
+const MOST_ROUNDS: i32 = 3;
+/// Numbers of parts that are looked at: powers of two from the largest down, besides as many as there are workers for.
+const POWERS: i32 = 4;
+/// Costs above it count as this much: so no product passes 63 bits.
+const MOST_COST: i32 = 1 << 15;
 
 /// The shortest equal part of a unit, in tiles, however many workers there are.
 pub(crate) fn shortest_part(tiles: i64, min_part: i32) -> i64 {
@@ -31,46 +42,98 @@ pub(crate) struct EqualParts {
     filled: i32,
     /// Units that have none.
     empty: i32,
-    /// Of all units with tiles, no more than workers.
+    /// Of all units with tiles.
     parts: i32,
+    /// Parts of a worker: 1, or more where units are whole.
+    each: i32,
 }
 
-/// The parts of units of which `filled` have tiles, all as many, where they are no longer than even shares, or
-/// short anyway: those that the units would have without the empty ones. `line.whole` says whether with these
-/// whole units share out evenly; then there is nothing to do for units that would be whole without them, too.
+/// The parts of units of which `filled` have tiles, all as many, where the longest is about as good for a worker as an even share
+/// and what cutting at even shares costs: those that the units would have without the empty ones. `line.whole` says whether with
+/// these whole units share out evenly; then there is nothing to do for units that would be whole without them, too, and
+/// no more than workers.
 pub(crate) fn equal_parts(shape: &FmPlanShape, line: &Line, filled: i32) -> Option<EqualParts> {
     let empty = line.units - filled;
-    if filled == 0 || filled > shape.workers / 2 || (line.whole && empty == 0) {
+    if filled == 0 || i64::from(filled) > i64::from(shape.workers) * i64::from(MOST_ROUNDS) {
         return None;
+    }
+    let rounds = (filled - 1) / shape.workers + 1;
+    let most_have_all = rounds == 1
+        || i64::from(filled) * 8 > (i64::from(rounds) * 8 - 1) * i64::from(shape.workers);
+    if line.whole && empty == 0 && most_have_all {
+        return None; // as on the line
     }
     let all_tiles = line.total - i64::from(line.units) * i64::from(shape.fixed_cost);
     let tiles = all_tiles / i64::from(filled);
     if tiles * i64::from(filled) != all_tiles {
         return None;
     }
-    let low = i64::from(shape.min_part);
-    let cost = tiles + i64::from(shape.fixed_cost);
-    let share = even_share(cost * i64::from(filled), shape.workers);
-    let cut_into = |step: i64, count: i32| EqualParts {
+    let fixed = i64::from(shape.fixed_cost);
+    let share = even_share((tiles + fixed) * i64::from(filled), shape.workers);
+    let most = fair_stretch(shape, share);
+    let cut_into = |step: i64, count: i32, each: i32| EqualParts {
         step: step as i32,
         tiles: tiles as i32,
         count,
         filled,
         empty,
         parts: filled * count,
+        each,
     };
-    // Whole units would have a worker each, as there are two for one.
-    if cost <= fair_stretch(shape, share) {
-        return (!line.whole).then_some(cut_into(tiles, 1));
+    if (tiles + fixed) * i64::from(rounds) <= most {
+        let as_on_the_line = line.whole && rounds == 1;
+        return (!as_on_the_line).then_some(cut_into(tiles, 1, rounds));
     }
-    let step = tiles
-        .div_ceil_positive(shape.workers / filled)
-        .max(shortest_part(tiles, shape.min_part));
-    if step >= tiles || step > share.max(2 * low) {
+    if filled > shape.workers / 2 {
         return None;
     }
-    let count = ((tiles - low) / step) as i32 + 1; // the last part is no shorter than min_part
-    Some(cut_into(step, count))
+    let (step, count) = best_parts(shape, tiles, filled);
+    (step < tiles && step + fixed <= most).then_some(cut_into(step, count, 1))
+}
+
+/// Tiles of a part and parts of a unit that take least time: the longer of what a part takes a worker and of what all units take
+/// the machine, and adding up the parts, which takes longer where they are many or no power of two.
+fn best_parts(shape: &FmPlanShape, tiles: i64, filled: i32) -> (i64, i32) {
+    let shortest = shortest_part(tiles, shape.min_part);
+    let most = (tiles / shortest).clamp(1, i64::from(shape.workers / filled)) as i32;
+    let speed = i64::from(shape.whole_speed.min(MOST_COST));
+    let (split, low) = (
+        i64::from(shape.split_cost.min(MOST_COST)),
+        i64::from(shape.min_part),
+    );
+    let even = tiles * i64::from(filled) * 16 / i64::from(shape.workers) * speed / 16;
+    let of = |parts: i32| {
+        let step = tiles.div_ceil_positive(parts).max(shortest);
+        let count = ((tiles - low) / step) as i32 + 1; // the last part is no shorter than min_part
+        let uneven = match count.count_ones() {
+            1 => 0,
+            _ => COST_OF_UNEVEN,
+        };
+        let more = (count - MOST_EQUAL_PARTS).max(0);
+        let adding = i64::from(count / 4 + more + uneven) * split * speed / 256;
+        ((step * 256).max(even) + adding, step, count)
+    };
+    let power = 1 << (31 - most.leading_zeros());
+    let mut best = of(most);
+    for k in 0..POWERS {
+        if power >> k < 2 {
+            break;
+        }
+        let other = of(power >> k);
+        if other.0 < best.0 {
+            best = other;
+        }
+    }
+    (best.1, best.2)
+}
+
+/// Parts of so many units of so many tiles, if each can have more than one.
+pub(crate) fn equal_parts_of(shape: &FmPlanShape, units: i128, tiles: i64) -> Option<i128> {
+    if units == 0 || units > i128::from(shape.workers / 2) || tiles == 0 {
+        return None;
+    }
+    let (_, count) = best_parts(shape, tiles, units as i32);
+    Some(units * i128::from(count))
 }
 
 impl EqualParts {
@@ -88,25 +151,56 @@ impl EqualParts {
         }
     }
 
-    /// First item of a worker, `0 <= worker <= workers`. The last workers are those with one empty unit more
-    /// than others, as they have no part where there are fewer parts than workers.
-    pub(crate) fn first_item(&self, shape: &FmPlanShape, worker: i32) -> i32 {
+    /// Workers that have parts.
+    fn busy(&self) -> i32 {
+        (self.parts - 1) / self.each + 1
+    }
+
+    /// The workers that those are spread over: where few have parts, the first.
+    fn spread(&self, shape: &FmPlanShape) -> i32 {
+        match self.busy() > shape.workers / 2 {
+            true => shape.workers,
+            false => self.busy(),
+        }
+    }
+
+    /// The worker that has the `k`-th turn of parts.
+    fn worker_of(&self, shape: &FmPlanShape, k: i32) -> i32 {
+        (i64::from(k) * i64::from(self.spread(shape)) / i64::from(self.busy())) as i32
+    }
+
+    /// Parts of the workers before `worker`.
+    fn parts_before(&self, shape: &FmPlanShape, worker: i32) -> i32 {
+        let busy =
+            (i64::from(worker) * i64::from(self.busy())).div_ceil_positive(self.spread(shape));
+        (busy * i64::from(self.each)).min(self.parts.into()) as i32
+    }
+
+    /// Empty units of the workers before `worker`. The last workers are those with one more than others.
+    fn empty_before(&self, shape: &FmPlanShape, worker: i32) -> i32 {
         let each = self.empty / shape.workers;
         let fewer = shape.workers - self.empty % shape.workers; // workers that have no more than `each`
-        worker.min(self.parts) + worker * each + (worker - fewer).max(0)
+        worker * each + (worker - fewer).max(0)
+    }
+
+    /// First item of a worker, `0 <= worker <= workers`.
+    pub(crate) fn first_item(&self, shape: &FmPlanShape, worker: i32) -> i32 {
+        self.parts_before(shape, worker) + self.empty_before(shape, worker)
     }
 
     /// The item of part `part` of all, whose unit has `empty` empty ones before it.
     pub(crate) fn item_of_part(&self, shape: &FmPlanShape, part: i32, empty: i32) -> i32 {
-        self.first_item(shape, part) + (empty + part) / shape.workers
+        let worker = self.worker_of(shape, part / self.each);
+        part + self.empty_before(shape, worker) + (empty + worker) / shape.workers
     }
 
     /// The item of the empty unit that has `empty` others and `filled` units with tiles before it: in turn, from
     /// the last worker down.
     pub(crate) fn item_of_empty(&self, shape: &FmPlanShape, empty: i32, filled: i32) -> i32 {
         let worker = shape.workers - 1 - empty % shape.workers;
-        let part_before = worker < filled * self.count;
-        self.first_item(shape, worker) + i32::from(part_before) + empty / shape.workers
+        let parts = |worker: i32| self.parts_before(shape, worker).min(filled * self.count);
+        let before = parts(worker + 1) - parts(worker);
+        self.first_item(shape, worker) + before + empty / shape.workers
     }
 
     pub(crate) fn tally(&self) -> Tally {

@@ -19,6 +19,7 @@
 //!     group: 128,
 //!     kv_heads: 1,
 //!     mixed: false,
+//!     pages: true,
 //!     causal: true,
 //!     max_seq_len: 1 << 20,
 //!     split: Split::Auto,

@@ -7,7 +7,7 @@
 //   cut_equally      where as many units with tiles could be equal, a thread per unit: are they?
 //   write_units      a thread per unit: parts -> scan -> items, merge, first item of the unit
 //   write_workers    a thread per cut: which item it falls on; in a cut unit, that item
-//   write_equal      equal parts, instead of both: a thread per unit, then one per worker
+//   write_equal      equal parts, instead of both: a thread per unit, then one per worker and one per part
 //   deal             few units that would be cut, whole, or parts whose number is fixed, of few units, if they are not about
 //                    equally long: a thread per unit counts parts and ranks them, one per worker takes them
 //   write_dealt      a thread per unit, then one per worker
@@ -247,6 +247,7 @@ struct Planner {
   __device__ EqualParts cut_equally(const Line<Position>& line) const {
     const uint32_t lane = threadIdx.x % 32;
     const uint32_t all_filled = __reduce_add_sync(~0u, lane < blockDim.x / 32 ? filled[lane] : 0);
+    if (!may_be_equal(shape, line, all_filled)) return {};
     const EqualParts equal = equal_parts(shape, line, all_filled);
     if (equal.step == 0) return equal;
     bool same = true;
@@ -265,9 +266,10 @@ struct Planner {
     FmWorkItem* items = section<FmWorkItem>(params, params.layout.items);
     for (uint32_t worker = threadIdx.x; worker <= uint32_t(shape.workers); worker += blockDim.x) {
       worker_begin[worker] = first_item(shape, equal, worker);
-      if (worker >= uint32_t(equal.parts)) continue;
-      const int32_t rank = worker / equal.count, part = worker % equal.count, index = unit_item[rank];
-      FmWorkItem* item = items + item_of_part(shape, equal, worker, index - rank);
+    }
+    for (uint32_t i = threadIdx.x; i < uint32_t(equal.parts); i += blockDim.x) {
+      const int32_t rank = i / equal.count, part = i % equal.count, index = unit_item[rank];
+      FmWorkItem* item = items + item_of_part(shape, equal, i, index - rank);
       store(item, make_item(unit_at(index), parts, part, before_filled(equal, rank)));
     }
     return tally_of(equal);

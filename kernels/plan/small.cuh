@@ -16,7 +16,7 @@
 //                  under the number of their first inner cut; the thread of an inner cut looks back to that number and writes
 //                  the item that begins there
 //   write_equal    a unit's thread leaves it for the threads of its parts, or writes it if it is empty; then a
-//                  thread per worker writes the worker and its part
+//                  thread per worker writes the worker, and one per part the part
 //
 // Two units to a thread, in a kernel of its own: half as many warps, which barriers and scans take time for, and twice as
 // many units without rounds; it takes more registers than there are with 1,024 threads (a few spills).
@@ -66,6 +66,12 @@ __device__ __forceinline__ Scanned scan_block(uint32_t value, uint32_t* warp_sum
   const uint32_t sum = lane < blockDim.x / 32 ? warp_sum[lane] : 0;
   const uint32_t warps_before = __reduce_add_sync(~0u, lane < warp ? sum : 0);
   return {warps_before + upto - value, __reduce_add_sync(~0u, sum)};
+}
+
+/* Not a part of `plan`, whose registers are short. */
+__device__ inline __attribute__((noinline)) EqualParts find_equal_parts(const FmPlanShape& shape, const Line<Position>& line,
+                                                                        int32_t filled) {
+  return equal_parts(shape, line, filled);
 }
 
 /* Units, of which a thread has kUnits, one after another; and as many requests of a ragged batch. */
@@ -205,7 +211,8 @@ struct Planner {
 
   /* Equal parts where units with tiles are equal and that is as good, else none. */
   __device__ __forceinline__ EqualParts cut_equally(const Line<Position>& line) const {
-    const EqualParts equal = equal_parts(shape, line, filled);
+    if (!may_be_equal(shape, line, filled)) return {};
+    const EqualParts equal = find_equal_parts(shape, line, filled);
     if (equal.step == 0) return equal;
     bool same = true;
     for_each(units, [&](int k, int32_t) {
@@ -339,13 +346,13 @@ struct Planner {
     __syncthreads();
     int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
 #pragma unroll 1
-    for (int32_t worker = thread; worker <= shape.workers; worker += blockDim.x) {
-      worker_begin[worker] = first_item(shape, equal, worker);
-      if (worker >= equal.parts) continue;
-      const int32_t rank = worker / equal.count;
+    for (int32_t worker = thread; worker <= shape.workers; worker += blockDim.x) worker_begin[worker] = first_item(shape, equal, worker);
+#pragma unroll 1
+    for (int32_t part = thread; part < equal.parts; part += blockDim.x) {
+      const int32_t rank = part / equal.count;
       const FilledUnit& of = shared.filled_units[rank];
-      const int32_t item = item_of_part(shape, equal, worker, of.empty_before);
-      write_item(item, of.unit, parts, worker - rank * equal.count, before_filled(equal, rank));
+      const int32_t item = item_of_part(shape, equal, part, of.empty_before);
+      write_item(item, of.unit, parts, part - rank * equal.count, before_filled(equal, rank));
     }
     return tally_of(equal);
   }

@@ -6,6 +6,7 @@
 #include "../plan_algorithm.h"
 #include "block.cuh"
 #include "dealt.h"
+#include "equal_parts.h"
 
 namespace ferromla {
 namespace plan {
@@ -32,7 +33,7 @@ struct CutUnit {
   Tally before;
 };
 
-/* A unit that is cut into equal parts. */
+/* A unit of as many tiles as others. */
 struct FilledUnit {
   Unit unit;
   int32_t empty_before; /* units without tiles before it */
@@ -56,7 +57,7 @@ struct alignas(16) Shared {
       CutUnit unit[kMaxWorkers + 1]; /* by first inner cut */
       FmWorkItem staged[kStagedBesideCuts];
     } of_cut;
-    FilledUnit filled_units[kMaxWorkers / 2];
+    FilledUnit filled_units[kMostRounds * kMaxWorkers];
     struct {
       Unit unit[kMostDealtWhole];
       int32_t tiles[kMostDealtWhole], rank[kMostDealtWhole], of_rank[kMostDealtWhole];

@@ -21,18 +21,34 @@ namespace fm {
 
 constexpr int kValuesBarrier = 3;  // named barriers of each values warpgroup, two of them
 
-// O += V^T P^T of one tile. The first operand is V as it lies, read with M, its columns, as the contiguous side.
+// O += V^T P^T of 16 tokens. The first operand is V as it lies, read with M, its columns, as the contiguous side.
+template <class M, int Rows>
+__device__ __forceinline__ void multiply_step_of_values(FewAccumulators<Rows>& o, Operand first_block, Operand second_block,
+                                                        Operand weights, int k) {
+#pragma unroll
+  for (int m = 0; m < 4; ++m)
+    wgmma_ss_few<1>(M(), o[m], (m < 2 ? first_block : second_block).at(m % 2 * kAtomBytes + k * 2 * kGroupBytes),
+                    weights.at(k * 32), true);
+}
+
+// O += V^T P^T of one tile, or of as many steps of it.
 template <class M, int Rows>
 __device__ __forceinline__ void multiply_values_weights(FewAccumulators<Rows>& o, Operand first_block, Operand second_block,
-                                                        Operand weights) {
+                                                        Operand weights, int steps) {
+  if (steps < kTileTokens / kStepTokens) {
+#pragma unroll 1
+    for (int k = 0; k < steps; ++k) {
+      wgmma_fence();
+      multiply_step_of_values<M, Rows>(o, first_block, second_block, weights, k);
+      wgmma_commit();
+      wgmma_wait<0>();
+    }
+    return;
+  }
   wgmma_fence();
 #pragma unroll
-  for (int k = 0; k < 4; ++k)
-#pragma unroll
-    for (int m = 0; m < 4; ++m)
-      wgmma_ss_few<1>(M(), o[m],
-                      (m < 2 ? first_block : second_block).at(m % 2 * kAtomBytes + k * 2 * kGroupBytes),
-                      weights.at(k * 32), true);
+  for (int k = 0; k < kTileTokens / kStepTokens; ++k)
+    multiply_step_of_values<M, Rows>(o, first_block, second_block, weights, k);
   wgmma_commit();
   wgmma_wait<0>();
 }
@@ -110,7 +126,8 @@ __device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, c
       wait_together<Map>(shared_address(&control.weights_full[place.rope()]), place.rope_parity(),
                          kValuesBarrier + half);
       if (control.rescale[place.rope()][0]) scale_few_rows<Map::kRows>(o, control.factor[place.rope()], lane);
-      multiply_values_weights<M, Map::kRows>(o, first_values, second_values, weights);
+      const int steps = !Map::kTokens && tiles == 1 ? value_steps(r.in_last_tile()) : kTileTokens / kStepTokens;
+      multiply_values_weights<M, Map::kRows>(o, first_values, second_values, weights, steps);
       if (lane == 0) {
         if (!Map::kCodes) {
           mbarrier_arrive(shared_address(&control.block_empty[first]));

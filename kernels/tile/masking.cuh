@@ -47,13 +47,20 @@ __device__ __forceinline__ uint64_t existing(uint64_t present, int in_sequence) 
   return in_sequence < kTileTokens ? present & ((1ull << max(in_sequence, 0)) - 1) : present;
 }
 
-// Of a tile with `in_sequence` tokens before the end of the sequence: the other rows of V, in some of its column quarters, become
-// zeros. By a warpgroup, each thread of which has the same 16 bytes of each eight rows.
+// Tokens that a product of P and V takes at a time, and how many times it does for the tokens of a tile that are before the end of
+// the sequence, `in_sequence` > 0 of them.
+constexpr int kStepTokens = 16;
+__device__ __forceinline__ int value_steps(int in_sequence) {
+  return (min(in_sequence, kTileTokens) + kStepTokens - 1) / kStepTokens;
+}
+
+// Of a tile with `in_sequence` tokens before the end of the sequence: the other rows of V that are multiplied, in some of its column
+// quarters, become zeros. By a warpgroup, each thread of which has the same 16 bytes of each eight rows.
 template <class Map, int Quarters>
 __device__ __forceinline__ void clear_past_end(int in_sequence, uint32_t smem, TilePlace<Map> place,
                                                const int (&quarters)[Quarters]) {
   const int row = warpgroup_thread() / 8 % 8;  // of eight
-  for (int group = max(in_sequence - row + 7, 0) / 8; group < kTileTokens / 8; ++group)
+  for (int group = max(in_sequence - row + 7, 0) / 8; group < value_steps(in_sequence) * kStepTokens / 8; ++group)
 #pragma unroll
     for (int i = 0; i < Quarters; ++i)
       store_shared(smem + block_offset(place.block(quarters[i])) + group * kGroupBytes + warpgroup_thread() * 16,

@@ -44,6 +44,19 @@ __device__ __forceinline__ void multiply_weights_values(T, float (&o)[64], Opera
   wgmma_commit();
 }
 
+// Both blocks of a warpgroup, over fewer tokens than a tile has.
+template <class T>
+__device__ __forceinline__ void multiply_first_steps(T, Accumulators& o, Operand weights, Operand first, Operand second, int steps) {
+#pragma unroll 1
+  for (int k = 0; k < steps; ++k) {
+    wgmma_fence();
+    wgmma_ss_n128_bn(T(), o[0], weights.at(k * 32), first.at(k * 2 * kGroupBytes));
+    wgmma_ss_n128_bn(T(), o[1], weights.at(k * 32), second.at(k * 2 * kGroupBytes));
+    wgmma_commit();
+    wgmma_wait<0>();
+  }
+}
+
 // 128 columns of a row as 16-bit numbers. Of each four groups of eight columns a lane gets one, by a transposition among
 // the four lanes of a row, and stores sixteen bytes.
 template <class T>
@@ -155,6 +168,7 @@ __device__ __forceinline__ void accumulate_values(const FmDecodeParams& p, const
   for_each_row_block<Map>(p, first_item, [&](int item, const RowBlock& range) {
     Accumulators o;
     clear_accumulators(o);
+    const int last_steps = value_steps(range.in_last_tile());
     for (int tiles = range.tile_end - range.tile_begin; tiles > 0; --tiles) {
       // Found while P is waited for: what lies between that and the first product is a part of every tile's time.
       const Operand weights(smem + Map::rope_offset(place.rope()), 0, kAtomBytes);
@@ -164,13 +178,21 @@ __device__ __forceinline__ void accumulate_values(const FmDecodeParams& p, const
       mbarrier_wait(shared_address(&control.weights_full[place.rope()]), place.rope_parity());
       if (control.rescale[place.rope()][warp])
         scale_rows(o, control.factor[place.rope()][row0], control.factor[place.rope()][row0 + 8]);
-      multiply_weights_values<0, 4>(M(), o[0], weights, first_values);
-      // The first block is released as soon as it is used up, with enough handed over to keep the tensor cores busy.
-      multiply_weights_values<0, 2>(M(), o[1], weights, second_values);
-      wgmma_wait<1>();
-      if (!Map::kCodes && lane < p.multicast) mbarrier_arrive_at(shared_address(&control.block_empty[first]), lane);
-      multiply_weights_values<2, 4>(M(), o[1], weights, second_values);
-      wgmma_wait<0>();
+      const auto release_first = [&] {
+        if (!Map::kCodes && lane < p.multicast) mbarrier_arrive_at(shared_address(&control.block_empty[first]), lane);
+      };
+      if (!Map::kTokens && tiles == 1 && last_steps < kTileTokens / kStepTokens) {
+        multiply_first_steps(M(), o, weights, first_values, second_values, last_steps);
+        release_first();
+      } else {
+        multiply_weights_values<0, 4>(M(), o[0], weights, first_values);
+        // The first block is released as soon as it is used up, with enough handed over to keep the tensor cores busy.
+        multiply_weights_values<0, 2>(M(), o[1], weights, second_values);
+        wgmma_wait<1>();
+        release_first();
+        multiply_weights_values<2, 4>(M(), o[1], weights, second_values);
+        wgmma_wait<0>();
+      }
       if (lane < p.multicast) {
         if (!Map::kCodes) mbarrier_arrive_at(shared_address(&control.block_empty[second]), lane);
         mbarrier_arrive_at(shared_address(&control.tile_empty[place.rope()]), lane);

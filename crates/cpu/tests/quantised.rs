@@ -88,6 +88,7 @@ fn attend(cache: CacheCpu, q_scale: QueryScale, q: Rows<3>) -> (Vec<u16>, Vec<f3
         group: 8,
         kv_heads: 1,
         mixed: false,
+        pages: true,
         causal: true,
         max_seq_len: 160,
         split: Split::Fixed(2),

@@ -44,19 +44,19 @@ const WORKLOADS: &[(&str, Batch, Layout)] = &[
     ("more rows than a team of 8 holds", (128, 128, each(5)), (64, 4, 1, 33, 384)),
     ("64 requests, few heads", (64, 16, each(1)), (16, 1, 2, 66, 64)),
     ("12 requests, few heads", (12, 16, each(1)), (16, 1, 8, 15, 12)),
-    ("16 requests, few heads", (16, 16, each(1)), (16, 1, 1, 132, 16)),
+    ("16 requests, few heads", (16, 16, each(1)), (16, 1, 1, 128, 16)),
     ("24 requests, few heads", (24, 16, each(1)), (16, 1, 4, 30, 24)),
     ("64 requests, all heads", (64, 128, each(1)), (64, 2, 1, 66, 64)),
     ("9 requests, few heads", (9, 16, each(1)), (16, 1, 8, 15, 9)),
     ("18 requests, few heads", (18, 16, each(1)), (16, 1, 4, 30, 18)),
     ("32 requests, few heads", (32, 16, each(1)), (16, 1, 2, 66, 32)),
-    ("32 requests, 32 heads", (32, 32, each(1)), (32, 1, 1, 132, 32)),
+    ("32 requests, 32 heads", (32, 32, each(1)), (32, 1, 1, 128, 32)),
     ("36 requests, 32 heads", (36, 32, each(1)), (32, 1, 2, 66, 36)),
     ("32 requests, half the heads", (32, 64, each(1)), (64, 1, 1, 132, 32)),
     ("32 requests, all heads", (32, 128, each(1)), (64, 2, 1, 66, 32)),
-    ("8 requests, few heads", (8, 16, each(1)), (16, 1, 1, 132, 8)),
+    ("8 requests, few heads", (8, 16, each(1)), (16, 1, 1, 128, 8)),
     ("8 requests, all heads", (8, 128, each(1)), (64, 2, 1, 66, 8)),
-    ("one request, few heads", (1, 16, each(1)), (16, 1, 1, 132, 1)),
+    ("one request, few heads", (1, 16, each(1)), (16, 1, 1, 128, 1)),
     ("one request, all heads", (1, 128, each(1)), (64, 2, 1, 66, 1)),
     ("heads that are no multiple of a tile", (64, 126, each(2)), (64, 4, 1, 33, 64)),
     ("one head", (64, 1, each(1)), (16, 1, 2, 66, 64)),
@@ -71,7 +71,7 @@ const WORKLOADS: &[(&str, Batch, Layout)] = &[
     ("drafts of 1 to 4, few heads", (64, 16, all(160)), (64, 1, 1, 132, 88)),
     ("decode as prefill, few heads", (128, 16, all(128)), (16, 1, 1, 132, 128)),
     ("decode as prefill, all heads", (128, 128, all(128)), (64, 2, 1, 66, 128)),
-    ("one request as prefill", (1, 16, all(1)), (16, 1, 1, 132, 1)),
+    ("one request as prefill", (1, 16, all(1)), (16, 1, 1, 128, 1)),
     ("no request", (0, 16, all(0)), (16, 1, 1, 132, 0)),
 ];
 
@@ -82,6 +82,7 @@ fn problem((batch, group, queries): Batch, split: Split) -> Problem {
         group,
         kv_heads: 1,
         mixed: false,
+        pages: true,
         causal: true,
         max_seq_len: 1 << 20,
         split,
@@ -100,9 +101,9 @@ const MIXED_WORKLOADS: &[(&str, Batch, Layout)] = &[
     ("all heads", (128, 128, each(1)), (64, 2, 1, 66, 128)),
     ("17 rows", (128, 17, each(1)), (64, 1, 1, 132, 128)),
     ("64 requests, few heads", (64, 16, each(1)), (16, 1, 2, 66, 64)),
-    ("8 requests, few heads", (8, 16, each(1)), (16, 1, 1, 132, 8)),
+    ("8 requests, few heads", (8, 16, each(1)), (16, 1, 1, 128, 8)),
     ("8 requests, one draft token", (8, 16, each(2)), (64, 1, 1, 132, 8)),
-    ("one request, few heads", (1, 16, each(1)), (16, 1, 1, 132, 1)),
+    ("one request, few heads", (1, 16, each(1)), (16, 1, 1, 128, 1)),
     ("one request, 32 heads", (1, 32, each(1)), (64, 1, 1, 132, 1)),
     ("lists, few heads", (128, 16, lists(1)), (16, 1, 1, 132, 128)),
     ("lists, few heads, one draft token", (32, 16, lists(2)), (16, 1, 2, 66, 64)),
@@ -128,18 +129,52 @@ fn layout_of(problem: &Problem) -> Layout {
     )
 }
 
+/// Layouts that differ from those expected.
+fn assert_layouts<'a>(of: impl IntoIterator<Item = (&'a str, Problem, Layout)>) {
+    let wrong: Vec<_> = of
+        .into_iter()
+        .map(|(name, problem, expected)| {
+            (
+                name,
+                problem.split,
+                problem.mixed,
+                layout_of(&problem),
+                expected,
+            )
+        })
+        .filter(|(.., layout, expected)| layout != expected)
+        .collect();
+    assert!(
+        wrong.is_empty(),
+        "name, split, mixed, layout, expected: {wrong:#?}"
+    );
+}
+
 #[test]
 fn named_workloads_keep_their_layout() {
     for (mixed, workloads) in [(false, WORKLOADS), (true, MIXED_WORKLOADS)] {
-        for &(name, batch, layout) in workloads {
-            for split in [Split::Auto, Split::Fixed(3)] {
-                let problem = Problem {
-                    mixed,
-                    ..problem(batch, split)
-                };
-                assert_eq!(layout_of(&problem), layout, "{name}, mixed: {mixed}");
-            }
-        }
+        let pages = !mixed;
+        let of = |batch, split| Problem {
+            mixed,
+            pages,
+            ..problem(batch, split)
+        };
+        assert_layouts(
+            workloads
+                .iter()
+                .map(|&(name, batch, layout)| (name, of(batch, Split::Auto), layout)),
+        );
+        // As many CTAs as there are, where parts are fixed.
+        assert_layouts(workloads.iter().map(
+            |&(name, batch, (rows, team, splits, workers, units))| {
+                let workers = if workers == 128 { 132 } else { workers };
+                (
+                    name,
+                    of(batch, Split::Fixed(3)),
+                    (rows, team, splits, workers, units),
+                )
+            },
+        ));
     }
 }
 
@@ -162,30 +197,81 @@ const LITTLE_WORK: &[(&str, Batch, i32, Layout)] = &[
     ("one long request, all heads", (1, 128, each(1)), 8192, (64, 2, 1, 66, 1)),
     ("8 requests of a tile, all heads", (8, 128, each(1)), 64, (16, 1, 1, 132, 64)),
     ("lists, 32 heads, one request", (1, 32, lists(1)), 0, (16, 1, 1, 70, 2)),
-    ("lists, half the heads, one request", (1, 64, lists(1)), 0, (16, 1, 1, 132, 4)),
+    ("lists, half the heads, one request", (1, 64, lists(1)), 0, (16, 1, 1, 128, 4)),
     ("lists, all heads, two requests", (2, 128, lists(1)), 0, (64, 2, 1, 66, 2)),
     ("one request as prefill", (1, 128, all(1)), 64, (64, 2, 1, 66, 1)),
 ];
 
+/// The same of pages of 16-bit numbers.
+#[rustfmt::skip]
+const LITTLE_WORK_OF_PAGES: &[(&str, Batch, i32, Layout)] = &[
+    ("6 requests of 32 tiles, few heads", (6, 16, each(1)), 2048, (16, 1, 8, 15, 6)),
+    ("8 of 48 tiles", (8, 16, each(1)), 3072, (16, 1, 8, 15, 8)),
+    ("8 of 64 tiles", (8, 16, each(1)), 4096, (16, 1, 1, 128, 8)),
+    ("16 of 16 tiles", (16, 16, each(1)), 1024, (16, 1, 4, 30, 16)),
+    ("32 heads, 6 requests of 32 tiles", (6, 32, each(1)), 2048, (16, 1, 8, 15, 12)),
+    ("32 heads, 12 of 16 tiles", (12, 32, each(1)), 1024, (16, 1, 4, 30, 24)),
+    ("32 heads, 16 of 32 tiles", (16, 32, each(1)), 2048, (32, 1, 1, 128, 16)),
+    ("32 heads, as many as there are pairs, 48 tiles", (32, 32, each(1)), 3072, (16, 1, 2, 66, 64)),
+    ("32 heads, a tile more", (32, 32, each(1)), 3073, (32, 1, 1, 128, 32)),
+    ("32 heads, one long request", (1, 32, each(1)), 32768, (16, 1, 1, 128, 2)),
+    ("32 heads, 80 of 32 tiles", (80, 32, each(1)), 2048, (64, 1, 1, 132, 80)),
+    ("32 heads, 80 of more", (80, 32, each(1)), 2049, (32, 1, 1, 132, 80)),
+    ("64 heads, 16 of 8 tiles", (16, 64, each(1)), 512, (16, 1, 2, 66, 64)),
+    ("64 heads, 6 of 32 tiles", (6, 64, each(1)), 2048, (16, 1, 4, 30, 24)),
+    ("64 heads, 8 of 32 tiles", (8, 64, each(1)), 2048, (64, 1, 1, 132, 8)),
+    ("all heads, 8 of 8 tiles", (8, 128, each(1)), 512, (16, 1, 2, 66, 64)),
+    ("all heads, 8 of 16 tiles", (8, 128, each(1)), 1024, (64, 2, 1, 66, 8)),
+    ("all heads, one of 48 tiles", (1, 128, each(1)), 3072, (16, 1, 8, 15, 8)),
+];
+
 #[test]
 fn little_work_goes_to_ctas_of_16_rows_unless_parts_are_fixed() {
-    for &(name, batch, max_seq_len, layout) in LITTLE_WORK {
-        for mixed in [false, true] {
-            let of = |split| Problem {
-                mixed,
-                max_seq_len,
-                ..problem(batch, split)
-            };
-            assert_eq!(
-                layout_of(&of(Split::Auto)),
-                layout,
-                "{name}, mixed: {mixed}"
-            );
+    for &(name, batch, max_seq_len, _) in LITTLE_WORK.iter().chain(LITTLE_WORK_OF_PAGES) {
+        for pages in [false, true] {
             for split in [Split::Fixed(2), Split::Invariant, Split::Never] {
-                assert_eq!(choose(&of(split)).rows == 16, batch.1 <= 16, "{name}");
+                let problem = Problem {
+                    pages,
+                    max_seq_len,
+                    ..problem(batch, split)
+                };
+                assert_eq!(choose(&problem).rows == 16, batch.1 <= 16, "{name}");
             }
         }
     }
+    for mixed in [false, true] {
+        assert_layouts(
+            LITTLE_WORK
+                .iter()
+                .map(|&(name, batch, max_seq_len, layout)| {
+                    let pages = false;
+                    (
+                        name,
+                        Problem {
+                            mixed,
+                            pages,
+                            max_seq_len,
+                            ..problem(batch, Split::Auto)
+                        },
+                        layout,
+                    )
+                }),
+        );
+    }
+    assert_layouts(
+        LITTLE_WORK_OF_PAGES
+            .iter()
+            .map(|&(name, batch, max_seq_len, layout)| {
+                (
+                    name,
+                    Problem {
+                        max_seq_len,
+                        ..problem(batch, Split::Auto)
+                    },
+                    layout,
+                )
+            }),
+    );
 }
 
 #[test]
@@ -194,7 +280,10 @@ fn mixed_caches_have_no_cta_of_32_rows_and_64_wherever_16_are_too_few() {
         for batch in [0, 1, 7, 64, 500] {
             for group in 1..=130 {
                 for queries in [each(1), each(2), lists(3), all(batch), all(3 * batch)] {
-                    let one = problem((batch, group, queries), split);
+                    let one = Problem {
+                        pages: false,
+                        ..problem((batch, group, queries), split)
+                    };
                     let mixed = Problem { mixed: true, ..one };
                     let (one, mixed) = (choose(&one), choose(&mixed));
                     if one.rows == 32 {

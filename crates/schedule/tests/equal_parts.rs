@@ -12,6 +12,7 @@ const TILE: i32 = 64;
 fn on_h200(batch: i32, heads: i32, seq_len: i32) -> Case {
     let problem = Problem {
         mixed: false,
+        pages: true,
         batch,
         queries: Queries::Uniform { q_len: 1 },
         group: heads,
@@ -63,14 +64,81 @@ const WORKLOADS: [(Batch, Parts); 9] = [
 fn a_worker_has_one_part_of_a_named_workload() {
     for ((batch, heads, seq_len), (parts, tiles)) in WORKLOADS {
         let planned = plan(&on_h200(batch, heads, seq_len));
-        let mut expected = vec![vec![tiles]; parts * batch as usize];
-        expected.resize(planned.shape.workers as usize, vec![]);
+        let context = format!("batch {batch}, {heads} heads, {seq_len} tokens");
+        let mut workers = tiles_of_workers(&planned);
+        workers.retain(|parts| !parts.is_empty());
         assert_eq!(
-            tiles_of_workers(&planned),
-            expected,
+            workers,
+            vec![vec![tiles]; parts * batch as usize],
+            "{context}"
+        );
+        assert_eq!(planned.header.merges, batch, "{context}");
+    }
+}
+
+/// Of workers those without a part, by number.
+fn idle_workers(planned: &Planned) -> Vec<usize> {
+    let workers = tiles_of_workers(planned);
+    (0..workers.len())
+        .filter(|&worker| workers[worker].is_empty())
+        .collect()
+}
+
+#[test]
+fn workers_without_a_part_are_spread_among_the_others_unless_most_have_none() {
+    assert_eq!(
+        idle_workers(&plan(&on_h200(32, 64, 8192))),
+        [32, 65, 98, 131]
+    );
+    let idle = idle_workers(&plan(&on_h200(24, 64, 8192)));
+    assert_eq!((idle.len(), &idle[..4]), (36, &[3, 7, 10, 14][..]));
+    assert_eq!(
+        idle_workers(&plan(&on_h200(1, 128, 8192))),
+        (32..66).collect::<Vec<_>>()
+    );
+}
+
+/// (batch, heads, seq_len), items of a worker and workers with as many.
+#[test]
+fn whole_requests_share_out_in_rounds() {
+    for ((batch, heads, seq_len), (each, busy)) in [
+        ((160, 16, 2048), (2, 80)),
+        ((192, 16, 4096), (2, 96)),
+        ((192, 64, 2048), (2, 96)),
+        ((330, 16, 2048), (3, 110)),
+    ] {
+        let planned = plan(&on_h200(batch, heads, seq_len));
+        let workers = tiles_of_workers(&planned);
+        let (with, without): (Vec<_>, Vec<_>) =
+            workers.into_iter().partition(|items| !items.is_empty());
+        assert_eq!(
+            with,
+            vec![vec![seq_len / TILE; each]; busy],
+            "batch {batch}, {heads} heads"
+        );
+        assert_eq!(without.len(), 132 - busy);
+    }
+    // Nearly all have two on the line: there is nothing to gain.
+    assert_eq!(plan(&on_h200(256, 16, 4096)).header.whole, 1);
+}
+
+#[test]
+fn a_power_of_two_is_taken_where_it_is_hardly_fewer_parts() {
+    for ((batch, heads, seq_len), parts) in [
+        ((12, 64, 4096), 8),  // not 11
+        ((6, 128, 2048), 8),  // not 11
+        ((12, 128, 8192), 5), // of 26 tiles: four would be of 32
+        ((20, 64, 8192), 6),  // four would leave memory idle
+        ((3, 16, 8192), 32),  // not 43
+        ((2, 16, 8192), 32),  // 64 cost more to add up
+        ((2, 16, 16384), 64),
+    ] {
+        let header = plan(&on_h200(batch, heads, seq_len)).header;
+        assert_eq!(
+            header.slots,
+            parts * batch,
             "batch {batch}, {heads} heads, {seq_len} tokens"
         );
-        assert_eq!(planned.header.merges, batch);
     }
 }
 
@@ -81,12 +149,17 @@ fn requests_that_share_out_evenly_stay_whole() {
 
 #[test]
 fn equal_parts_that_leave_too_many_workers_idle_are_not_taken() {
-    // 66 workers for 20 units: three parts of 22 tiles are longer than what cuts at even shares leave.
-    let planned = plan(&on_h200(20, 128, 4096));
-    assert!(planned.header.share < 22);
-    let tiles = tiles_of_workers(&planned);
-    let idle = tiles.iter().filter(|items| items.is_empty()).count();
-    assert!(idle < 66 - 20 * 3, "{idle} workers have nothing");
+    // 66 workers for 20 units: three parts of 22 tiles are longer than even shares, but by less than what cutting there costs.
+    assert_eq!(plan(&on_h200(20, 128, 4096)).header.slots, 60);
+    // Of 32,768 tokens by more.
+    let planned = plan(&on_h200(20, 128, 32768));
+    let share = (512 + 3) * 20 / 66;
+    assert!(
+        (share..share + 2).contains(&planned.header.share),
+        "{}",
+        planned.header.share
+    );
+    assert!(idle_workers(&planned).len() < 66 - 20 * 3);
 }
 
 #[test]
@@ -104,6 +177,7 @@ fn the_last_part_takes_what_would_be_too_short_alone() {
         let mut case = on_h200(1, 128, tiles * TILE);
         case.shape.workers = 4;
         case.shape.split_mode = FM_SPLIT_AUTO;
+        case.shape.fixed_cost = 0;
         case.shape.split_cost = 0;
         let planned = plan(&case);
         let lengths: Vec<i32> = tiles_of_workers(&planned).concat();
@@ -242,18 +316,16 @@ proptest! {
 }
 
 #[test]
-fn workers_without_a_part_take_empty_requests_first() {
+fn empty_requests_go_to_all_workers_in_turn_from_the_last() {
     let mut case = on_h200(64 + 8, 16, 4096);
     case.seq_lens[30..38].fill(0);
     let workers = parts_and_empty(&plan(&case));
     assert_eq!(workers.len(), 132);
     for (worker, (parts, empty)) in workers.into_iter().enumerate() {
+        let idle = [32, 65, 98, 131].contains(&worker);
         assert_eq!(
             (parts, empty),
-            (
-                vec![32; usize::from(worker < 128)],
-                usize::from(worker >= 124)
-            )
+            (vec![32; usize::from(!idle)], usize::from(worker >= 124))
         );
     }
 }

@@ -9,8 +9,8 @@ use support::line::{
     even_share, fair_stretch, is_dealt_whole, longest_whole_stretch, unit_key, worker_loads,
 };
 use support::{
-    Case, Planned, cases, cases_of, deals_out_empty_units, expected_units, indptr_of, plan,
-    plan_over, ragged_cases, uniform_cases,
+    Case, Planned, cases, cases_of, deals_out_empty_units, expected_units, indptr_of,
+    is_shared_out_equally, plan, plan_over, ragged_cases, uniform_cases,
 };
 
 /// All items in the order of their units and tiles.
@@ -128,10 +128,10 @@ proptest! {
         let (_, share) = even_share(&case, &units);
         let longest = longest_whole_stretch(&case, &units);
         let fair = longest <= fair_stretch(&case, &units);
-        if fair && deals_out_empty_units(&planned) {
-            // Without the empty units the others would be cut, too, unless they are too short for it.
-            let most = units.iter().map(|unit| unit.tiles).max().expect("empty units");
-            prop_assert!(planned.header.merges > 0 || most < 2 * i64::from(case.shape.min_part));
+        if fair && is_shared_out_equally(&planned) {
+            // Whole units that share out more evenly than on the line, or, without the empty ones, would be cut.
+            let filled: Vec<_> = units.iter().filter(|unit| unit.tiles > 0).copied().collect();
+            prop_assert!(filled.len() < units.len() || filled.len() > case.shape.workers as usize);
             return Ok(());
         }
         prop_assert_eq!(planned.header.whole != 0, fair || is_dealt_whole(&case, &planned));
@@ -152,17 +152,16 @@ proptest! {
         let min_part = i64::from(case.shape.min_part);
         let units = expected_units(&case);
         let (_, share) = even_share(&case, &units);
-        let share = share.max(2 * min_part); // equal parts may be as long
         // A cut moves back over less than min_part tiles and the fixed cost, or on over less than min_part.
         let fixed_cost = i64::from(case.shape.fixed_cost);
         let mut slack = fixed_cost + 2 * (min_part - 1);
-        if deals_out_empty_units(&planned) {
-            if planned.header.merges == 0 { // the others may be whole, where cutting would cost more than it saves
-                slack = slack.max(case.shape.split_cost.into());
-            }
+        if is_shared_out_equally(&planned) {
+            // Up to what cutting at shares would cost; the last part of a unit may be longer by less than min_part.
+            slack = slack.max(i64::from(case.shape.split_cost) + min_part - 1);
             let empty = units.iter().filter(|unit| unit.tiles == 0).count();
             slack += empty.div_ceil(case.shape.workers as usize) as i64 * fixed_cost;
         }
+        let share = share.max(min_part);
         for load in worker_loads(&case, &planned) {
             prop_assert!(load <= share + slack, "load {} of share {}", load, share);
         }

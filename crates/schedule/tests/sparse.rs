@@ -179,6 +179,7 @@ fn problem(group: i32, queries: Queries, split: Split) -> Problem {
         group,
         kv_heads: 1,
         mixed: false,
+        pages: false,
         causal: true,
         max_seq_len: 1 << 20,
         split,

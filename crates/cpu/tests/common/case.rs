@@ -165,6 +165,7 @@ impl Inputs {
             group: (case.h / case.h_kv) as i32,
             kv_heads: case.h_kv as i32,
             mixed: false,
+            pages: true,
             causal: case.causal,
             max_seq_len: (self.table.shape[1] * case.page_size) as i32,
             split: case.split,

@@ -67,15 +67,32 @@ impl Planned {
     }
 }
 
-/// Whether a plan deals out empty units: it is cut, and no worker has two parts of others.
-pub fn deals_out_empty_units(planned: &Planned) -> bool {
+/// Whether units that have tiles all have as many, and are whole or cut into parts as long as the header says, where units are
+/// not whole on a line of work. (What is cut at even shares may look like it.)
+pub fn is_shared_out_equally(planned: &Planned) -> bool {
+    if planned.shape.split_mode != FM_SPLIT_AUTO || planned.header.whole != 0 {
+        return false;
+    }
     let plan = planned.view();
-    let has_tiles = |item: &&WorkItem| item.tile_begin < item.tile_end;
-    let parts = |worker| plan.worker(worker).iter().filter(has_tiles).count();
-    planned.shape.split_mode == FM_SPLIT_AUTO
-        && planned.header.whole == 0
-        && !plan.items().iter().all(|item| has_tiles(&item))
-        && (0..plan.workers()).all(|worker| parts(worker) <= 1)
+    let mut items: Vec<_> = plan.items().to_vec();
+    items.retain(|item| item.tile_begin < item.tile_end);
+    items.sort_by_key(|item| (line::unit_key(item), item.tile_begin));
+    let units: Vec<_> = items
+        .chunk_by(|a, b| line::unit_key(a) == line::unit_key(b))
+        .collect();
+    let tiles = |unit: &[WorkItem]| unit[unit.len() - 1].tile_end;
+    let long = |item: &WorkItem| item.tile_end - item.tile_begin == planned.header.share;
+    !units.is_empty()
+        && units.iter().all(|unit| tiles(unit) == tiles(units[0]))
+        && units.iter().all(|unit| {
+            unit[..unit.len() - 1].iter().all(long) && (unit.len() > 1 || long(&unit[0]))
+        })
+}
+
+/// Whether a plan deals out empty units.
+pub fn deals_out_empty_units(planned: &Planned) -> bool {
+    let is_empty = |item: &WorkItem| item.tile_begin >= item.tile_end;
+    is_shared_out_equally(planned) && planned.view().items().iter().any(is_empty)
 }
 
 pub fn plan(case: &Case) -> Planned {
