@@ -237,15 +237,21 @@ FM_BOTH Cut cut_at_share(const FmPlanShape& shape, const Line<P>& line, int32_t 
   return {unit + (to_end ? 1 : 0), 0};
 }
 
-/* The longest stretch of whole units that is about as good for a worker as an even share and what cutting
-   costs: a worker goes whole_speed / 256 times faster than the machine divided by the workers. */
+/* The longest stretch of whole units, or the longest of equal parts, that is about as good for a worker as an even share and what
+   cutting costs: a worker goes speed / 256 times faster than the machine divided by the workers. */
 template <class P>
-FM_BOTH int64_t fair_stretch(const FmPlanShape& shape, P share) {
-  const uint64_t speed = static_cast<uint32_t>(shape.whole_speed);
+FM_BOTH int64_t fair_stretch(const FmPlanShape& shape, P share, int64_t worker_speed) {
+  const uint64_t speed = static_cast<uint64_t>(worker_speed);
   const uint64_t even = static_cast<uint64_t>(share);
   if (sizeof(P) == sizeof(int32_t)) return static_cast<int64_t>(even * speed / 256) + shape.split_cost;
   const uint64_t quotient = even / 256 < uint64_t{1} << 46 ? even / 256 : uint64_t{1} << 46;
   return static_cast<int64_t>(quotient * speed + even % 256 * speed / 256) + shape.split_cost;
+}
+
+/* The same of stretches of different lengths: while the shorter ones last, the longest goes no faster than its share. */
+template <class P>
+FM_BOTH int64_t fair_uneven_stretch(const FmPlanShape& shape, P share) {
+  return fair_stretch(shape, share, (int64_t{shape.whole_speed} + 256) / 2);
 }
 
 /* The share to cut at once units are to be cut: parts must not get shorter than min_part. */

@@ -305,18 +305,22 @@ pub(crate) fn cut_of(shape: &FmPlanShape, line: &Line, cut: i32) -> Cut {
     }
 }
 
-/// The longest stretch of whole units that is about as good for a worker as an even share and what cutting
-/// costs: a worker goes `whole_speed` / 256 times faster than the machine divided by the workers.
-pub(crate) fn fair_stretch(shape: &FmPlanShape, share: i64) -> i64 {
-    let speed = i64::from(shape.whole_speed);
+/// The longest stretch of whole units, or the longest of equal parts, that is about as good for a worker as an even share and
+/// what cutting costs: a worker goes `speed` / 256 times faster than the machine divided by the workers.
+pub(crate) fn fair_stretch(shape: &FmPlanShape, share: i64, speed: i64) -> i64 {
     (share / 256).min(1 << 46) * speed + share % 256 * speed / 256 + i64::from(shape.split_cost)
+}
+
+/// The same of stretches of different lengths: while the shorter ones last, the longest goes no faster than its share.
+fn fair_uneven_stretch(shape: &FmPlanShape, share: i64) -> i64 {
+    fair_stretch(shape, share, (i64::from(shape.whole_speed) + 256) / 2)
 }
 
 /// Whether a worker's stretch of whole units is fair. `line.whole` is set.
 pub(crate) fn whole_stretch_is_fair(shape: &FmPlanShape, line: &Line, worker: i32) -> bool {
     let begin = line.start.at(cut_of(shape, line, worker).unit);
     let end = line.start.at(cut_of(shape, line, worker + 1).unit);
-    end - begin <= fair_stretch(shape, line.share)
+    end - begin <= fair_uneven_stretch(shape, line.share)
 }
 
 /// The share to cut at once units are to be cut: parts must not get shorter than `min_part`.

@@ -70,7 +70,7 @@ pub(crate) fn equal_parts(shape: &FmPlanShape, line: &Line, filled: i32) -> Opti
     }
     let fixed = i64::from(shape.fixed_cost);
     let share = even_share((tiles + fixed) * i64::from(filled), shape.workers);
-    let most = fair_stretch(shape, share);
+    let most = fair_stretch(shape, share, shape.whole_speed.into());
     let cut_into = |step: i64, count: i32, each: i32| EqualParts {
         step: step as i32,
         tiles: tiles as i32,

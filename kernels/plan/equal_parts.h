@@ -101,7 +101,7 @@ FM_BOTH EqualParts equal_parts(const FmPlanShape& shape, const Line<P>& line, in
   const P tiles = (line.total - static_cast<P>(line.units) * shape.fixed_cost) / filled;
   const P cost = tiles + shape.fixed_cost;
   const P share = (cost * filled + shape.workers - 1) / shape.workers;
-  const int64_t most = fair_stretch(shape, share);
+  const int64_t most = fair_stretch(shape, share, shape.whole_speed);
   const int32_t unit_tiles = static_cast<int32_t>(tiles);
   const int32_t rounds = (filled - 1) / shape.workers + 1;
   if (static_cast<int64_t>(cost) * rounds <= most) {

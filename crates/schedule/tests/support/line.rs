@@ -79,8 +79,8 @@ pub fn worker_loads(case: &Case, planned: &Planned) -> Vec<i64> {
 
 /// The longest stretch of whole units that is as good as an even share and what cutting costs, on the line.
 pub fn fair_stretch(case: &Case, units: &[ExpectedUnit]) -> i64 {
-    even_share(case, units).1 * i64::from(case.shape.whole_speed) / 256
-        + i64::from(case.shape.split_cost)
+    let speed = (i64::from(case.shape.whole_speed) + 256) / 2; // they are not equally long
+    even_share(case, units).1 * speed / 256 + i64::from(case.shape.split_cost)
 }
 
 /// Whether a plan has whole units that would have been cut on the line.
