@@ -205,7 +205,8 @@ def test_work_is_queued_on_the_current_stream(cuda, with_plan):
         torch.cuda._sleep(200_000_000)
         problem.q.copy_(queries)
         shapes = {"num_heads": 16, "q_len": 2, "page_size": 64, "kv_format": "bf16"}
-        plan = ferromla.Plan(problem.lens, **shapes) if with_plan else None
+        bound = {"max_seq_len": problem.table.shape[1] * 64}  # as a call without a plan has it
+        plan = ferromla.Plan(problem.lens, **shapes, **bound) if with_plan else None
         problem.run(out=out, lse=lse, plan=plan)
         got = out.clone(), lse.clone()
     # Had it run on another stream it would be done, or have read zeros.
