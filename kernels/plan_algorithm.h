@@ -248,10 +248,15 @@ FM_BOTH int64_t fair_stretch(const FmPlanShape& shape, P share, int64_t worker_s
   return static_cast<int64_t>(quotient * speed + even % 256 * speed / 256) + shape.split_cost;
 }
 
-/* The same of stretches of different lengths: while the shorter ones last, the longest goes no faster than its share. */
+/* Whole units of a worker up to which it matters that others have one less: the last ones would be at work alone. */
+constexpr int32_t kMostRounds = 3;
+
+/* The same of whole units of different lengths on a line: while the others have work, the longest stretch goes no faster than its
+   share. With many units to a worker stretches differ less. */
 template <class P>
-FM_BOTH int64_t fair_uneven_stretch(const FmPlanShape& shape, P share) {
-  return fair_stretch(shape, share, (int64_t{shape.whole_speed} + 256) / 2);
+FM_BOTH int64_t fair_uneven_stretch(const FmPlanShape& shape, P share, int32_t units) {
+  const bool many = units > static_cast<int64_t>(shape.workers) * kMostRounds;
+  return fair_stretch(shape, share, many ? shape.whole_speed : (int64_t{shape.whole_speed} + 256) / 2);
 }
 
 /* The share to cut at once units are to be cut: parts must not get shorter than min_part. */

@@ -311,16 +311,22 @@ pub(crate) fn fair_stretch(shape: &FmPlanShape, share: i64, speed: i64) -> i64 {
     (share / 256).min(1 << 46) * speed + share % 256 * speed / 256 + i64::from(shape.split_cost)
 }
 
-/// The same of stretches of different lengths: while the shorter ones last, the longest goes no faster than its share.
-fn fair_uneven_stretch(shape: &FmPlanShape, share: i64) -> i64 {
-    fair_stretch(shape, share, (i64::from(shape.whole_speed) + 256) / 2)
+/// Whole units of a worker up to which it matters that others have one less: the last ones would be at work alone.
+pub(crate) const MOST_ROUNDS: i32 = 3;
+
+/// The same of whole units of different lengths on a line: while the others have work, the longest stretch goes no faster than
+/// its share. With many units to a worker stretches differ less.
+fn fair_uneven_stretch(shape: &FmPlanShape, share: i64, units: i32) -> i64 {
+    let many = i64::from(units) > i64::from(shape.workers) * i64::from(MOST_ROUNDS);
+    let speed = i64::from(shape.whole_speed);
+    fair_stretch(shape, share, if many { speed } else { (speed + 256) / 2 })
 }
 
 /// Whether a worker's stretch of whole units is fair. `line.whole` is set.
 pub(crate) fn whole_stretch_is_fair(shape: &FmPlanShape, line: &Line, worker: i32) -> bool {
     let begin = line.start.at(cut_of(shape, line, worker).unit);
     let end = line.start.at(cut_of(shape, line, worker + 1).unit);
-    end - begin <= fair_uneven_stretch(shape, line.share)
+    end - begin <= fair_uneven_stretch(shape, line.share, line.units)
 }
 
 /// The share to cut at once units are to be cut: parts must not get shorter than `min_part`.

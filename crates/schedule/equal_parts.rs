@@ -7,7 +7,7 @@
 //! their units. Where most workers have parts, those without are spread among them: with all of them at the end a launch
 //! reads up to a tenth less in the same time, as the multiprocessors that have work are not spread evenly over the GPU then.
 
-use crate::algorithm::{Line, Parts, Tally, even_share, fair_stretch};
+use crate::algorithm::{Line, MOST_ROUNDS, Parts, Tally, even_share, fair_stretch};
 use crate::layout::DivCeil;
 use crate::plan_layout::FmPlanShape;
 
@@ -16,8 +16,6 @@ const MOST_EQUAL_PARTS: i32 = 32;
 /// What a number of parts that is no power of two costs to add up, each part above those, and four of any: in 256ths of what
 /// being split costs.
 const COST_OF_UNEVEN: i32 = 64;
-/// Whole units of a worker up to which it matters that no worker has one less: the last ones would be at work alone.
-const MOST_ROUNDS: i32 = 3;
 /// Numbers of parts that are looked at: powers of two from the largest down, besides as many as there are workers for.
 const POWERS: i32 = 4;
 /// Costs above it count as this much: so no product passes 63 bits.

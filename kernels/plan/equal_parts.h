@@ -17,8 +17,6 @@ constexpr int32_t kMostEqualParts = 32;
 /* What a number of parts that is no power of two costs to add up, each part above those, and four of any: in 256ths of what being
    split costs. */
 constexpr int32_t kCostOfUneven = 64;
-/* Whole units of a worker up to which it matters that no worker has one less: the last ones would be at work alone. */
-constexpr int32_t kMostRounds = 3;
 /* Numbers of parts that are looked at: powers of two from the largest down, besides as many as there are workers for. */
 constexpr int32_t kPowers = 4;
 /* Costs above it count as this much: so no product passes 63 bits. */

@@ -225,7 +225,7 @@ struct Planner {
   __device__ bool whole_stretch_is_fair(const Line<Position>& line, int32_t worker) const {
     const Position begin = unit_start[cut_of(line, worker).unit];
     const Position end = unit_start[cut_of(line, worker + 1).unit];
-    return end - begin <= fair_uneven_stretch(shape, line.share.by);
+    return end - begin <= fair_uneven_stretch(shape, line.share.by, line.units);
   }
 
   __device__ Line<Position> decide_cutting(Position total) {

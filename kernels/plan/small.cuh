@@ -186,7 +186,7 @@ struct Planner {
   }
 
   __device__ __forceinline__ bool decide(const Line<Position>& line) {
-    const int64_t most = fair_uneven_stretch(shape, line.share.by);
+    const int64_t most = fair_uneven_stretch(shape, line.share.by, line.units);
     bool first_to_end[kUnits] = {}, last_to_end[kUnits] = {};
     uint32_t own_filled = 0;
     for_each(units, [&](int k, int32_t) {
