@@ -1,7 +1,5 @@
 //! How a problem is laid out on a machine: rows per unit, workers, and the costs the planner weighs.
 
-use std::ops::RangeInclusive;
-
 use crate::algorithm::end_of_keys;
 use crate::equal_parts::{equal_parts_of, shortest_part};
 use crate::layout::{DivCeil, most_units};
@@ -66,22 +64,30 @@ const LITTLE_WORK: i32 = 2;
 /// The same of [`Problem::pages`], where no multiprocessor has two units.
 #[rustfmt::skip]
 const LITTLE_WORK_OF_PAGES: [LittleWork; 7] = [
-    LittleWork { blocks: 2, units: 0..=MANY, tiles: 16, work: 9 },
-    LittleWork { blocks: 2, units: 0..=30, tiles: MANY, work: 9 },
-    LittleWork { blocks: 2, units: 62..=66, tiles: 48, work: 24 }, // as many as there are pairs
-    LittleWork { blocks: 4, units: 0..=MANY, tiles: 8, work: 8 },
-    LittleWork { blocks: 4, units: 0..=30, tiles: 48, work: 6 },
-    LittleWork { blocks: 8, units: 0..=MANY, tiles: 8, work: 4 },
-    LittleWork { blocks: 8, units: 0..=30, tiles: 48, work: 4 },
+    LittleWork { blocks: 2, units: Units::Any, tiles: 16, work: 9 },
+    LittleWork { blocks: 2, units: Units::Fours, tiles: i64::MAX, work: 9 },
+    LittleWork { blocks: 2, units: Units::Pairs, tiles: 48, work: 24 },
+    LittleWork { blocks: 4, units: Units::Any, tiles: 8, work: 8 },
+    LittleWork { blocks: 4, units: Units::Fours, tiles: 48, work: 6 },
+    LittleWork { blocks: 8, units: Units::Any, tiles: 8, work: 4 },
+    LittleWork { blocks: 8, units: Units::Fours, tiles: 48, work: 4 },
 ];
-const MANY: i32 = i32::MAX;
 
-/// Requests of up to so many blocks of 16 rows, so many units, of so many tiles at most, and as many tiles per multiprocessor.
+/// Units of requests of up to so many blocks of 16 rows: how many, of how many tiles at most, and of how many per multiprocessor.
 struct LittleWork {
     blocks: i64,
-    units: RangeInclusive<i32>,
-    tiles: i32,
-    work: i32,
+    units: Units,
+    tiles: i64,
+    work: i128,
+}
+
+/// Numbers of units.
+enum Units {
+    Any,
+    /// No more than there are clusters of four.
+    Fours,
+    /// As many as there are clusters of two, or a sixteenth fewer.
+    Pairs,
 }
 
 /// Units of 17 to 32 rows, in fifths of the multiprocessors, from which on CTAs of 64 rows are faster over pages, ...
@@ -179,7 +185,7 @@ pub struct Choice {
     pub rows: i32,
     /// Row blocks of a unit: CTAs that read the same tiles for different rows.
     pub team: i32,
-    /// CTAs of a cluster that share an item's tiles for the same rows: 1, 2, 4 or 8.
+    /// CTAs of a cluster that share an item's tiles for the same rows: 1, 2, 4, 8 or, of few short units, 16.
     pub splits: i32,
     /// Query rows of one unit, `rows * team`.
     pub unit_rows: i32,
@@ -224,8 +230,8 @@ impl Choice {
 /// before the lengths are.
 ///
 /// The rows of a request, or of ragged requests on average, decide what a CTA takes: 16, 32 or 64. With caches of
-/// two kinds more than 16 rows take 64: there is no kernel of 32. Where no sequence is long and there are few of
-/// them, blocks of 16 rows share out the little there is to do.
+/// two kinds more than 16 rows take 64: there is no kernel of 32. So do 17 to 32 rows of many requests over short sequences
+/// of pages. Where no sequence is long and there are few of them, blocks of 16 rows share out the little there is to do.
 ///
 /// All CTAs of a team read the same KV tiles at the same time, so a unit of 64-row CTAs takes all rows where
 /// they fit one team of at most 8: each tile then leaves memory once. Ragged requests get teams of 1 or 2.
@@ -262,7 +268,7 @@ pub fn choose(problem: &Problem) -> Choice {
     };
     let rows = match problem.mean_rows() {
         _ if problem.is_ragged_invariant() => FM_TILE_ROWS,
-        _ if problem.is_for_blocks_of_16(sm_count) => 16,
+        _ if problem.is_for_blocks_of_16(sm_count, clusters) => 16,
         ..=16 => 16,
         17..=32 if !problem.mixed && !problem.are_many_short(sm_count) => 32,
         _ => FM_TILE_ROWS,
@@ -373,7 +379,7 @@ impl Problem {
     }
 
     /// Whether blocks of 16 rows are to share out what little work there is, as far as is known before the lengths are.
-    fn is_for_blocks_of_16(&self, sm_count: i32) -> bool {
+    fn is_for_blocks_of_16(&self, sm_count: i32, clusters: [i32; 4]) -> bool {
         if self.is_little_work(sm_count) {
             return true;
         }
@@ -386,15 +392,20 @@ impl Problem {
         let shape = self.shape_of(&Choice::new((16, 1, 1), sm_count, COSTS_OF_FEW_ROWS));
         let (units, tiles) = (most_units(&shape), Self::most_tiles(&shape));
         let blocks = self.mean_rows().div_ceil_positive(16);
-        let work = units * i128::from(tiles);
-        let units = units.min(MANY.into()) as i32;
+        let (pairs, fours) = (i128::from(clusters[0]), i128::from(clusters[1]));
         let is_little = |most: &LittleWork| {
+            let number = match most.units {
+                Units::Any => true,
+                Units::Fours => units <= fours,
+                Units::Pairs => 16 * units >= 15 * pairs && units <= pairs,
+            };
+            let work = units * i128::from(tiles);
             blocks <= most.blocks
-                && most.units.contains(&units)
-                && tiles <= most.tiles.into()
-                && work <= i128::from(most.work) * i128::from(sm_count)
+                && number
+                && tiles <= most.tiles
+                && work <= most.work * i128::from(sm_count)
         };
-        units <= sm_count && LITTLE_WORK_OF_PAGES.iter().any(is_little)
+        units <= sm_count.into() && LITTLE_WORK_OF_PAGES.iter().any(is_little)
     }
 
     /// Whether blocks of 16 rows would have [`LITTLE_WORK`] at most, as far as is known before the lengths are.
