@@ -8,6 +8,7 @@ use crate::plan_layout::{
 };
 use crate::{PlanError, layout};
 
+mod rows;
 #[cfg(test)]
 mod tests;
 
@@ -54,46 +55,10 @@ const BUSY_PAIRED_CTAS: i32 = 64;
 /// ... over pages with as many tiles to a CTA at most, if so many have, ...
 const BUSY_CTAS_OF_SHORT_ITEMS: i32 = 48;
 const SHORT_ITEM: i64 = 6;
-/// ... unless there is [`LITTLE_WORK`] for more units than this, or [`FEW_TILES`] for as many: then being split costs more.
+/// ... unless there is little work for more units than this, or [`FEW_TILES`] for as many: then being split costs more.
 const FEW_UNITS: i32 = 8;
 /// Tiles of a unit, at most, up to which a cluster of 16 has no more than one for each CTA. It never cuts such a unit into parts.
 const FEW_TILES: i32 = 16;
-/// Tiles of 16 rows per multiprocessor up to which blocks of 16 rows share out the work, however many rows there are: then
-/// a call takes what it takes to begin and to end, which is less with fewer rows to a CTA.
-const LITTLE_WORK: i32 = 2;
-/// The same of [`Problem::pages`], where no multiprocessor has two units.
-#[rustfmt::skip]
-const LITTLE_WORK_OF_PAGES: [LittleWork; 7] = [
-    LittleWork { blocks: 2, units: Units::Any, tiles: 16, work: 9 },
-    LittleWork { blocks: 2, units: Units::Fours, tiles: i64::MAX, work: 9 },
-    LittleWork { blocks: 2, units: Units::Pairs, tiles: 48, work: 24 },
-    LittleWork { blocks: 4, units: Units::Any, tiles: 8, work: 8 },
-    LittleWork { blocks: 4, units: Units::Fours, tiles: 48, work: 6 },
-    LittleWork { blocks: 8, units: Units::Any, tiles: 8, work: 4 },
-    LittleWork { blocks: 8, units: Units::Fours, tiles: 48, work: 4 },
-];
-
-/// Units of requests of up to so many blocks of 16 rows: how many, of how many tiles at most, and of how many per multiprocessor.
-struct LittleWork {
-    blocks: i64,
-    units: Units,
-    tiles: i64,
-    work: i128,
-}
-
-/// Numbers of units.
-enum Units {
-    Any,
-    /// No more than there are clusters of four.
-    Fours,
-    /// As many as there are clusters of two, or a sixteenth fewer.
-    Pairs,
-}
-
-/// Units of 17 to 32 rows, in fifths of the multiprocessors, from which on CTAs of 64 rows are faster over pages, ...
-const MANY_UNITS: i64 = 3;
-/// ... if units have as many tiles at most.
-const TILES_OF_MANY: i64 = 32;
 /// Worker slots per CPU thread: threads take the next slot when done, which evens out their speeds.
 const SLOTS_PER_THREAD: i32 = 4;
 
@@ -266,13 +231,7 @@ pub fn choose(problem: &Problem) -> Choice {
             return Choice::new((FM_TILE_ROWS, 1, 1), slots, COSTS);
         }
     };
-    let rows = match problem.mean_rows() {
-        _ if problem.is_ragged_invariant() => FM_TILE_ROWS,
-        _ if problem.is_for_blocks_of_16(sm_count, clusters) => 16,
-        ..=16 => 16,
-        17..=32 if !problem.mixed && !problem.are_many_short(sm_count) => 32,
-        _ => FM_TILE_ROWS,
-    };
+    let rows = problem.rows(sm_count, clusters);
     if rows == FM_TILE_ROWS {
         let team = problem.team();
         let whole_speed = match team {
@@ -366,56 +325,6 @@ impl Problem {
 
     fn is_ragged_invariant(&self) -> bool {
         matches!(self.queries, Queries::Ragged { .. }) && self.split == Split::Invariant
-    }
-
-    /// Whether so many requests have so short sequences of pages that CTAs of 64 rows are faster than of 32.
-    fn are_many_short(&self, sm_count: i32) -> bool {
-        let requests = i64::from(self.batch) * i64::from(self.kv_heads);
-        let tiles = i64::from(self.max_seq_len).div_ceil_positive(FM_TILE_TOKENS);
-        self.pages
-            && self.split == Split::Auto
-            && 5 * requests >= MANY_UNITS * i64::from(sm_count)
-            && tiles <= TILES_OF_MANY
-    }
-
-    /// Whether blocks of 16 rows are to share out what little work there is, as far as is known before the lengths are.
-    fn is_for_blocks_of_16(&self, sm_count: i32, clusters: [i32; 4]) -> bool {
-        if self.is_little_work(sm_count) {
-            return true;
-        }
-        if !self.pages
-            || self.split != Split::Auto
-            || matches!(self.queries, Queries::Ragged { .. })
-        {
-            return false;
-        }
-        let shape = self.shape_of(&Choice::new((16, 1, 1), sm_count, COSTS_OF_FEW_ROWS));
-        let (units, tiles) = (most_units(&shape), Self::most_tiles(&shape));
-        let blocks = self.mean_rows().div_ceil_positive(16);
-        let (pairs, fours) = (i128::from(clusters[0]), i128::from(clusters[1]));
-        let is_little = |most: &LittleWork| {
-            let number = match most.units {
-                Units::Any => true,
-                Units::Fours => units <= fours,
-                Units::Pairs => 16 * units >= 15 * pairs && units <= pairs,
-            };
-            let work = units * i128::from(tiles);
-            blocks <= most.blocks
-                && number
-                && tiles <= most.tiles
-                && work <= most.work * i128::from(sm_count)
-        };
-        units <= sm_count.into() && LITTLE_WORK_OF_PAGES.iter().any(is_little)
-    }
-
-    /// Whether blocks of 16 rows would have [`LITTLE_WORK`] at most, as far as is known before the lengths are.
-    fn is_little_work(&self, sm_count: i32) -> bool {
-        if self.split != Split::Auto || matches!(self.queries, Queries::Ragged { .. }) {
-            return false;
-        }
-        let shape = self.shape_of(&Choice::new((16, 1, 1), sm_count, COSTS_OF_FEW_ROWS));
-        most_units(&shape) * i128::from(Self::most_tiles(&shape))
-            <= i128::from(LITTLE_WORK * sm_count)
     }
 
     /// CTAs of 64 rows that share a unit.
