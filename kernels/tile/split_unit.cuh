@@ -2,7 +2,6 @@
 // output. All CTAs with a part add up a piece of the rows each: as many pieces as parts, and a CTA has the piece with the number
 // of its part. A CTA waits for the others if it has nothing else to do. If it has more items, or has waited for long, it gives
 // its piece up to the one that comes last, which never waits: nothing depends on all CTAs being on the GPU at the same time.
-// Few parts of few rows are all added up by the one that comes last.
 //
 // Partial results are normalised, with their base-2 log-sum-exps. With m = max_j l_j,
 // out = sum_j 2^(l_j - m) o_j / sum_j 2^(l_j - m) and lse = ln 2 (m + log2 sum_j 2^(l_j - m)). Parts are added in their
@@ -23,7 +22,6 @@ namespace fm {
 
 constexpr int kAddBarrier = 2;  // named barrier of both values warpgroups
 constexpr int kMostPieces = 32;  // a bit each
-constexpr int kFewParts = 4;  // of few rows: the last one adds them up
 constexpr int64_t kMostWait = 100000;  // cycles, about 50 us
 
 // What the CTAs with a part of a row block tell each other, in FmMerge: how many parts are there, in the low
@@ -90,16 +88,14 @@ static_assert(offsetof(FmMerge, q_len) == 16 && offsetof(FmMerge, first_slot) ==
 struct SplitUnit {
   PartCount count;
   int part;         // which one this is
-  int next_worker;  // where the next worker's items begin, if the CTA waits at all
+  int next_worker;  // where the next worker's items begin
 };
 
 template <class Map>
 __device__ __forceinline__ SplitUnit load_split_unit(const FmDecodeParams& p, const RowBlock& r) {
   FmMerge* merge = p.merges + r.merge;
   const int4 v = load_once(reinterpret_cast<const int4*>(&merge->q_len));  // first_slot and parts are in it
-  const bool waits = !Map::kSplits || v.z > kFewParts;
-  return {{merge, Map::kSplits ? cluster_rank() : (unsigned)r.block, v.z}, r.slot - v.y,
-          waits ? next_worker_item(p) : 0x7FFFFFFF};
+  return {{merge, Map::kSplits ? cluster_rank() : (unsigned)r.block, v.z}, r.slot - v.y, next_worker_item(p)};
 }
 
 // What the parts of a row are multiplied with, by a warp: each `Lanes` lanes have a row, and a lane parts lane, lane + Lanes
