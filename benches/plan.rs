@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use ferromla_schedule::{PlanShape, Problem, Queries, Split, Target, layout, plan_into};
+use ferromla_schedule::{Keys, PlanShape, Problem, Queries, Split, Target, layout, plan_into};
 
 const MAX_SEQ_LEN: i32 = 1 << 17;
 
@@ -13,8 +13,7 @@ fn shape(batch: i32, split: Split) -> PlanShape {
         queries: Queries::Uniform { q_len: 1 },
         group: 128,
         kv_heads: 1,
-        mixed: false,
-        pages: true,
+        keys: Keys::Pages,
         causal: true,
         max_seq_len: MAX_SEQ_LEN,
         split,

@@ -199,6 +199,18 @@ struct Cut {
   int32_t part;
 };
 
+/* Whether units that stay whole get a worker each. */
+template <class P>
+FM_BOTH bool has_worker_each(const FmPlanShape& shape, const Line<P>& line) {
+  return shape.split_mode == FM_SPLIT_AUTO && line.whole && line.units <= shape.workers;
+}
+
+/* The first of those that worker `cut` or a later one has. */
+template <class P>
+FM_BOTH int32_t unit_of_worker(const FmPlanShape& shape, const Line<P>& line, int32_t cut) {
+  return static_cast<int32_t>((static_cast<uint64_t>(cut) * line.units + shape.workers - 1) / shape.workers);
+}
+
 /* Whether a cut at x keeps its unit whole by going to the unit's end rather than to its beginning. */
 template <class P>
 FM_BOTH bool nearer_to_end(const Span<P>& span, P x) {

@@ -5,7 +5,7 @@
 //! cache has no pages.
 
 use ferromla_schedule::{
-    Choice, PlanError, PlanLayout, PlanShape, Problem as ScheduleProblem,
+    Choice, Keys, PlanError, PlanLayout, PlanShape, Problem as ScheduleProblem,
     Queries as ScheduleQueries, Split, Target, choose, layout,
 };
 
@@ -76,8 +76,7 @@ impl Schedule {
             },
             group,
             kv_heads: args.num_kv_heads as i32,
-            mixed: may_be_mixed(args),
-            pages: may_be_pages(args),
+            keys: keys(args),
             causal: args.causal,
             max_seq_len,
             split: match args.num_splits {
@@ -152,24 +151,26 @@ impl Schedule {
     }
 }
 
-/// Whether an extra cache may be of another kind than the main one.
-fn may_be_mixed(args: &PlanArgs) -> bool {
-    if !matches!(args.queries, Queries::Sparse { extra_topk, .. } if extra_topk > 0) {
-        return false;
-    }
-    let formats = [args.kv_format, args.extra_kv_format];
-    let all = |is: fn(KvFormat) -> bool| formats.iter().all(|format| format.is_some_and(is));
-    !all(KvFormat::is_e4m3) && !all(|format| !format.is_quantised())
-}
-
-/// Whether whole pages of 16-bit numbers may be what is loaded.
-fn may_be_pages(args: &PlanArgs) -> bool {
+/// What is read, as far as is known. A format that is not given is one of 16 bits, but beside another cache it may be any.
+fn keys(args: &PlanArgs) -> Keys {
     let lists = matches!(
         args.queries,
         Queries::Sparse { .. } | Queries::SparsePrefill { .. }
     );
-    let quantised = args.kv_format.is_some_and(KvFormat::is_quantised);
-    !lists && !quantised && args.page_size % TOKENS_OF_A_BOX == 0
+    let extra = matches!(args.queries, Queries::Sparse { extra_topk, .. } if extra_topk > 0);
+    let format = args.kv_format;
+    let formats = [format, if extra { args.extra_kv_format } else { format }];
+    let all = |is: fn(KvFormat) -> bool| formats.iter().all(|format| format.is_some_and(is));
+    let coded = format.is_some_and(KvFormat::is_quantised);
+    if extra && !all(KvFormat::is_e4m3) && !all(|format| !format.is_quantised()) {
+        Keys::Mixed
+    } else if coded {
+        Keys::Codes
+    } else if !lists && args.page_size % TOKENS_OF_A_BOX == 0 {
+        Keys::Pages
+    } else {
+        Keys::Rows
+    }
 }
 
 fn target(device: Device) -> Result<Target> {
@@ -281,52 +282,58 @@ pub(crate) fn plan_error(error: PlanError) -> Error {
 mod tests {
     use super::*;
 
+    fn paged(page_size: i64, kv_format: Option<KvFormat>) -> Keys {
+        keys(&PlanArgs {
+            page_size,
+            kv_format,
+            ..PlanArgs::new(Device::Cpu, 1, 32)
+        })
+    }
+
+    fn listed(
+        extra_topk: i64,
+        kv_format: Option<KvFormat>,
+        extra_kv_format: Option<KvFormat>,
+    ) -> Keys {
+        keys(&PlanArgs {
+            queries: Queries::Sparse {
+                q_len: 1,
+                topk: 64,
+                extra_topk,
+            },
+            kv_format,
+            extra_kv_format,
+            ..PlanArgs::new(Device::Cpu, 1, 32)
+        })
+    }
+
     #[test]
     fn pages_are_loaded_whole_unless_they_are_known_not_to_be() {
-        let pages = |page_size, kv_format| {
-            may_be_pages(&PlanArgs {
-                page_size,
-                kv_format,
-                ..PlanArgs::new(Device::Cpu, 1, 32)
-            })
-        };
-        assert!(pages(64, None) && pages(8, Some(KvFormat::Fp16)));
-        assert!(!pages(1, None) && !pages(61, Some(KvFormat::Bf16)));
-        assert!(!pages(64, Some(KvFormat::Fp8)));
-        let queries = Queries::Sparse {
-            q_len: 1,
-            topk: 64,
-            extra_topk: 0,
-        };
-        assert!(!may_be_pages(&PlanArgs {
-            queries,
-            ..PlanArgs::new(Device::Cpu, 1, 32)
-        }));
+        assert_eq!(paged(64, None), Keys::Pages);
+        assert_eq!(paged(8, Some(KvFormat::Fp16)), Keys::Pages);
+        assert_eq!(paged(1, None), Keys::Rows);
+        assert_eq!(paged(61, Some(KvFormat::Bf16)), Keys::Rows);
+        assert_eq!(paged(64, Some(KvFormat::Fp8)), Keys::Codes);
+        assert_eq!(listed(0, None, None), Keys::Rows);
+        assert_eq!(listed(0, Some(KvFormat::Fp8V4), None), Keys::Codes);
     }
 
     #[test]
     fn caches_are_mixed_unless_both_are_known_to_be_of_one_kind() {
         use KvFormat::{Bf16, Fp4V41, Fp8, Fp8V4, Fp8V32};
-        let mixed = |extra_topk, kv_format, extra_kv_format| {
-            may_be_mixed(&PlanArgs {
-                queries: Queries::Sparse {
-                    q_len: 1,
-                    topk: 64,
-                    extra_topk,
-                },
-                kv_format,
-                extra_kv_format,
-                ..PlanArgs::new(Device::Cpu, 1, 32)
-            })
-        };
-        for (main, extra) in [(Bf16, Bf16), (Fp8, Fp8V32), (Fp8V4, Fp8V4)] {
-            assert!(!mixed(5, Some(main), Some(extra)));
+        for (main, extra, keys) in [
+            (Bf16, Bf16, Keys::Rows),
+            (Fp8, Fp8V32, Keys::Codes),
+            (Fp8V4, Fp8V4, Keys::Codes),
+        ] {
+            assert_eq!(listed(5, Some(main), Some(extra)), keys);
         }
         for (main, extra) in [(Bf16, Fp8), (Fp8V32, Bf16), (Fp8V4, Fp4V41), (Bf16, Fp4V41)] {
-            assert!(mixed(5, Some(main), Some(extra)));
-            assert!(!mixed(0, Some(main), None));
+            assert_eq!(listed(5, Some(main), Some(extra)), Keys::Mixed);
+            assert_ne!(listed(0, Some(main), None), Keys::Mixed);
         }
-        assert!(mixed(5, None, Some(Fp8)) && mixed(5, Some(Bf16), None) && mixed(5, None, None));
-        assert!(!may_be_mixed(&PlanArgs::new(Device::Cpu, 1, 32)));
+        for (main, extra) in [(None, Some(Fp8)), (Some(Bf16), None), (None, None)] {
+            assert_eq!(listed(5, main, extra), Keys::Mixed);
+        }
     }
 }

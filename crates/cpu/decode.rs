@@ -86,15 +86,14 @@ pub struct DecodeCpu<'a> {
 ///
 /// ```
 /// use ferromla_cpu::{CacheCpu, DecodeCpu, Format, KeysCpu, Parts, QueryScale, Rows, Strided, decode};
-/// use ferromla_schedule::{PlanView, Problem, Queries, Split, Target, layout, plan_into};
+/// use ferromla_schedule::{Keys, PlanView, Problem, Queries, Split, Target, layout, plan_into};
 /// // One request, one head, one cached token: attention gives back its value.
 /// let problem = Problem {
 ///     batch: 1,
 ///     queries: Queries::Uniform { q_len: 1 },
 ///     group: 1,
 ///     kv_heads: 1,
-///     mixed: false,
-///     pages: true,
+///     keys: Keys::Pages,
 ///     causal: true,
 ///     max_seq_len: 1,
 ///     split: Split::Auto,

@@ -286,6 +286,11 @@ fn cut_at_share(shape: &FmPlanShape, line: &Line, cut: i32, x: i64) -> Cut {
     }
 }
 
+/// Whether units that stay whole get a worker each.
+fn has_worker_each(shape: &FmPlanShape, line: &Line) -> bool {
+    shape.split_mode == FM_SPLIT_AUTO && line.whole && line.units <= shape.workers
+}
+
 /// Where worker `cut` begins, `0 <= cut <= workers`.
 pub(crate) fn cut_of(shape: &FmPlanShape, line: &Line, cut: i32) -> Cut {
     if cut == 0 || line.units == 0 {
@@ -294,6 +299,13 @@ pub(crate) fn cut_of(shape: &FmPlanShape, line: &Line, cut: i32) -> Cut {
     if cut == shape.workers {
         return Cut {
             unit: line.units,
+            part: 0,
+        };
+    }
+    if has_worker_each(shape, line) {
+        let unit = (i64::from(cut) * i64::from(line.units)).div_ceil_positive(shape.workers);
+        return Cut {
+            unit: unit as i32,
             part: 0,
         };
     }

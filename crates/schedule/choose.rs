@@ -11,9 +11,11 @@ use crate::{PlanError, layout};
 mod rows;
 #[cfg(test)]
 mod tests;
+mod times;
 
 /// What a worker's time goes into, in tiles. Of one CTA: a cluster that shares the tiles of an item goes
 /// through as many at once, so that to it everything else costs that many times more tiles.
+#[derive(Clone, Copy)]
 struct Costs {
     /// What a unit costs before its first tile: loading Q, filling the pipeline, writing out.
     fixed: i32,
@@ -32,7 +34,7 @@ const COSTS: Costs = Costs {
     min_part: 2,
     whole_speed: 256,
 };
-/// The same where CTAs share no tile and load [`Problem::pages`]: memory gives 92 of 132 as much as they can take.
+/// The same where CTAs share no tile and load [`Keys::Pages`]: memory gives 92 of 132 as much as they can take.
 const SPEED_OF_SINGLE_CTAS: i32 = 368;
 /// With fewer rows memory is the limit: an SM whose neighbours are done can load faster than its share.
 const COSTS_OF_FEW_ROWS: Costs = Costs {
@@ -117,6 +119,19 @@ pub enum Queries {
     },
 }
 
+/// What attention reads, as far as is known: it decides what a launch waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Keys {
+    /// Whole pages of 16-bit numbers, which boxes load: memory is the limit of CTAs that share no tile, not what they do with it.
+    Pages,
+    /// Rows of 16-bit numbers, listed or of pages of another size.
+    Rows,
+    /// Rows of codes, in pages or listed.
+    Codes,
+    /// Rows of two caches, one of codes beside one of another kind.
+    Mixed,
+}
+
 /// A batch to plan for, in the caller's terms. Everything but the lengths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Problem {
@@ -128,11 +143,8 @@ pub struct Problem {
     pub group: i32,
     /// KV heads.
     pub kv_heads: i32,
-    /// A quantised cache is read beside one of another kind, or may be.
-    pub mixed: bool,
-    /// What is loaded is whole pages of 16-bit numbers, as far as is known: memory is the limit of CTAs that share no tile, not
-    /// what they do with it.
-    pub pages: bool,
+    /// What is read.
+    pub keys: Keys,
     /// Query token `i` of a request's `q_len` sees keys `0 ..= seq_len - q_len + i` only.
     pub causal: bool,
     /// Longer lengths are clamped to this.
@@ -205,17 +217,19 @@ impl Choice {
 /// every unit has a cluster of its own and half of its CTAs a tile, if that keeps enough CTAs busy or there is little to do.
 /// Otherwise units are cut into parts for single CTAs.
 ///
+/// Of codes, and of 16-bit rows that do not come in pages, the layout is taken that would take least time, from a model that was fitted to
+/// measurements, where the bound on lengths says something about them.
+///
 /// With [`Split::Invariant`] nothing depends on the batch.
 ///
 /// ```
-/// use ferromla_schedule::{Problem, Queries, Split, Target, choose};
+/// use ferromla_schedule::{Keys, Problem, Queries, Split, Target, choose};
 /// let choice = choose(&Problem {
 ///     batch: 128,
 ///     queries: Queries::Uniform { q_len: 1 },
 ///     group: 128,
 ///     kv_heads: 1,
-///     mixed: false,
-///     pages: true,
+///     keys: Keys::Pages,
 ///     causal: true,
 ///     max_seq_len: 1 << 20,
 ///     split: Split::Auto,
@@ -231,11 +245,14 @@ pub fn choose(problem: &Problem) -> Choice {
             return Choice::new((FM_TILE_ROWS, 1, 1), slots, COSTS);
         }
     };
+    if let Some(fastest) = problem.fastest(sm_count, clusters) {
+        return fastest;
+    }
     let rows = problem.rows(sm_count, clusters);
     if rows == FM_TILE_ROWS {
         let team = problem.team();
         let whole_speed = match team {
-            1 if problem.pages => SPEED_OF_SINGLE_CTAS,
+            1 if problem.keys == Keys::Pages => SPEED_OF_SINGLE_CTAS,
             _ => COSTS.whole_speed,
         };
         let costs = Costs {
@@ -244,9 +261,10 @@ pub fn choose(problem: &Problem) -> Choice {
         };
         return Choice::new((rows, team, 1), sm_count / team, costs);
     }
-    let alone = Choice::new((rows, 1, 1), sm_count, COSTS_OF_FEW_ROWS);
+    let costs = problem.costs_of_few_rows(rows, sm_count);
+    let alone = Choice::new((rows, 1, 1), sm_count, costs);
     match problem.splits(&alone, clusters) {
-        Some((splits, workers)) => Choice::new((rows, 1, splits), workers, COSTS_OF_FEW_ROWS),
+        Some((splits, workers)) => Choice::new((rows, 1, splits), workers, costs),
         None => problem.with_work(alone, sm_count),
     }
 }
@@ -377,36 +395,24 @@ impl Problem {
         let few = units <= FEW_UNITS.into();
         let little = !few && self.is_little_work(choice.workers);
         let short = few && self.split == Split::Auto && tiles <= FEW_TILES.into();
-        // Workers with which no two whole units have the same one, whatever their lengths: none costs less than an even share.
-        let apart = |splits: i32| {
-            let least = i64::from(choice.fixed_cost * splits);
-            match units {
-                ..=1 => 1,
-                _ => workers_of_share(units, tiles + least, least),
-            }
-        };
         [16, 8, 4, 2]
             .into_iter()
             .zip(clusters.into_iter().rev())
             .filter(|&(splits, _)| i64::from(splits) < 2 * tiles && (splits < 16 || short))
             .find(|&(splits, clusters)| {
                 let least = match (splits, choice.rows) {
-                    _ if self.pages && tiles <= SHORT_ITEM * i64::from(splits) => {
+                    _ if self.keys == Keys::Pages && tiles <= SHORT_ITEM * i64::from(splits) => {
                         BUSY_CTAS_OF_SHORT_ITEMS
                     }
                     (2, 16) => BUSY_PAIRED_CTAS,
                     _ => BUSY_CTAS,
                 };
                 let busy = i128::from(splits) * units >= least.into();
-                let enough = match short {
-                    true => apart(splits),
-                    false => units,
-                };
-                enough <= clusters.into() && (busy || little || short)
+                units <= clusters.into() && (busy || little || short)
             })
             // Of little work and short units none is cut: each costs less than being split would.
             .map(|(splits, clusters)| match little || short {
-                true => (splits, apart(splits).min(clusters.into()) as i32),
+                true => (splits, units as i32),
                 false => (splits, clusters),
             })
     }

@@ -125,6 +125,41 @@ fn best_parts(shape: &FmPlanShape, tiles: i64, filled: i32) -> (i64, i32) {
     (best.1, best.2)
 }
 
+/// How units are cut that have as many tiles each.
+pub(crate) enum Cut {
+    /// Not at all. The most tiles of a worker, what further units cost it included.
+    Whole { longest: i64 },
+    /// Into so many equal parts, of so many tiles.
+    Parts { step: i64, count: i32 },
+    /// Where the even shares fall, as long as these.
+    Shares { longest: i64 },
+}
+
+/// How a plan would cut so many units of so many tiles.
+pub(crate) fn cut(shape: &FmPlanShape, units: i128, tiles: i64) -> Cut {
+    let fixed = i64::from(shape.fixed_cost);
+    let workers = i128::from(shape.workers);
+    let total = i64::try_from(units * i128::from(tiles + fixed)).unwrap_or(i64::MAX);
+    let share = even_share(total, shape.workers);
+    let most = fair_stretch(shape, share, shape.whole_speed.into());
+    let rounds = (units - 1) / workers + 1;
+    let longest = i128::from(tiles + fixed) * rounds;
+    if rounds <= MOST_ROUNDS.into() && longest <= most.into() {
+        return Cut::Whole {
+            longest: longest as i64 - fixed,
+        };
+    }
+    if units <= workers / 2 {
+        let (step, count) = best_parts(shape, tiles, units as i32);
+        if step < tiles && step + fixed <= most {
+            return Cut::Parts { step, count };
+        }
+    }
+    Cut::Shares {
+        longest: (share - fixed).max(1),
+    }
+}
+
 /// Parts of so many units of so many tiles, if each can have more than one.
 pub(crate) fn equal_parts_of(shape: &FmPlanShape, units: i128, tiles: i64) -> Option<i128> {
     if units == 0 || units > i128::from(shape.workers / 2) || tiles == 0 {

@@ -11,15 +11,14 @@
 //! Pure functions over integers: no CUDA, no threads, no allocation, no `unsafe`.
 //!
 //! ```
-//! use ferromla_schedule::{PlanView, Problem, Queries, Split, Target, layout, plan_into};
+//! use ferromla_schedule::{Keys, PlanView, Problem, Queries, Split, Target, layout, plan_into};
 //!
 //! let shape = Problem {
 //!     batch: 2,
 //!     queries: Queries::Uniform { q_len: 1 },
 //!     group: 128,
 //!     kv_heads: 1,
-//!     mixed: false,
-//!     pages: true,
+//!     keys: Keys::Pages,
 //!     causal: true,
 //!     max_seq_len: 1 << 20,
 //!     split: Split::Auto,
@@ -51,7 +50,7 @@ mod plan;
 pub mod plan_layout;
 mod view;
 
-pub use choose::{Choice, Problem, Queries, Split, Target, choose};
+pub use choose::{Choice, Keys, Problem, Queries, Split, Target, choose};
 pub use error::PlanError;
 pub use layout::{PlannerLaunch, layout};
 pub use plan::{ListLens, Strided, plan_into, plan_sparse_into};

@@ -213,6 +213,7 @@ struct Planner {
   __device__ Cut cut_of(const Line<Position>& line, int32_t cut) const {
     if (cut == 0 || line.units == 0) return {0, 0};
     if (cut == shape.workers) return {line.units, 0};
+    if (has_worker_each(shape, line)) return {unit_of_worker(shape, line, cut), 0};
     const Position x = smaller(cut * line.share.by, line.total);
     const auto start = [this](int32_t index) { return unit_start[index]; };
     const int32_t unit = last_at_or_before(line.units, x, start);

@@ -187,12 +187,13 @@ struct Planner {
 
   __device__ __forceinline__ bool decide(const Line<Position>& line) {
     const int64_t most = fair_uneven_stretch(shape, line.share.by, line.units);
+    const bool each = has_worker_each(shape, line);
     bool first_to_end[kUnits] = {}, last_to_end[kUnits] = {};
     uint32_t own_filled = 0;
     for_each(units, [&](int k, int32_t) {
       const Own& of = own[k];
       own_filled += has_tiles(k);
-      if (of.cuts.begin >= of.cuts.end) return;
+      if (each || of.cuts.begin >= of.cuts.end) return;
       first_to_end[k] = snaps_to_end(line, of, of.cuts.begin);
       last_to_end[k] = snaps_to_end(line, of, of.cuts.end - 1);
       shared.snapped[of.cuts.begin] = first_to_end[k] ? of.span.end : of.span.begin;
@@ -201,7 +202,8 @@ struct Planner {
     bool fair = true;
     for_each(units, [&](int k, int32_t) {
       const Own& of = own[k];
-      if (of.cuts.begin >= of.cuts.end) return;
+      if (each) fair &= of.span.end - of.span.begin <= most;
+      if (each || of.cuts.begin >= of.cuts.end) return;
       const Position next = of.cuts.end * line.share.by < line.total ? shared.snapped[of.cuts.end] : line.total;
       fair &= next - (last_to_end[k] ? of.span.end : of.span.begin) <= most &&
               (first_to_end[k] || !last_to_end[k] || of.span.end - of.span.begin <= most);
@@ -287,6 +289,11 @@ struct Planner {
     for (int k = 0; k < kUnits; ++k)
       whole[k] = {0, 0, 1, tiles_of(shape, own[k].span)}, before[k] = {thread * kUnits + k, 0, 0};
     write_first_items(shared.staged, kStagedItems, whole, before);
+    if (has_worker_each(shape, line)) {
+#pragma unroll 1
+      for (int32_t cut = thread; cut <= shape.workers; cut += blockDim.x) worker_begin[cut] = unit_of_worker(shape, line, cut);
+      return {units, 0, 0};
+    }
     for_each(units, [&](int k, int32_t index) {
 #pragma unroll 1
       for (Position cut = own[k].cuts.begin; cut < own[k].cuts.end; ++cut) {

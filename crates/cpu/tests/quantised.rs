@@ -11,7 +11,7 @@ use ferromla_cpu::{
     dequantize_kv, gather_kv, quantize_kv,
 };
 use ferromla_format::{LAYOUTS, Layout};
-use ferromla_schedule::{PlanView, Problem, Queries, Split, Target, layout, plan_into};
+use ferromla_schedule::{Keys, PlanView, Problem, Queries, Split, Target, layout, plan_into};
 
 /// A cache of random rows, quantised, and what its bytes stand for.
 struct Cache {
@@ -87,8 +87,7 @@ fn attend(cache: CacheCpu, q_scale: QueryScale, q: Rows<3>) -> (Vec<u16>, Vec<f3
         queries: Queries::Uniform { q_len: 3 },
         group: 8,
         kv_heads: 1,
-        mixed: false,
-        pages: true,
+        keys: Keys::Pages,
         causal: true,
         max_seq_len: 160,
         split: Split::Fixed(2),

@@ -1,13 +1,13 @@
 //! How many query rows a CTA takes: 16, 32 or 64.
 
-use super::{COSTS_OF_FEW_ROWS, Choice, Problem, Queries, Split};
+use super::{COSTS_OF_FEW_ROWS, Choice, Keys, Problem, Queries, Split};
 use crate::layout::{DivCeil, most_units};
 use crate::plan_layout::{FM_TILE_ROWS, FM_TILE_TOKENS};
 
 /// Tiles of 16 rows per multiprocessor up to which blocks of 16 rows share out the work, however many rows there are: then
 /// a call takes what it takes to begin and to end, which is less with fewer rows to a CTA.
 const LITTLE_WORK: i32 = 2;
-/// The same of [`Problem::pages`], where no multiprocessor has two units.
+/// The same of [`Keys::Pages`], where no multiprocessor has two units.
 #[rustfmt::skip]
 const LITTLE_WORK_OF_PAGES: [LittleWork; 7] = [
     LittleWork { blocks: 2, units: Units::Any, tiles: 16, work: 9 },
@@ -47,7 +47,7 @@ impl Problem {
             _ if self.is_ragged_invariant() => FM_TILE_ROWS,
             _ if self.is_for_blocks_of_16(sm_count, clusters) => 16,
             ..=16 => 16,
-            17..=32 if !self.mixed && !self.are_many_short(sm_count) => 32,
+            17..=32 if self.keys != Keys::Mixed && !self.are_many_short(sm_count) => 32,
             _ => FM_TILE_ROWS,
         }
     }
@@ -56,7 +56,7 @@ impl Problem {
     fn are_many_short(&self, sm_count: i32) -> bool {
         let requests = i64::from(self.batch) * i64::from(self.kv_heads);
         let tiles = i64::from(self.max_seq_len).div_ceil_positive(FM_TILE_TOKENS);
-        self.pages
+        self.keys == Keys::Pages
             && self.split == Split::Auto
             && 5 * requests >= MANY_UNITS * i64::from(sm_count)
             && tiles <= TILES_OF_MANY
@@ -67,7 +67,7 @@ impl Problem {
         if self.is_little_work(sm_count) {
             return true;
         }
-        if !self.pages
+        if self.keys != Keys::Pages
             || self.split != Split::Auto
             || matches!(self.queries, Queries::Ragged { .. })
         {

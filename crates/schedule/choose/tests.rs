@@ -81,8 +81,7 @@ fn problem((batch, group, queries): Batch, split: Split) -> Problem {
         queries,
         group,
         kv_heads: 1,
-        mixed: false,
-        pages: true,
+        keys: Keys::Pages,
         causal: true,
         max_seq_len: 1 << 20,
         split,
@@ -137,7 +136,7 @@ fn assert_layouts<'a>(of: impl IntoIterator<Item = (&'a str, Problem, Layout)>) 
             (
                 name,
                 problem.split,
-                problem.mixed,
+                problem.keys,
                 layout_of(&problem),
                 expected,
             )
@@ -146,17 +145,15 @@ fn assert_layouts<'a>(of: impl IntoIterator<Item = (&'a str, Problem, Layout)>) 
         .collect();
     assert!(
         wrong.is_empty(),
-        "name, split, mixed, layout, expected: {wrong:#?}"
+        "name, split, keys, layout, expected: {wrong:#?}"
     );
 }
 
 #[test]
 fn named_workloads_keep_their_layout() {
-    for (mixed, workloads) in [(false, WORKLOADS), (true, MIXED_WORKLOADS)] {
-        let pages = !mixed;
+    for (keys, workloads) in [(Keys::Pages, WORKLOADS), (Keys::Mixed, MIXED_WORKLOADS)] {
         let of = |batch, split| Problem {
-            mixed,
-            pages,
+            keys,
             ..problem(batch, split)
         };
         assert_layouts(
@@ -187,11 +184,11 @@ const LITTLE_WORK: &[(&str, Batch, i32, Layout)] = &[
     ("of 4 tiles", (1, 16, each(1)), 256, (16, 1, 4, 1, 1)),
     ("of two tiles", (1, 16, each(1)), 128, (16, 1, 2, 1, 1)),
     ("of one tile", (1, 16, each(1)), 64, (16, 1, 1, 4, 1)),
-    ("as many as there are clusters of 16", (7, 16, each(1)), 1024, (16, 1, 8, 12, 7)),
-    ("9 of 4 tiles, few heads", (9, 16, each(1)), 256, (16, 1, 4, 12, 9)),
-    ("one short request, all heads", (1, 128, each(1)), 1024, (16, 1, 8, 14, 8)),
-    ("two short requests, half the heads", (2, 64, each(1)), 1024, (16, 1, 8, 14, 8)),
-    ("two short requests, all heads", (2, 128, each(1)), 1024, (16, 1, 4, 30, 16)),
+    ("as many as there are clusters of 16", (7, 16, each(1)), 1024, (16, 1, 16, 7, 7)),
+    ("9 of 4 tiles, few heads", (9, 16, each(1)), 256, (16, 1, 4, 9, 9)),
+    ("one short request, all heads", (1, 128, each(1)), 1024, (16, 1, 8, 8, 8)),
+    ("two short requests, half the heads", (2, 64, each(1)), 1024, (16, 1, 8, 8, 8)),
+    ("two short requests, all heads", (2, 128, each(1)), 1024, (16, 1, 4, 16, 16)),
     ("as much as there may be", (1, 128, each(1)), 33 * 64, (16, 1, 1, 132, 8)),
     ("a tile more", (1, 128, each(1)), 33 * 64 + 1, (64, 2, 1, 66, 1)),
     ("one long request, all heads", (1, 128, each(1)), 8192, (64, 2, 1, 66, 1)),
@@ -208,7 +205,7 @@ const LITTLE_WORK_OF_PAGES: &[(&str, Batch, i32, Layout)] = &[
     ("6 requests of 32 tiles, few heads", (6, 16, each(1)), 2048, (16, 1, 8, 15, 6)),
     ("8 of 48 tiles", (8, 16, each(1)), 3072, (16, 1, 8, 15, 8)),
     ("8 of 64 tiles", (8, 16, each(1)), 4096, (16, 1, 1, 128, 8)),
-    ("16 of 16 tiles", (16, 16, each(1)), 1024, (16, 1, 4, 30, 16)),
+    ("16 of 16 tiles", (16, 16, each(1)), 1024, (16, 1, 4, 16, 16)),
     ("32 heads, 6 requests of 32 tiles", (6, 32, each(1)), 2048, (16, 1, 8, 15, 12)),
     ("32 heads, 12 of 16 tiles", (12, 32, each(1)), 1024, (16, 1, 4, 30, 24)),
     ("32 heads, 16 of 32 tiles", (16, 32, each(1)), 2048, (32, 1, 1, 128, 16)),
@@ -228,10 +225,10 @@ const LITTLE_WORK_OF_PAGES: &[(&str, Batch, i32, Layout)] = &[
 #[test]
 fn little_work_goes_to_ctas_of_16_rows_unless_parts_are_fixed() {
     for &(name, batch, max_seq_len, _) in LITTLE_WORK.iter().chain(LITTLE_WORK_OF_PAGES) {
-        for pages in [false, true] {
+        for keys in [Keys::Pages, Keys::Rows, Keys::Codes, Keys::Mixed] {
             for split in [Split::Fixed(2), Split::Invariant, Split::Never] {
                 let problem = Problem {
-                    pages,
+                    keys,
                     max_seq_len,
                     ..problem(batch, split)
                 };
@@ -239,25 +236,22 @@ fn little_work_goes_to_ctas_of_16_rows_unless_parts_are_fixed() {
             }
         }
     }
-    for mixed in [false, true] {
-        assert_layouts(
-            LITTLE_WORK
-                .iter()
-                .map(|&(name, batch, max_seq_len, layout)| {
-                    let pages = false;
-                    (
-                        name,
-                        Problem {
-                            mixed,
-                            pages,
-                            max_seq_len,
-                            ..problem(batch, Split::Auto)
-                        },
-                        layout,
-                    )
-                }),
-        );
-    }
+    assert_layouts(
+        LITTLE_WORK
+            .iter()
+            .map(|&(name, batch, max_seq_len, layout)| {
+                let keys = Keys::Mixed;
+                (
+                    name,
+                    Problem {
+                        keys,
+                        max_seq_len,
+                        ..problem(batch, Split::Auto)
+                    },
+                    layout,
+                )
+            }),
+    );
     assert_layouts(
         LITTLE_WORK_OF_PAGES
             .iter()
@@ -274,23 +268,76 @@ fn little_work_goes_to_ctas_of_16_rows_unless_parts_are_fixed() {
     );
 }
 
+const fn listed(topk: i32, extra_topk: i32) -> Queries {
+    Queries::Sparse {
+        q_len: 1,
+        topk,
+        extra_topk,
+    }
+}
+
+/// Of keys whose times are known: name, keys, batch, keys at most, layout.
+#[rustfmt::skip]
+const KNOWN_TIMES: &[(&str, Keys, Batch, i32, Layout)] = &[
+    ("8 GPUs share the heads", Keys::Codes, (128, 16, each(1)), 4096, (16, 1, 1, 132, 128)),
+    ("4 GPUs share the heads", Keys::Codes, (128, 32, each(1)), 4096, (32, 1, 1, 132, 128)),
+    ("2 GPUs share the heads", Keys::Codes, (128, 64, each(1)), 4096, (64, 1, 1, 132, 128)),
+    ("all heads", Keys::Codes, (128, 128, each(1)), 4096, (64, 2, 1, 66, 128)),
+    ("8 short requests, all heads", Keys::Codes, (8, 128, each(1)), 512, (16, 1, 2, 64, 64)),
+    ("24 short requests, all heads", Keys::Codes, (24, 128, each(1)), 512, (32, 1, 1, 132, 96)),
+    ("one request, half the heads", Keys::Codes, (1, 64, each(1)), 8192, (16, 1, 1, 128, 4)),
+    ("6 requests, few heads", Keys::Codes, (6, 16, each(1)), 4096, (16, 1, 16, 6, 6)),
+    ("24 requests of any length", Keys::Codes, (24, 16, each(1)), 8193, (16, 1, 4, 30, 24)),
+    ("lists, few heads", Keys::Codes, (128, 16, listed(2048, 0)), 0, (16, 1, 1, 132, 128)),
+    ("lists, half the heads", Keys::Codes, (8, 64, listed(2048, 0)), 0, (64, 1, 1, 132, 8)),
+    ("lists, half the heads, one request", Keys::Codes, (1, 64, listed(2048, 0)), 0, (16, 1, 16, 4, 4)),
+    ("lists of two tiles", Keys::Codes, (64, 16, listed(128, 0)), 0, (16, 1, 1, 128, 64)),
+    ("lists of 8 tiles, 12 requests", Keys::Codes, (12, 64, listed(512, 0)), 0, (16, 1, 2, 48, 48)),
+    ("32 requests", Keys::Codes, (32, 64, listed(512, 0)), 0, (32, 1, 2, 64, 64)),
+    ("64 requests", Keys::Codes, (64, 64, listed(512, 0)), 0, (32, 1, 1, 132, 128)),
+    ("lists, all heads", Keys::Codes, (128, 128, listed(2048, 0)), 0, (64, 2, 1, 66, 128)),
+    ("two lists", Keys::Codes, (4, 64, listed(128, 512)), 0, (16, 1, 4, 16, 16)),
+    ("two lists, 24 requests", Keys::Codes, (24, 64, listed(128, 512)), 0, (32, 1, 2, 48, 48)),
+    ("two lists, few heads", Keys::Codes, (8, 16, listed(128, 1024)), 0, (16, 1, 8, 8, 8)),
+    ("lists of rows, few heads", Keys::Rows, (6, 16, listed(1024, 0)), 0, (16, 1, 16, 6, 6)),
+    ("lists of rows, 32 heads", Keys::Rows, (160, 32, listed(2048, 0)), 0, (64, 1, 1, 132, 160)),
+    ("lists of rows, all heads", Keys::Rows, (8, 128, listed(512, 0)), 0, (16, 1, 2, 64, 64)),
+];
+
+#[test]
+fn keys_whose_times_are_known_get_the_layout_that_takes_least() {
+    assert_layouts(
+        KNOWN_TIMES
+            .iter()
+            .map(|&(name, keys, batch, max_seq_len, layout)| {
+                (
+                    name,
+                    Problem {
+                        keys,
+                        max_seq_len,
+                        ..problem(batch, Split::Auto)
+                    },
+                    layout,
+                )
+            }),
+    );
+}
+
 #[test]
 fn mixed_caches_have_no_cta_of_32_rows_and_64_wherever_16_are_too_few() {
     for split in [Split::Auto, Split::Fixed(2), Split::Invariant, Split::Never] {
         for batch in [0, 1, 7, 64, 500] {
             for group in 1..=130 {
                 for queries in [each(1), each(2), lists(3), all(batch), all(3 * batch)] {
-                    let one = Problem {
-                        pages: false,
-                        ..problem((batch, group, queries), split)
-                    };
-                    let mixed = Problem { mixed: true, ..one };
-                    let (one, mixed) = (choose(&one), choose(&mixed));
-                    if one.rows == 32 {
+                    let one = problem((batch, group, queries), split);
+                    let mixed = choose(&Problem {
+                        keys: Keys::Mixed,
+                        ..one
+                    });
+                    assert_ne!(mixed.rows, 32);
+                    if choose(&one).rows == 32 {
                         assert_eq!((mixed.rows, mixed.team, mixed.splits), (64, 1, 1));
                         assert_eq!((mixed.workers, mixed.whole_speed), (132, 256));
-                    } else {
-                        assert_eq!(mixed, one);
                     }
                 }
             }
@@ -303,7 +350,7 @@ fn an_invariant_layout_of_mixed_caches_depends_on_no_other_request() {
     for (group, rows) in [(16, 16), (17, 64), (32, 64), (128, 64)] {
         for batch in [1, 500] {
             let mixed = Problem {
-                mixed: true,
+                keys: Keys::Mixed,
                 ..problem((batch, group, each(1)), Split::Invariant)
             };
             assert_eq!((choose(&mixed).rows, choose(&mixed).splits), (rows, 1));

@@ -1,7 +1,8 @@
 //! What a choice is like at the edges; `choose/tests.rs` pins it for named workloads.
 
 use ferromla_schedule::{
-    PlanError, PlanShape, PlanView, Problem, Queries, Split, Target, choose, layout, plan_into,
+    Keys, PlanError, PlanShape, PlanView, Problem, Queries, Split, Target, choose, layout,
+    plan_into,
 };
 use proptest::prelude::*;
 
@@ -10,8 +11,7 @@ const PROBLEM: Problem = Problem {
     queries: Queries::Uniform { q_len: 1 << 12 },
     group: 128,
     kv_heads: 4,
-    mixed: false,
-    pages: true,
+    keys: Keys::Pages,
     causal: true,
     max_seq_len: 4096,
     split: Split::Fixed(4),
@@ -153,5 +153,27 @@ proptest! {
             let plan = PlanView::new(&shape, &words).unwrap();
             prop_assert!((0..plan.workers()).all(|worker| plan.worker(worker).len() <= 1));
         }
+    }
+
+    #[test]
+    fn clusters_of_16_cut_none_whatever_is_read(
+        lens in prop::collection::vec(0..9000i32, 1..8),
+        max_seq_len in 1..9000i32,
+        group in 1..33i32,
+        codes in any::<bool>(),
+    ) {
+        let keys = if codes { Keys::Codes } else { Keys::Rows };
+        let batch = lens.len() as i32;
+        let queries = Queries::Uniform { q_len: 1 };
+        let split = Split::Auto;
+        let problem = Problem { batch, queries, group, kv_heads: 1, max_seq_len, split, keys, ..PROBLEM };
+        let choice = choose(&problem);
+        prop_assume!(choice.splits == 16);
+        let shape = problem.shape().unwrap();
+        let mut words = vec![0; layout(&shape).unwrap().words()];
+        let header = plan_into(&shape, lens.as_slice(), None, &mut words).unwrap();
+        prop_assert_eq!((header.merges, header.slots), (0, 0));
+        let plan = PlanView::new(&shape, &words).unwrap();
+        prop_assert!((0..plan.workers()).all(|worker| plan.worker(worker).len() <= 1));
     }
 }

@@ -3,7 +3,7 @@
 mod support;
 
 use ferromla_schedule::plan_layout::FM_SPLIT_AUTO;
-use ferromla_schedule::{Problem, Queries, Split, Target};
+use ferromla_schedule::{Keys, Problem, Queries, Split, Target};
 use proptest::prelude::*;
 use support::{Case, Planned, plan};
 
@@ -11,8 +11,7 @@ const TILE: i32 = 64;
 
 fn on_h200(batch: i32, heads: i32, seq_len: i32) -> Case {
     let problem = Problem {
-        mixed: false,
-        pages: true,
+        keys: Keys::Pages,
         batch,
         queries: Queries::Uniform { q_len: 1 },
         group: heads,

@@ -141,6 +141,9 @@ proptest! {
         }
         if fair {
             prop_assert_eq!(worker_loads(&case, &planned).into_iter().max(), Some(longest));
+            let plan = planned.view();
+            let each = |worker| plan.worker(worker).len() <= 1;
+            prop_assert!(units.len() > plan.workers() || (0..plan.workers()).all(each));
         }
     }
 

@@ -3,7 +3,7 @@
 mod support;
 
 use ferromla_schedule::{
-    ListLens, Merge, PlanShape, Problem, Queries, Split, Target, WorkItem, choose, layout,
+    Keys, ListLens, Merge, PlanShape, Problem, Queries, Split, Target, WorkItem, choose, layout,
     plan_into, plan_sparse_into,
 };
 use proptest::prelude::*;
@@ -178,8 +178,7 @@ fn problem(group: i32, queries: Queries, split: Split) -> Problem {
         queries,
         group,
         kv_heads: 1,
-        mixed: false,
-        pages: false,
+        keys: Keys::Rows,
         causal: true,
         max_seq_len: 1 << 20,
         split,

@@ -1,7 +1,7 @@
 //! One decode problem: its inputs, how to run it, and what came out.
 
 use ferromla_cpu::{CacheCpu, DecodeCpu, Format, KeysCpu, QueryScale, decode};
-use ferromla_schedule::{PlanView, Problem, Queries, Split, Target, layout, plan_into};
+use ferromla_schedule::{Keys, PlanView, Problem, Queries, Split, Target, layout, plan_into};
 
 use super::arrays::{Held, Rows, indices};
 use super::{NAN_BITS, Rng, from_bits, to_bits};
@@ -164,8 +164,7 @@ impl Inputs {
             },
             group: (case.h / case.h_kv) as i32,
             kv_heads: case.h_kv as i32,
-            mixed: false,
-            pages: true,
+            keys: Keys::Pages,
             causal: case.causal,
             max_seq_len: (self.table.shape[1] * case.page_size) as i32,
             split: case.split,

@@ -41,8 +41,14 @@ pub fn nearest(boundaries: &[i64], x: i64) -> i64 {
         .expect("not empty")
 }
 
-/// The longest stretch of a worker when no unit is cut.
+/// The longest stretch of a worker when no unit is cut: of units no more than workers the longest unit.
 pub fn longest_whole_stretch(case: &Case, units: &[ExpectedUnit]) -> i64 {
+    if units.len() as i64 <= i64::from(case.shape.workers) {
+        let costs = units
+            .iter()
+            .map(|unit| unit.tiles + i64::from(case.shape.fixed_cost));
+        return costs.max().unwrap_or(0);
+    }
     let (total, share) = even_share(case, units);
     let mut boundaries = vec![0];
     for unit in units {
