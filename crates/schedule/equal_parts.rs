@@ -125,37 +125,35 @@ fn best_parts(shape: &FmPlanShape, tiles: i64, filled: i32) -> (i64, i32) {
     (best.1, best.2)
 }
 
-/// How units are cut that have as many tiles each.
-pub(crate) enum Cut {
-    /// Not at all. The most tiles of a worker, what further units cost it included.
+/// How units that have as many tiles each are shared out.
+pub(crate) enum Division {
+    /// Whole. The most tiles of a worker, what further units cost it included.
     Whole { longest: i64 },
-    /// Into so many equal parts, of so many tiles.
+    /// Cut into so many equal parts, of so many tiles.
     Parts { step: i64, count: i32 },
-    /// Where the even shares fall, as long as these.
+    /// Cut where the even shares fall, as long as these.
     Shares { longest: i64 },
 }
 
-/// How a plan would cut so many units of so many tiles.
-pub(crate) fn cut(shape: &FmPlanShape, units: i128, tiles: i64) -> Cut {
+/// How a plan would share out so many units of so many tiles, as [`equal_parts`] and the line do.
+pub(crate) fn division(shape: &FmPlanShape, units: i32, tiles: i64) -> Division {
     let fixed = i64::from(shape.fixed_cost);
-    let workers = i128::from(shape.workers);
-    let total = i64::try_from(units * i128::from(tiles + fixed)).unwrap_or(i64::MAX);
-    let share = even_share(total, shape.workers);
+    let share = even_share(i64::from(units) * (tiles + fixed), shape.workers);
     let most = fair_stretch(shape, share, shape.whole_speed.into());
-    let rounds = (units - 1) / workers + 1;
-    let longest = i128::from(tiles + fixed) * rounds;
-    if rounds <= MOST_ROUNDS.into() && longest <= most.into() {
-        return Cut::Whole {
-            longest: longest as i64 - fixed,
+    let rounds = (units - 1) / shape.workers + 1;
+    let longest = i64::from(rounds) * (tiles + fixed);
+    if rounds <= MOST_ROUNDS && longest <= most {
+        return Division::Whole {
+            longest: longest - fixed,
         };
     }
-    if units <= workers / 2 {
-        let (step, count) = best_parts(shape, tiles, units as i32);
+    if units <= shape.workers / 2 {
+        let (step, count) = best_parts(shape, tiles, units);
         if step < tiles && step + fixed <= most {
-            return Cut::Parts { step, count };
+            return Division::Parts { step, count };
         }
     }
-    Cut::Shares {
+    Division::Shares {
         longest: (share - fixed).max(1),
     }
 }

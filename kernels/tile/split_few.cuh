@@ -15,7 +15,7 @@
 
 namespace fm {
 
-constexpr int kFewParts = 4;
+constexpr int kFewParts = 4;              // of which a warp reads more of a row at once
 constexpr int kQuarterRow = kLatent / 4;  // what a warp reads at once, sixteen bytes a lane
 
 // How a warp adds up parts. It depends on their number alone, as does the order in which numbers are added. Of few parts it reads

@@ -6,12 +6,12 @@
 //! an H200; the root mean square error of the fits is 4 to 6 %.
 
 use super::{COSTS, COSTS_OF_FEW_ROWS, Choice, Costs, Keys, MAX_CLUSTER, Problem, Queries, Split};
-use crate::equal_parts::{Cut, cut};
+use crate::equal_parts::{Division, division};
 use crate::layout::{DivCeil, most_units};
 use crate::plan_layout::FM_TILE_ROWS;
 
 /// Times in hundredths of a microsecond.
-type Time = i128;
+type Time = i64;
 
 /// Of CTAs with so many query rows.
 struct Times {
@@ -21,7 +21,7 @@ struct Times {
     two_parts: Time,
     /// ... or into more equal parts, ...
     parts: Time,
-    /// ... for each of them above [`CHEAP_PARTS`], where all multiprocessors have one, ...
+    /// ... and for each of them above [`CHEAP_PARTS`], where all multiprocessors have one, ...
     part: Time,
     /// ... or where the even shares fall.
     shares: Time,
@@ -33,6 +33,8 @@ struct Times {
 
 const CHEAP_PARTS: i32 = 8;
 const NONE: Time = 1 << 40;
+/// Tiles above it count as this many: so no product passes 63 bits.
+const LONGEST: i64 = 1 << 40;
 
 /// With 16, 32 and 64 rows.
 type TimesOfRows = [Times; 3];
@@ -101,6 +103,33 @@ const COSTS_OF_MANY_UNITS_OF_ROWS: Costs = Costs {
     ..COSTS_OF_FEW_ROWS
 };
 
+/// What there is to do, at most.
+#[derive(Clone, Copy)]
+struct Work {
+    /// Query rows of a CTA.
+    rows: i32,
+    units: i32,
+    /// Of a unit.
+    tiles: i64,
+}
+
+impl Work {
+    /// In clusters of `splits` CTAs, of which there are `most`, if each unit can have its own.
+    fn in_clusters(self, splits: i32, most: i32) -> Option<Choice> {
+        let choice = Choice::new((self.rows, 1, splits), most, COSTS_OF_KEYS);
+        // A merge has words for the CTAs of smaller clusters only: units of these must never be cut.
+        let never_cut = self.tiles + i64::from(choice.fixed_cost) <= i64::from(choice.split_cost);
+        let fits = self.rows < FM_TILE_ROWS
+            && i64::from(splits) < 2 * self.tiles
+            && self.units <= most
+            && (splits <= MAX_CLUSTER || never_cut);
+        fits.then_some(Choice {
+            workers: if never_cut { self.units } else { most },
+            ..choice
+        })
+    }
+}
+
 impl Problem {
     /// The layout that takes least time for units of the greatest length, where times are known.
     pub(super) fn fastest(&self, sm_count: i32, clusters: [i32; 4]) -> Option<Choice> {
@@ -120,19 +149,34 @@ impl Problem {
             ..=16 => &[16],
             _ => &[FM_TILE_ROWS, 32, 16],
         };
-        let layouts = rows.iter().flat_map(|&rows| {
+        let mut least = None;
+        for &rows in rows {
+            let Some(work) = self.work(rows) else {
+                continue;
+            };
+            let times = &times[(rows.ilog2() - 4) as usize];
             let sizes = clusters.into_iter().zip([2, 4, 8, 16]);
-            let shared =
-                sizes.filter_map(move |(most, splits)| self.in_clusters(rows, splits, most));
-            std::iter::once(self.alone(rows, sm_count)).chain(shared)
-        });
-        layouts
-            .filter_map(|choice| {
-                let times = &times[(choice.rows.ilog2() - 4) as usize];
-                Some((self.time(&choice, times, sm_count)?, choice))
-            })
-            .min_by_key(|&(time, _)| time)
-            .map(|(_, choice)| choice)
+            let shared = sizes.filter_map(|(most, splits)| work.in_clusters(splits, most));
+            for choice in std::iter::once(self.alone(rows, sm_count)).chain(shared) {
+                let Some(time) = self.time(&choice, work, times, sm_count) else {
+                    continue;
+                };
+                if least.is_none_or(|(known, _)| time < known) {
+                    least = Some((time, choice));
+                }
+            }
+        }
+        least.map(|(_, choice)| choice)
+    }
+
+    /// What there is to do for CTAs of so many rows, or teams of them: none without units or tiles, or with too many of them for
+    /// a plan.
+    fn work(&self, rows: i32) -> Option<Work> {
+        let team = if rows == FM_TILE_ROWS { self.team() } else { 1 };
+        let shape = self.shape_of(&Choice::new((rows, team, 1), 1, COSTS));
+        let units = i32::try_from(most_units(&shape)).ok()?;
+        let tiles = Self::most_tiles(&shape);
+        (units > 0 && tiles > 0).then_some(Work { rows, units, tiles })
     }
 
     /// What things cost CTAs of 16 or 32 rows.
@@ -157,51 +201,30 @@ impl Problem {
         self.with_work(Choice::new((rows, 1, 1), sm_count, costs), sm_count)
     }
 
-    /// Units in clusters of `splits` CTAs, of which there are `most`, if each can have its own.
-    fn in_clusters(&self, rows: i32, splits: i32, most: i32) -> Option<Choice> {
-        let choice = Choice::new((rows, 1, splits), most, COSTS_OF_KEYS);
-        let shape = self.shape_of(&choice);
-        let (units, tiles) = (most_units(&shape), Self::most_tiles(&shape));
-        // A merge has words for the CTAs of smaller clusters only: units of these must never be cut.
-        let never_cut = tiles + i64::from(choice.fixed_cost) <= i64::from(choice.split_cost);
-        let fits = rows < FM_TILE_ROWS
-            && i64::from(splits) < 2 * tiles
-            && units <= most.into()
-            && (splits <= MAX_CLUSTER || never_cut);
-        fits.then_some(Choice {
-            workers: if never_cut { units as i32 } else { most },
-            ..choice
-        })
-    }
-
-    /// Of units of the greatest length; none without work.
-    fn time(&self, choice: &Choice, times: &Times, sm_count: i32) -> Option<Time> {
+    /// Of units of the greatest length.
+    fn time(&self, choice: &Choice, work: Work, times: &Times, sm_count: i32) -> Option<Time> {
         let shape = self.shape_of(choice);
-        let (units, tiles) = (most_units(&shape), Self::most_tiles(&shape));
-        if units == 0 || tiles == 0 {
-            return None;
-        }
-        let cut = cut(&shape, units, tiles);
-        let (longest, workers) = match cut {
-            Cut::Whole { longest } => (longest, units),
-            Cut::Shares { .. } if choice.splits > 1 => return None,
-            Cut::Shares { longest } => (longest, choice.workers.into()),
-            Cut::Parts { step, count } => (step, units * i128::from(count)),
+        let division = division(&shape, work.units, work.tiles);
+        let (longest, workers) = match division {
+            Division::Whole { longest } => (longest, work.units.into()),
+            Division::Shares { .. } if choice.splits > 1 => return None,
+            Division::Shares { longest } => (longest, choice.workers.into()),
+            Division::Parts { step, count } => (step, i64::from(work.units) * i64::from(count)),
         };
-        let (sm_count, ctas) = (i128::from(sm_count), choice.team * choice.splits);
-        let busy = (workers * i128::from(ctas)).min(sm_count);
-        let extra = match cut {
-            Cut::Whole { .. } => 0,
-            Cut::Shares { .. } => times.shares,
-            Cut::Parts { count: 2, .. } => times.two_parts,
-            Cut::Parts { count, .. } => {
+        let (sm_count, ctas) = (i64::from(sm_count), choice.team * choice.splits);
+        let busy = (workers * i64::from(ctas)).min(sm_count);
+        let extra = match division {
+            Division::Whole { .. } => 0,
+            Division::Shares { .. } => times.shares,
+            Division::Parts { count: 2, .. } => times.two_parts,
+            Division::Parts { count, .. } => {
                 let more = Time::from((count - CHEAP_PARTS).max(0));
                 times.parts + times.part * more * busy / sm_count
             }
         };
         let begin = times.whole[choice.splits.ilog2() as usize] + extra;
-        let longest = longest.div_ceil_positive(choice.splits);
+        let longest = longest.div_ceil_positive(choice.splits).min(LONGEST);
         let tile = times.tile * sm_count + times.crowd * busy;
-        Some(begin + Time::from(longest) * tile / sm_count)
+        Some(begin + longest * tile / sm_count)
     }
 }

@@ -168,12 +168,13 @@ proptest! {
         let split = Split::Auto;
         let problem = Problem { batch, queries, group, kv_heads: 1, max_seq_len, split, keys, ..PROBLEM };
         let choice = choose(&problem);
-        prop_assume!(choice.splits == 16);
-        let shape = problem.shape().unwrap();
-        let mut words = vec![0; layout(&shape).unwrap().words()];
-        let header = plan_into(&shape, lens.as_slice(), None, &mut words).unwrap();
-        prop_assert_eq!((header.merges, header.slots), (0, 0));
-        let plan = PlanView::new(&shape, &words).unwrap();
-        prop_assert!((0..plan.workers()).all(|worker| plan.worker(worker).len() <= 1));
+        if choice.splits == 16 { // a fifth of all draws
+            let shape = problem.shape().unwrap();
+            let mut words = vec![0; layout(&shape).unwrap().words()];
+            let header = plan_into(&shape, lens.as_slice(), None, &mut words).unwrap();
+            prop_assert_eq!((header.merges, header.slots), (0, 0));
+            let plan = PlanView::new(&shape, &words).unwrap();
+            prop_assert!((0..plan.workers()).all(|worker| plan.worker(worker).len() <= 1));
+        }
     }
 }
