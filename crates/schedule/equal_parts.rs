@@ -66,9 +66,6 @@ pub(crate) fn equal_parts(shape: &FmPlanShape, line: &Line, filled: i32) -> Opti
     if tiles * i64::from(filled) != all_tiles {
         return None;
     }
-    let fixed = i64::from(shape.fixed_cost);
-    let share = even_share((tiles + fixed) * i64::from(filled), shape.workers);
-    let most = fair_stretch(shape, share, shape.whole_speed.into());
     let cut_into = |step: i64, count: i32, each: i32| EqualParts {
         step: step as i32,
         tiles: tiles as i32,
@@ -78,15 +75,12 @@ pub(crate) fn equal_parts(shape: &FmPlanShape, line: &Line, filled: i32) -> Opti
         parts: filled * count,
         each,
     };
-    if (tiles + fixed) * i64::from(rounds) <= most {
-        let as_on_the_line = line.whole && rounds == 1;
-        return (!as_on_the_line).then_some(cut_into(tiles, 1, rounds));
+    match division(shape, filled, tiles) {
+        Division::Whole { .. } if line.whole && rounds == 1 => None, // as on the line
+        Division::Whole { .. } => Some(cut_into(tiles, 1, rounds)),
+        Division::Parts { step, count } => Some(cut_into(step, count, 1)),
+        Division::Shares { .. } => None,
     }
-    if filled > shape.workers / 2 {
-        return None;
-    }
-    let (step, count) = best_parts(shape, tiles, filled);
-    (step < tiles && step + fixed <= most).then_some(cut_into(step, count, 1))
 }
 
 /// Tiles of a part and parts of a unit that take least time: the longer of what a part takes a worker and of what all units take
