@@ -249,24 +249,17 @@ pub fn choose(problem: &Problem) -> Choice {
         return fastest;
     }
     let rows = problem.rows(sm_count, clusters);
-    if rows == FM_TILE_ROWS {
-        let team = problem.team();
-        let whole_speed = match team {
-            1 if problem.keys == Keys::Pages => SPEED_OF_SINGLE_CTAS,
-            _ => COSTS.whole_speed,
-        };
-        let costs = Costs {
-            whole_speed,
-            ..COSTS
-        };
-        return Choice::new((rows, team, 1), sm_count / team, costs);
-    }
-    let costs = problem.costs_of_few_rows(rows, sm_count);
-    let alone = Choice::new((rows, 1, 1), sm_count, costs);
-    match problem.splits(&alone, clusters) {
-        Some((splits, workers)) => Choice::new((rows, 1, splits), workers, costs),
-        None => problem.with_work(alone, sm_count),
-    }
+    problem
+        .shared(rows, sm_count, clusters)
+        .unwrap_or_else(|| problem.alone(rows, sm_count))
+}
+
+/// What there is to do, at most.
+#[derive(Clone, Copy)]
+struct Work {
+    units: i128,
+    /// Of a unit.
+    tiles: i64,
 }
 
 impl Problem {
@@ -356,16 +349,38 @@ impl Problem {
         }
     }
 
-    /// The tiles of a unit, at most.
-    fn most_tiles(shape: &FmPlanShape) -> i64 {
-        i64::from(shape.max_seq_len).div_ceil_positive(FM_TILE_TOKENS)
+    /// What there is to do for CTAs of so many rows, or teams of them.
+    fn work(&self, rows: i32) -> Work {
+        let team = if rows == FM_TILE_ROWS { self.team() } else { 1 };
+        let shape = self.shape_of(&Choice::new((rows, team, 1), 1, COSTS));
+        Work {
+            units: most_units(&shape),
+            tiles: i64::from(shape.max_seq_len).div_ceil_positive(FM_TILE_TOKENS),
+        }
+    }
+
+    /// Units for CTAs, or teams of CTAs of 64 rows, that share no item.
+    fn alone(&self, rows: i32, sm_count: i32) -> Choice {
+        if rows != FM_TILE_ROWS {
+            let costs = self.costs_of_few_rows(rows, sm_count);
+            return self.with_work(Choice::new((rows, 1, 1), sm_count, costs), sm_count);
+        }
+        let team = self.team();
+        let whole_speed = match team {
+            1 if self.keys == Keys::Pages => SPEED_OF_SINGLE_CTAS,
+            _ => COSTS.whole_speed,
+        };
+        let costs = Costs {
+            whole_speed,
+            ..COSTS
+        };
+        Choice::new((rows, team, 1), sm_count / team, costs)
     }
 
     /// The choice, of few rows, without workers for whom there can be no part: a launch of fewer CTAs is done sooner. With 64
     /// rows it is not. Fewer of them cannot go faster than their share by as much.
     fn with_work(&self, choice: Choice, sm_count: i32) -> Choice {
-        let shape = self.shape_of(&choice);
-        let (units, tiles) = (most_units(&shape), Self::most_tiles(&shape));
+        let Work { units, tiles } = self.work(choice.rows);
         if self.split != Split::Auto || units == 0 {
             return choice;
         }
@@ -373,7 +388,8 @@ impl Problem {
         let useful = workers_of_share(units, unit_cost, shortest_part(tiles, choice.min_part));
         let all = i128::from(choice.workers);
         // Of equal parts of the longest units, if that is hardly fewer.
-        let equal = equal_parts_of(&shape, units, tiles).filter(|&parts| 8 * parts >= 7 * all);
+        let equal = equal_parts_of(&self.shape_of(&choice), units, tiles)
+            .filter(|&parts| 8 * parts >= 7 * all);
         let workers = equal.unwrap_or(useful).clamp(1, all) as i32;
         let speed = i64::from(choice.whole_speed) * i64::from(workers) / i64::from(sm_count);
         Choice {
@@ -383,24 +399,22 @@ impl Problem {
         }
     }
 
-    /// CTAs that share an item, and clusters of them, where every unit, laid out as `choice` says, gets a cluster of
-    /// its own that way and enough CTAs have work.
-    fn splits(&self, choice: &Choice, clusters: [i32; 4]) -> Option<(i32, i32)> {
-        if matches!(self.split, Split::Invariant | Split::Never) {
+    /// Clusters of CTAs that share an item, where every unit of few rows gets a cluster of its own that way and enough CTAs
+    /// have work.
+    fn shared(&self, rows: i32, sm_count: i32, clusters: [i32; 4]) -> Option<Choice> {
+        if rows == FM_TILE_ROWS || matches!(self.split, Split::Invariant | Split::Never) {
             return None;
         }
-        let shape = self.shape_of(choice);
-        let units = most_units(&shape);
-        let tiles = Self::most_tiles(&shape);
+        let Work { units, tiles } = self.work(rows);
         let few = units <= FEW_UNITS.into();
-        let little = !few && self.is_little_work(choice.workers);
+        let little = !few && self.is_little_work(sm_count);
         let short = few && self.split == Split::Auto && tiles <= FEW_TILES.into();
         [16, 8, 4, 2]
             .into_iter()
             .zip(clusters.into_iter().rev())
             .filter(|&(splits, _)| i64::from(splits) < 2 * tiles && (splits < 16 || short))
             .find(|&(splits, clusters)| {
-                let least = match (splits, choice.rows) {
+                let least = match (splits, rows) {
                     _ if self.keys == Keys::Pages && tiles <= SHORT_ITEM * i64::from(splits) => {
                         BUSY_CTAS_OF_SHORT_ITEMS
                     }
@@ -410,10 +424,15 @@ impl Problem {
                 let busy = i128::from(splits) * units >= least.into();
                 units <= clusters.into() && (busy || little || short)
             })
-            // Of little work and short units none is cut: each costs less than being split would.
-            .map(|(splits, clusters)| match little || short {
-                true => (splits, units as i32),
-                false => (splits, clusters),
+            .map(|(splits, clusters)| {
+                // Of little work and short units none is cut: each costs less than being split would.
+                let whole = little || short;
+                let workers = if whole { units as i32 } else { clusters };
+                Choice::new(
+                    (rows, 1, splits),
+                    workers,
+                    self.costs_of_few_rows(rows, sm_count),
+                )
             })
     }
 }

@@ -1,7 +1,7 @@
 //! How many query rows a CTA takes: 16, 32 or 64.
 
-use super::{COSTS_OF_FEW_ROWS, Choice, Keys, Problem, Queries, Split};
-use crate::layout::{DivCeil, most_units};
+use super::{Keys, Problem, Queries, Split, Work};
+use crate::layout::DivCeil;
 use crate::plan_layout::{FM_TILE_ROWS, FM_TILE_TOKENS};
 
 /// Tiles of 16 rows per multiprocessor up to which blocks of 16 rows share out the work, however many rows there are: then
@@ -40,6 +40,7 @@ enum Units {
 const MANY_UNITS: i64 = 3;
 /// ... if units have as many tiles at most.
 const TILES_OF_MANY: i64 = 32;
+
 impl Problem {
     /// Query rows of a CTA: as a request has, on average; fewer where there is little work, more where there are many short requests.
     pub(super) fn rows(&self, sm_count: i32, clusters: [i32; 4]) -> i32 {
@@ -73,8 +74,7 @@ impl Problem {
         {
             return false;
         }
-        let shape = self.shape_of(&Choice::new((16, 1, 1), sm_count, COSTS_OF_FEW_ROWS));
-        let (units, tiles) = (most_units(&shape), Self::most_tiles(&shape));
+        let Work { units, tiles } = self.work(16);
         let blocks = self.mean_rows().div_ceil_positive(16);
         let (pairs, fours) = (i128::from(clusters[0]), i128::from(clusters[1]));
         let is_little = |most: &LittleWork| {
@@ -97,8 +97,7 @@ impl Problem {
         if self.split != Split::Auto || matches!(self.queries, Queries::Ragged { .. }) {
             return false;
         }
-        let shape = self.shape_of(&Choice::new((16, 1, 1), sm_count, COSTS_OF_FEW_ROWS));
-        most_units(&shape) * i128::from(Self::most_tiles(&shape))
-            <= i128::from(LITTLE_WORK * sm_count)
+        let Work { units, tiles } = self.work(16);
+        units * i128::from(tiles) <= i128::from(LITTLE_WORK * sm_count)
     }
 }

@@ -5,9 +5,9 @@
 //! that has most; a tile takes longer the more CTAs are at work. All of it was fitted to 1,500 shapes with 20 layouts each on
 //! an H200; the root mean square error of the fits is 4 to 6 %.
 
-use super::{COSTS, COSTS_OF_FEW_ROWS, Choice, Costs, Keys, MAX_CLUSTER, Problem, Queries, Split};
+use super::{COSTS_OF_FEW_ROWS, Choice, Costs, Keys, MAX_CLUSTER, Problem, Queries, Split, Work};
 use crate::equal_parts::{Division, division};
-use crate::layout::{DivCeil, most_units};
+use crate::layout::DivCeil;
 use crate::plan_layout::FM_TILE_ROWS;
 
 /// Times in hundredths of a microsecond.
@@ -103,28 +103,18 @@ const COSTS_OF_MANY_UNITS_OF_ROWS: Costs = Costs {
     ..COSTS_OF_FEW_ROWS
 };
 
-/// What there is to do, at most.
-#[derive(Clone, Copy)]
-struct Work {
-    /// Query rows of a CTA.
-    rows: i32,
-    units: i32,
-    /// Of a unit.
-    tiles: i64,
-}
-
 impl Work {
-    /// In clusters of `splits` CTAs, of which there are `most`, if each unit can have its own.
-    fn in_clusters(self, splits: i32, most: i32) -> Option<Choice> {
-        let choice = Choice::new((self.rows, 1, splits), most, COSTS_OF_KEYS);
+    /// In clusters of `splits` CTAs of so many rows, of which there are `most`, if each unit can have its own.
+    fn in_clusters(self, rows: i32, splits: i32, most: i32) -> Option<Choice> {
+        let choice = Choice::new((rows, 1, splits), most, COSTS_OF_KEYS);
         // A merge has words for the CTAs of smaller clusters only: units of these must never be cut.
         let never_cut = self.tiles + i64::from(choice.fixed_cost) <= i64::from(choice.split_cost);
-        let fits = self.rows < FM_TILE_ROWS
+        let fits = rows < FM_TILE_ROWS
             && i64::from(splits) < 2 * self.tiles
-            && self.units <= most
+            && self.units <= most.into()
             && (splits <= MAX_CLUSTER || never_cut);
         fits.then_some(Choice {
-            workers: if never_cut { self.units } else { most },
+            workers: if never_cut { self.units as i32 } else { most },
             ..choice
         })
     }
@@ -134,11 +124,10 @@ impl Problem {
     /// The layout that takes least time for units of the greatest length, where times are known.
     pub(super) fn fastest(&self, sm_count: i32, clusters: [i32; 4]) -> Option<Choice> {
         let lists = matches!(self.queries, Queries::Sparse { .. });
-        if !lists && self.max_seq_len > MOST_TOKENS {
+        if self.split != Split::Auto || (!lists && self.max_seq_len > MOST_TOKENS) {
             return None;
         }
         let times = match (self.keys, self.queries) {
-            _ if self.split != Split::Auto => return None,
             (_, Queries::Ragged { .. }) | (Keys::Pages | Keys::Mixed, _) => return None,
             (Keys::Codes, Queries::Sparse { extra_topk: 0, .. }) => &LISTED_CODES,
             (Keys::Codes, Queries::Sparse { .. }) => &TWICE_LISTED_CODES,
@@ -151,12 +140,10 @@ impl Problem {
         };
         let mut least = None;
         for &rows in rows {
-            let Some(work) = self.work(rows) else {
-                continue;
-            };
+            let work = self.work(rows);
             let times = &times[(rows.ilog2() - 4) as usize];
             let sizes = clusters.into_iter().zip([2, 4, 8, 16]);
-            let shared = sizes.filter_map(|(most, splits)| work.in_clusters(splits, most));
+            let shared = sizes.filter_map(|(most, splits)| work.in_clusters(rows, splits, most));
             for choice in std::iter::once(self.alone(rows, sm_count)).chain(shared) {
                 let Some(time) = self.time(&choice, work, times, sm_count) else {
                     continue;
@@ -169,20 +156,9 @@ impl Problem {
         least.map(|(_, choice)| choice)
     }
 
-    /// What there is to do for CTAs of so many rows, or teams of them: none without units or tiles, or with too many of them for
-    /// a plan.
-    fn work(&self, rows: i32) -> Option<Work> {
-        let team = if rows == FM_TILE_ROWS { self.team() } else { 1 };
-        let shape = self.shape_of(&Choice::new((rows, team, 1), 1, COSTS));
-        let units = i32::try_from(most_units(&shape)).ok()?;
-        let tiles = Self::most_tiles(&shape);
-        (units > 0 && tiles > 0).then_some(Work { rows, units, tiles })
-    }
-
     /// What things cost CTAs of 16 or 32 rows.
     pub(super) fn costs_of_few_rows(&self, rows: i32, sm_count: i32) -> Costs {
-        let one = Choice::new((rows, 1, 1), sm_count, COSTS_OF_FEW_ROWS);
-        let many = most_units(&self.shape_of(&one)) > sm_count.into();
+        let many = self.work(rows).units > sm_count.into();
         match self.keys {
             Keys::Pages | Keys::Mixed => COSTS_OF_FEW_ROWS,
             Keys::Codes if many => COSTS_OF_MANY_UNITS_OF_CODES,
@@ -191,25 +167,18 @@ impl Problem {
         }
     }
 
-    /// Units for CTAs, or teams of CTAs of 64 rows, that share no item.
-    fn alone(&self, rows: i32, sm_count: i32) -> Choice {
-        if rows == FM_TILE_ROWS {
-            let team = self.team();
-            return Choice::new((rows, team, 1), sm_count / team, COSTS);
-        }
-        let costs = self.costs_of_few_rows(rows, sm_count);
-        self.with_work(Choice::new((rows, 1, 1), sm_count, costs), sm_count)
-    }
-
-    /// Of units of the greatest length.
+    /// Of units of the greatest length. None without units or tiles, or with too many units for a plan.
     fn time(&self, choice: &Choice, work: Work, times: &Times, sm_count: i32) -> Option<Time> {
-        let shape = self.shape_of(choice);
-        let division = division(&shape, work.units, work.tiles);
+        let units = i32::try_from(work.units).ok()?;
+        if units == 0 || work.tiles == 0 {
+            return None;
+        }
+        let division = division(&self.shape_of(choice), units, work.tiles);
         let (longest, workers) = match division {
-            Division::Whole { longest } => (longest, work.units.into()),
+            Division::Whole { longest } => (longest, units.into()),
             Division::Shares { .. } if choice.splits > 1 => return None,
             Division::Shares { longest } => (longest, choice.workers.into()),
-            Division::Parts { step, count } => (step, i64::from(work.units) * i64::from(count)),
+            Division::Parts { step, count } => (step, i64::from(units) * i64::from(count)),
         };
         let (sm_count, ctas) = (i64::from(sm_count), choice.team * choice.splits);
         let busy = (workers * i64::from(ctas)).min(sm_count);

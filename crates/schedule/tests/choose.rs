@@ -125,6 +125,17 @@ fn workers_that_are_left_out_would_have_had_nothing() {
     }
 }
 
+/// No unit is cut, and no worker has two.
+fn assert_one_whole_unit_each(problem: &Problem, lens: &[i32], qo_indptr: Option<&Vec<i32>>) {
+    let shape = problem.shape().unwrap();
+    let mut words = vec![0; layout(&shape).unwrap().words()];
+    let qo_indptr = qo_indptr.map(|indptr| indptr.as_slice().into());
+    let header = plan_into(&shape, lens, qo_indptr, &mut words).unwrap();
+    assert_eq!((header.merges, header.slots), (0, 0));
+    let plan = PlanView::new(&shape, &words).unwrap();
+    assert!((0..plan.workers()).all(|worker| plan.worker(worker).len() <= 1));
+}
+
 proptest! {
     // A merge has words for the CTAs of clusters of up to 8.
     #[test]
@@ -143,15 +154,9 @@ proptest! {
         let problem = Problem { batch, queries, group, kv_heads: 1, max_seq_len, split, ..PROBLEM };
         let choice = choose(&problem);
         prop_assert!(ragged || (choice.splits >= 8) == (max_seq_len > 256));
-        let shape = problem.shape().unwrap();
         let qo_indptr: Vec<i32> = (0..=batch).collect();
-        let mut words = vec![0; layout(&shape).unwrap().words()];
-        let qo_indptr = ragged.then(|| qo_indptr.as_slice().into());
-        let header = plan_into(&shape, seq_lens.as_slice(), qo_indptr, &mut words).unwrap();
         if choice.splits > 1 {
-            prop_assert_eq!((header.merges, header.slots), (0, 0));
-            let plan = PlanView::new(&shape, &words).unwrap();
-            prop_assert!((0..plan.workers()).all(|worker| plan.worker(worker).len() <= 1));
+            assert_one_whole_unit_each(&problem, &seq_lens, ragged.then_some(&qo_indptr));
         }
     }
 
@@ -169,12 +174,7 @@ proptest! {
         let problem = Problem { batch, queries, group, kv_heads: 1, max_seq_len, split, keys, ..PROBLEM };
         let choice = choose(&problem);
         if choice.splits == 16 { // a fifth of all draws
-            let shape = problem.shape().unwrap();
-            let mut words = vec![0; layout(&shape).unwrap().words()];
-            let header = plan_into(&shape, lens.as_slice(), None, &mut words).unwrap();
-            prop_assert_eq!((header.merges, header.slots), (0, 0));
-            let plan = PlanView::new(&shape, &words).unwrap();
-            prop_assert!((0..plan.workers()).all(|worker| plan.worker(worker).len() <= 1));
+            assert_one_whole_unit_each(&problem, &lens, None);
         }
     }
 }
