@@ -37,6 +37,13 @@ __device__ __forceinline__ uint32_t multiply_bf16(uint32_t a, uint32_t b) {
   return r;
 }
 
+// Sums of squares of pairs, half by half.
+__device__ __forceinline__ uint32_t add_square_bf16(uint32_t sum, uint32_t a) {
+  uint32_t r;
+  asm("fma.rn.bf16x2 %0, %1, %1, %2;" : "=r"(r) : "r"(a), "r"(sum));
+  return r;
+}
+
 // The larger bfloat16 of two pairs, half by half; NaN only where both are.
 __device__ __forceinline__ uint32_t larger_bf16_pair(uint32_t a, uint32_t b) {
   uint32_t r;

@@ -71,6 +71,16 @@ __device__ __forceinline__ uint4 bf16_to_half(uint4 v, uint32_t factor) {
   return make_uint4(pair(v.x), pair(v.y), pair(v.z), pair(v.w));
 }
 
+// Halves of the even ones of eight bfloat16, and of the odd ones.
+__device__ __forceinline__ uint2 even_bf16_to_half(uint4 v) {
+  return make_uint2(pack(__half(), __uint_as_float(v.x << 16), __uint_as_float(v.y << 16)),
+                    pack(__half(), __uint_as_float(v.z << 16), __uint_as_float(v.w << 16)));
+}
+__device__ __forceinline__ uint2 odd_bf16_to_half(uint4 v) {
+  const auto high = [](uint32_t w) { return __uint_as_float(w & 0xFFFF0000u); };
+  return make_uint2(pack(__half(), high(v.x), high(v.y)), pack(__half(), high(v.z), high(v.w)));
+}
+
 // Halves that are e4m3 numbers, as another type.
 __device__ __forceinline__ uint4 half_to(__half, uint4 v) { return v; }
 __device__ __forceinline__ uint4 half_to(__nv_bfloat16, uint4 v) {
@@ -113,10 +123,12 @@ struct RowUnit {
   static __device__ __forceinline__ uint32_t of_largest_code(uint32_t scale_bits) {
     return min(scale_bits, 246 * kOne) + 8 * kOne;
   }
-  // What is not zero of this says that some scale is not of 2^-15 up to 1 (below 2): of the bits of a float, of four bytes of
-  // exponents.
+  // What is not zero of this says that some scale is not of 2^-15 up to 1 (below 2), by the bits of a float; or of 2^-14 up to 2, by
+  // four bytes of exponents.
   static __device__ __forceinline__ uint32_t beyond(uint32_t scale_bits) { return (scale_bits ^ 0x38000000u) & 0x78000000u; }
-  static __device__ __forceinline__ uint32_t bytes_beyond(uint32_t four) { return (four ^ 0x70707070u) & 0xF0F0F0F0u; }
+  static __device__ __forceinline__ uint32_t bytes_beyond(uint32_t four) {
+    return (four - 0x01010101u ^ 0x70707070u) & 0xF0F0F0F0u;
+  }
   static __device__ __forceinline__ RowUnit power(int log2) {
     RowUnit r(0);
     r.bits = (127 + log2) * kOne;

@@ -91,7 +91,7 @@ __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const RowM
 #pragma unroll 1
   while (!cursor.done()) {
     const FmKvCache& kv = p.kv[cursor.cache];
-    const TokenPlace token = cursor.place(p);
+    TokenPlace token = cursor.place(p);
     cursor.advance(p);
     const int at = place.at(), format = kv.format;
     // Copies whose operands the compiler does not see to be uniform have turns, a lane after another.
@@ -131,6 +131,10 @@ __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const RowM
       const uint32_t bytes = uniform(raw_bytes<Map>(Map::kBare ? FM_KV_FP8 : format));
       if (lane == 0) mbarrier_arrive_expect(barrier, __popc(present) * bytes);
       __syncwarp();
+      if (!Map::kHasRope && !Map::kBare) {
+        if (token.page >= 0) ask_for_scales<Map>(format, to, (Map::kSplits ? from : row_at(kv, token)) + scales_after(kv, token.offset));
+        if (!Map::kSplits) asm volatile("" : "+r"(token.page), "+r"(token.offset));  // the row is found anew: registers
+      }
       const bool together = Map::kSplits && present == ~0u;
       if (together) ask_for_32_rows(uniform(to), Map::kRowBytes, from, bytes, barrier);
       if (token.page >= 0) {
@@ -139,7 +143,6 @@ __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const RowM
           bulk_load(to, from, bytes, barrier);
         else if (shared && lane / 16 == (int)cluster_rank())
           bulk_multicast(to, from, bytes, barrier, kBoth);
-        if (!Map::kHasRope && !Map::kBare) ask_for_scales<Map>(format, to, from + scales_after(kv, token.offset));
       }
     }
     arrive_when_copied(barrier);
@@ -157,7 +160,8 @@ struct RowPreparation {
   __device__ __forceinline__ void leave_unit(RowUnit unit) const {
     store_shared(scales + offsetof(typename Map::Scales, unit) + token * 4, present ? unit.over_power(Map::kUnitLog2) : 0.f);
   }
-  // The scales of groups for the scores, pairs of halves.
+  // The scales of groups for the scores, pairs of halves; Alike: two of one number each.
+  template <bool Alike = false>
   __device__ __forceinline__ void leave_of_token(const uint32_t (&halves)[Map::kGroups / 2]) const {
     const uint32_t to = scales + token * Map::Scales::kTokenBytes;
     if constexpr (Map::kGroups == 4) {
@@ -167,7 +171,7 @@ struct RowPreparation {
       for (int i = 0; i < Map::kGroups / 8; ++i) {
         const uint32_t* v = halves + 4 * i;
         if constexpr (Map::kTwice) {
-          const auto twice = [&](int j) { return __byte_perm(v[j / 2], 0, j % 2 ? 0x3232 : 0x1010); };
+          const auto twice = [&](int j) { return Alike ? v[j / 2] : __byte_perm(v[j / 2], 0, j % 2 ? 0x3232 : 0x1010); };
           store_shared(to + 32 * i, make_uint4(twice(0), twice(1), twice(2), twice(3)));
           store_shared(to + 32 * i + 16, make_uint4(twice(4), twice(5), twice(6), twice(7)));
         } else {
@@ -178,7 +182,7 @@ struct RowPreparation {
   }
   // And for the values.
   __device__ __forceinline__ void leave_of_column(const uint32_t (&halves)[Map::kGroups / 2]) const {
-    const uint32_t to = scales + offsetof(typename Map::Scales, of_column) + lane_token(token) * 2;
+    const uint32_t to = scales + offsetof(typename Map::Scales, of_column) + lane_token(opaque(token)) * 2;
 #pragma unroll
     for (int i = 0; i < Map::kGroups; ++i)
       store_shared_bytes<2>(to + i * kTileTokens * 2, present ? halves[i / 2] >> i % 2 * 16 & 0xFFFF : 0);
@@ -248,69 +252,102 @@ struct RowPreparation {
   // Rows of 512: their unit and scales for the scores; `pairs` are also those for the values.
   __device__ __forceinline__ void prepare_latent(int format, RowUnit& unit, uint32_t (&pairs)[Map::kGroups / 2]) const {
     if (Map::kBare) return;
+    unit = RowUnit::power(Map::kUnitLog2);
     if (format == FM_KV_FP8) {
-      unit = RowUnit::power(0);
-      leave_unit(unit);
 #pragma unroll
       for (int i = 0; i < 8; ++i) pairs[i] = 0x3C003C00u;
       leave_of_token(pairs);
-      return;
-    }
-    const auto byte = [](uint32_t word, int i) { return word >> i % 4 * 8 & 0xFF; };
-    const auto power = [&](uint32_t byte) { return __uint_as_float(ue8m0_bits(byte)) * unit.inverse(); };
-    uint32_t top = 0, largest = 0;
-    if (format == FM_KV_FP8_V4) {  // seven scales, of two groups each
+    } else if (format == FM_KV_FP8_V4) {  // seven scales, of two groups each
       const float2 v = load_shared_2(row + Map::kScalesAfterPlain);
       const uint32_t words[2] = {__float_as_uint(v.x), __float_as_uint(v.y)};
-#pragma unroll 1
-      for (int i = 0; i < 8; i += 4) {
-        uint4 piece[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) piece[j] = load_shared_4(row + Map::kPlain + 16 * (i + j));
-#pragma unroll
-        for (int j = 0; j < 4; ++j) largest = max(largest, largest_bf16(piece[j]));
-      }
-#pragma unroll
-      for (int i = 0; i < 7; ++i) top = max(top, byte(words[i / 4], i));
       const uint32_t beyond = RowUnit::bytes_beyond(words[0]) | (RowUnit::bytes_beyond(words[1]) & 0xFFFFFFu);
-      // The last columns lose nothing either, or little beside their largest.
-      const bool in_range = largest - 121 * RowUnit::kOne <= 20 * RowUnit::kOne;
-      unit = beyond == 0 && in_range
-                 ? RowUnit::power(Map::kUnitLog2)
-                 : RowUnit(max(largest, RowUnit::of_largest_code(ue8m0_bits(top) & 0x7F800000u)));
+      if (__any_sync(~0u, present & ((beyond != 0) | !plain_in_range()))) {
+        scales_with_plain(words, unit, pairs);
+      } else {
 #pragma unroll
-      for (int i = 0; i < 7; ++i) {
-        const float scale = power(byte(words[i / 4], i));
-        pairs[i] = pack(__half(), scale, scale);
+        for (int i = 0; i < 7; ++i) pairs[i] = common_scales(__byte_perm(words[i / 4], 0, 0x4040 + i % 4 * 0x0101));
       }
       pairs[7] = 0;
+      leave_of_token<true>(pairs);
     } else {
       const uint4 v = load_shared_4(row + Map::kScales);
       const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-      for (int i = 0; i < 16; ++i) top = max(top, byte(words[i / 4], i));
       uint32_t beyond = 0;
 #pragma unroll
       for (int i = 0; i < 4; ++i) beyond |= RowUnit::bytes_beyond(words[i]);
-      unit = beyond == 0 ? RowUnit::power(Map::kUnitLog2) : RowUnit(RowUnit::of_largest_code(ue8m0_bits(top) & 0x7F800000u));
+      if (__any_sync(~0u, present && beyond != 0)) {
+        scales_of_groups(words, unit, pairs);
+      } else {
 #pragma unroll
-      for (int i = 0; i < 8; ++i)
-        pairs[i] = pack(__half(), power(byte(words[i / 2], 2 * i)), power(byte(words[i / 2], 2 * i + 1)));
+        for (int i = 0; i < 8; ++i) pairs[i] = common_scales(__byte_perm(words[i / 2], 0, i % 2 ? 0x4342 : 0x4140));
+      }
+      leave_of_token(pairs);
     }
-    leave_of_token(pairs);
     leave_unit(unit);
   }
-  // Their last columns, where these are not codes.
-  __device__ __forceinline__ void prepare_plain(RowUnit unit) const {
+  // Two bytes of exponents, in the halves of a word, as halves: 2^-14 up to 2.
+  static __device__ __forceinline__ uint32_t common_scales(uint32_t bytes) { return bytes * (1u << 10) - (112u << 26 | 112u << 10); }
+  // Whether the last columns may count in one: they lose nothing, or little beside their largest. That is between an eighth of the
+  // root of the sum of their squares and all of it.
+  __device__ __forceinline__ bool plain_in_range() const {
+    uint32_t squares[2] = {0, 0};
+#pragma unroll 1
+    for (int i = 0; i < 8; i += 4) {
+      uint4 piece[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) piece[j] = load_shared_4(row + Map::kPlain + 16 * (i + j));
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        squares[0] = add_square_bf16(add_square_bf16(squares[0], piece[j].x), piece[j].y);
+        squares[1] = add_square_bf16(add_square_bf16(squares[1], piece[j].z), piece[j].w);
+      }
+    }
+    const float2 a = unpack(__nv_bfloat16(), squares[0]), b = unpack(__nv_bfloat16(), squares[1]);
+    const float sum = (a.x + a.y) + (b.x + b.y);
+    return sum >= 0x1p-6f && sum <= 0x1p28f;
+  }
+  static __device__ __forceinline__ uint32_t scale_byte(uint32_t word, int i) { return word >> i % 4 * 8 & 0xFF; }
+  // As halves, one after another: registers are short.
+  static __device__ __forceinline__ uint32_t scales_over(float& inverse_unit, uint32_t first, uint32_t second) {
+    const auto over = [&](uint32_t byte) { return __uint_as_float(ue8m0_bits(byte)) * inverse_unit; };
+    uint32_t pair = pack(__half(), over(first), over(second));
+    asm volatile("" : "+r"(pair), "+f"(inverse_unit));
+    return pair;
+  }
+  // A warp's rows of which some do not count in one: what this one counts in and its scales relative to that.
+  __device__ __forceinline__ void scales_with_plain(const uint32_t (&words)[2], RowUnit& unit, uint32_t (&pairs)[Map::kGroups / 2]) const {
+    uint32_t top = 0, largest = 0;
+#pragma unroll 1
+    for (int i = 0; i < 8; ++i) largest = max(largest, largest_bf16(load_shared_4(row + Map::kPlain + 16 * i)));
+#pragma unroll
+    for (int i = 0; i < 7; ++i) top = max(top, scale_byte(words[i / 4], i));
+    unit = RowUnit(max(largest, RowUnit::of_largest_code(ue8m0_bits(top) & 0x7F800000u)));
+    float inverse = unit.inverse();
+#pragma unroll
+    for (int i = 0; i < 7; ++i) {
+      const uint32_t byte = scale_byte(words[i / 4], i);
+      pairs[i] = scales_over(inverse, byte, byte);
+    }
+  }
+  __device__ __forceinline__ void scales_of_groups(const uint32_t (&words)[4], RowUnit& unit, uint32_t (&pairs)[Map::kGroups / 2]) const {
+    uint32_t top = 0;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) top = max(top, scale_byte(words[i / 4], i));
+    unit = RowUnit(RowUnit::of_largest_code(ue8m0_bits(top) & 0x7F800000u));
+    float inverse = unit.inverse();
+#pragma unroll
+    for (int i = 0; i < 8; ++i) pairs[i] = scales_over(inverse, scale_byte(words[i / 2], 2 * i), scale_byte(words[i / 2], 2 * i + 1));
+  }
+  // Their last columns, where these are not codes. `units`: some row of the warp's does not count in one.
+  __device__ __forceinline__ void prepare_plain(RowUnit unit, bool units) const {
 #pragma unroll 1
     for (int i = 0; i < 4; ++i) {
       const uint32_t at = row + Map::kPlain + 32 * i;
       uint4 a = load_shared_4(at), b = load_shared_4(at + 16);
-      a = bf16_to_half(a, unit.inverse_pair()), b = bf16_to_half(b, unit.inverse_pair());
-      store_shared(at, make_uint4(__byte_perm(a.x, a.y, 0x5410), __byte_perm(a.z, a.w, 0x5410),
-                                  __byte_perm(b.x, b.y, 0x5410), __byte_perm(b.z, b.w, 0x5410)));
-      store_shared(at + 16, make_uint4(__byte_perm(a.x, a.y, 0x7632), __byte_perm(a.z, a.w, 0x7632),
-                                       __byte_perm(b.x, b.y, 0x7632), __byte_perm(b.z, b.w, 0x7632)));
+      if (units) a = bf16_times(a, unit.inverse_pair()), b = bf16_times(b, unit.inverse_pair());
+      const uint2 even[2] = {even_bf16_to_half(a), even_bf16_to_half(b)}, odd[2] = {odd_bf16_to_half(a), odd_bf16_to_half(b)};
+      store_shared(at, make_uint4(even[0].x, even[0].y, even[1].x, even[1].y));
+      store_shared(at + 16, make_uint4(odd[0].x, odd[0].y, odd[1].x, odd[1].y));
     }
   }
 };
@@ -323,15 +360,15 @@ __device__ __forceinline__ int count_tiles(const FmDecodeParams& p, const FirstI
   return tiles;
 }
 
-// By a preparing warp.
+// By a preparing warp: tile after tile. With few rows an item's tiles when it is its turn, so that the first begins early; with 64
+// registers are too short for the item, and all tiles are counted beforehand.
 template <class T, class Map, class Control>
 __device__ __forceinline__ void prepare_rows(const FmDecodeParams& p, const FirstItem& first, uint32_t smem,
                                              Control& control) {
   const int warp = TokenWarps<Map>::warp(), lane = TokenWarps<Map>::lane();
   wait_for_earlier_launches();
   RawPlace<Map> place;
-#pragma unroll 1
-  for (int tiles = count_tiles<Map>(p, first); tiles > 0; --tiles) {
+  const auto prepare_next = [&] {
     const int at = place.at();
     mbarrier_wait(shared_address(&control.landed[at][warp]), place.parity());
     const int format = Map::kBare ? FM_KV_FP8 : control.format[at], token = 32 * warp + lane;
@@ -346,6 +383,7 @@ __device__ __forceinline__ void prepare_rows(const FmDecodeParams& p, const Firs
     const auto leave_scaled = [&](bool fractions) {
       const bool units = __any_sync(~0u, present && !unit.is_power(Map::kUnitLog2));
       if (!Map::kBare && lane == 0) control.scaled[at][warp] = fractions * kFractions + units * kUnits;
+      return units;
     };
     if constexpr (Map::kHasRope) {
       const bool fractions = __any_sync(~0u, row.prepare_scales(format, unit));
@@ -359,17 +397,26 @@ __device__ __forceinline__ void prepare_rows(const FmDecodeParams& p, const Firs
     } else {
       uint32_t pairs[Map::kGroups / 2];
       row.prepare_latent(format, unit, pairs);
-      leave_scaled(false);
+      const bool units = leave_scaled(false);
       if constexpr (!Map::kHasRest) fence_async_shared();
       arrive_once_per_warp(shared_address(&control.tile_full[at]));
       if constexpr (!Map::kBare) row.leave_of_column(pairs);
-      if (format == FM_KV_FP8_V4) row.prepare_plain(unit);
+      if (format == FM_KV_FP8_V4) row.prepare_plain(unit, units);
     }
     if constexpr (Map::kHasRest) {
       fence_async_shared();  // before the next copies to the place
       arrive_once_per_warp(shared_address(&control.rest_full(at)));
     }
     place.advance();
+  };
+  if constexpr (Map::kSplits) {
+    for_each_row_block<Map>(p, first, [&](int, const RowBlock& r) {
+#pragma unroll 1
+      for (int tiles = r.tile_end - r.tile_begin; tiles > 0; --tiles) prepare_next();
+    });
+  } else {
+#pragma unroll 1
+    for (int tiles = count_tiles<Map>(p, first); tiles > 0; --tiles) prepare_next();
   }
 }
 
