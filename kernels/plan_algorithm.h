@@ -205,16 +205,10 @@ FM_BOTH bool has_worker_each(const FmPlanShape& shape, const Line<P>& line) {
   return shape.split_mode == FM_SPLIT_AUTO && line.whole && line.units <= shape.workers;
 }
 
-/* (a * b + more) / c, of numbers from 0 on, rounded down. Few bits take less time. */
-FM_BOTH int32_t product_over(int32_t a, int32_t b, int32_t c, int32_t more = 0) {
-  if ((a | b) < 1 << 15) return static_cast<int32_t>((static_cast<uint32_t>(a) * b + more) / static_cast<uint32_t>(c));
-  return static_cast<int32_t>((static_cast<int64_t>(a) * b + more) / c);
-}
-
 /* The first of those that worker `cut` or a later one has. */
 template <class P>
 FM_BOTH int32_t unit_of_worker(const FmPlanShape& shape, const Line<P>& line, int32_t cut) {
-  return product_over(cut, line.units, shape.workers, shape.workers - 1);
+  return static_cast<int32_t>((static_cast<uint64_t>(cut) * line.units + shape.workers - 1) / shape.workers);
 }
 
 /* Whether a cut at x keeps its unit whole by going to the unit's end rather than to its beginning. */

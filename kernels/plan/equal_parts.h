@@ -121,6 +121,12 @@ FM_BOTH Parts<P> parts_of_filled(const EqualParts& equal) {
 /* What comes before the unit that has `rank` others with tiles before it. Items are not counted. */
 FM_BOTH Tally before_filled(const EqualParts& equal, int32_t rank) { return {0, rank, rank * equal.count}; }
 
+/* a * b / c, of numbers from 0 on, rounded down. Few bits take less time. */
+FM_BOTH int32_t product_over(int32_t a, int32_t b, int32_t c, int32_t more = 0) {
+  if ((a | b) < 1 << 15) return static_cast<int32_t>((static_cast<uint32_t>(a) * b + more) / static_cast<uint32_t>(c));
+  return static_cast<int32_t>((static_cast<int64_t>(a) * b + more) / c);
+}
+
 /* Workers that have parts. */
 FM_BOTH int32_t busy(const EqualParts& equal) {
   return equal.each == 1 ? equal.parts : (equal.parts - 1) / equal.each + 1;

@@ -104,6 +104,12 @@ __device__ __forceinline__ uint4 rope_as(__half, uint4 v, uint32_t) {
   return make_uint4(bf16_to_fp16(v.x), bf16_to_fp16(v.y), bf16_to_fp16(v.z), bf16_to_fp16(v.w));
 }
 
+// The same from halves.
+__device__ __forceinline__ uint4 rope_from(__nv_bfloat16 t, uint4 v, uint32_t inverse_unit) {
+  return bf16_times(half_to(t, v), inverse_unit);
+}
+__device__ __forceinline__ uint4 rope_from(__half, uint4 v, uint32_t) { return v; }
+
 // What a float32 scale, by its bits, has besides its power of two and sign; NaN stays NaN.
 __device__ __forceinline__ float mantissa_of(uint32_t scale) {
   return __uint_as_float((scale & 0x7FFFFFFFu) > 0x7F800000u ? scale : (scale & 0x7FFFFFu) | 0x3F800000u);
@@ -136,7 +142,11 @@ struct RowUnit {
   }
   __device__ __forceinline__ bool is_power(int log2) const { return bits == (127 + log2) * kOne; }
 
-  __device__ __forceinline__ float over_power(int log2) const { return __uint_as_float(bits - log2 * kOne); }
+  __device__ __forceinline__ RowUnit over(int log2) const {  // a power of two
+    RowUnit r(0);
+    r.bits = bits - log2 * kOne;
+    return r;
+  }
   __device__ __forceinline__ float unit() const { return __uint_as_float(bits); }
   __device__ __forceinline__ float inverse() const { return __uint_as_float(254 * kOne - bits); }
   __device__ __forceinline__ uint32_t inverse_pair() const {  // of bfloat16

@@ -108,6 +108,11 @@ template <class Map>
 __device__ __forceinline__ constexpr float common_unit() {
   return 1.f / (1 << -Map::kUnitLog2);
 }
+// One over it, twice, as bfloat16.
+template <class Map>
+__device__ __forceinline__ constexpr uint32_t common_unit_inverse_pair() {
+  return (uint32_t)(127 - Map::kUnitLog2 << 7) * 0x10001u;
+}
 
 // What the rows of a thread's two tokens count in, relative to Map::kUnitLog2: powers of two, or 0 where they are absent; 1 where all of
 // the tile's do or are absent.

@@ -48,7 +48,7 @@ __device__ __forceinline__ float place_query_row(const FmDecodeParams& p, const 
     if (i < kHalves)
       store_raw_query(chunk, block_row, first, q.piece[i], Map::kMayBePlain && i == 7);
     else
-      store_shared(chunk + swizzled(block_row, first), q.piece[i]);
+      store_shared(chunk + swizzled(block_row, first), kRopeCounts<T> ? bf16_times(q.piece[i], common_unit_inverse_pair<Map>()) : q.piece[i]);
   }
   return unit;
 }

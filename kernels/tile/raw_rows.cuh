@@ -158,7 +158,7 @@ struct RowPreparation {
   bool present;
 
   __device__ __forceinline__ void leave_unit(RowUnit unit) const {
-    store_shared(scales + offsetof(typename Map::Scales, unit) + token * 4, present ? unit.over_power(Map::kUnitLog2) : 0.f);
+    store_shared(scales + offsetof(typename Map::Scales, unit) + token * 4, present ? unit.over(Map::kUnitLog2).unit() : 0.f);
   }
   // The scales of groups for the scores, pairs of halves; Alike: two of one number each.
   template <bool Alike = false>
@@ -188,13 +188,14 @@ struct RowPreparation {
       store_shared_bytes<2>(to + i * kTileTokens * 2, present ? halves[i / 2] >> i % 2 * 16 & 0xFFFF : 0);
   }
 
-  // Rows of 576: their unit and scales for the scores; returns whether scales are more than powers of two.
-  __device__ __forceinline__ bool prepare_scales(int format, RowUnit& unit) const {
+  // Rows of 576: their unit and scales for the scores, `pairs`; returns whether scales are more than powers of two.
+  __device__ __forceinline__ bool prepare_scales(int format, RowUnit& unit, uint32_t (&pairs)[2]) const {
     if (Map::kBare) return false;
     if (format == FM_KV_FP8) {
       unit = RowUnit::power(0);
       leave_unit(unit);
-      leave_of_token({0x3C003C00u, 0x3C003C00u});
+      pairs[0] = pairs[1] = 0x3C003C00u;
+      leave_of_token({pairs[0], pairs[1]});
       return false;
     }
     const uint4 v = load_shared_4(row + Map::kFloatScales);
@@ -210,31 +211,34 @@ struct RowPreparation {
     unit = common ? RowUnit::power(Map::kUnitLog2) : RowUnit(RowUnit::of_largest_code(largest));
 #pragma unroll
     for (int i = 0; i < 4; ++i) power[i] = __uint_as_float(scale[i] & 0xFF800000u) * unit.inverse();
-    leave_of_token({pack(__half(), power[0], power[1]), pack(__half(), power[2], power[3])});
+    pairs[0] = pack(__half(), power[0], power[1]), pairs[1] = pack(__half(), power[2], power[3]);
+    leave_of_token({pairs[0], pairs[1]});
     leave_unit(unit);
     return present && fractions != 0;
   }
-  // And their scales for the values, when the scores may begin.
-  __device__ __forceinline__ void prepare_value_scales(int format, RowUnit unit) const {
-    if (format == FM_KV_FP8) {
-      leave_of_column({0x3C003C00u, 0x3C003C00u});
+  // And their scales for the values, when the scores may begin. `fractions`: some row of the warp's has more than powers of two.
+  __device__ __forceinline__ void prepare_value_scales(RowUnit unit, const uint32_t (&pairs)[2], bool fractions) const {
+    if (!fractions) {
+      leave_of_column({pairs[0], pairs[1]});
       return;
     }
     const uint4 v = load_shared_4(row + Map::kFloatScales);
     const auto scale = [&](uint32_t bits) { return __uint_as_float(bits) * unit.inverse(); };
     leave_of_column({pack(__half(), scale(v.x), scale(v.y)), pack(__half(), scale(v.z), scale(v.w))});
   }
-  // Their rope part. T: of Q.
+  // Their rope part. T: of Q. Where it counts in the row's unit the factor between the common one and one is with Q, so that rows that
+  // count in that have theirs as it is.
   template <class T>
   __device__ __forceinline__ void prepare_rope(int format, RowUnit unit) const {
+    const uint32_t factor = unit.over(Map::kUnitLog2).inverse_pair();
     if (format == FM_KV_FP8) {
       uint4 codes[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) codes[i] = load_shared_4(row + 512 + 16 * i);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        store_shared(row + Map::kRope + 32 * i, half_to(T(), e4m3_to_half(codes[i].x, codes[i].y)));
-        store_shared(row + Map::kRope + 32 * i + 16, half_to(T(), e4m3_to_half(codes[i].z, codes[i].w)));
+        store_shared(row + Map::kRope + 32 * i, rope_from(T(), e4m3_to_half(codes[i].x, codes[i].y), factor));
+        store_shared(row + Map::kRope + 32 * i + 16, rope_from(T(), e4m3_to_half(codes[i].z, codes[i].w), factor));
       }
       return;
     }
@@ -245,7 +249,7 @@ struct RowPreparation {
       for (int j = 0; j < 4; ++j) piece[j] = load_shared_4(row + Map::kRope + 16 * (i + j));
 #pragma unroll
       for (int j = 0; j < 4; ++j)
-        store_shared(row + Map::kRope + 16 * (i + j), rope_as(T(), piece[j], unit.inverse_pair()));
+        store_shared(row + Map::kRope + 16 * (i + j), rope_as(T(), piece[j], factor));
     }
   }
 
@@ -386,13 +390,13 @@ __device__ __forceinline__ void prepare_rows(const FmDecodeParams& p, const Firs
       return units;
     };
     if constexpr (Map::kHasRope) {
-      const bool fractions = __any_sync(~0u, row.prepare_scales(format, unit));
-      leave_scaled(fractions);
+      uint32_t pairs[2];
+      const bool fractions = __any_sync(~0u, row.prepare_scales(format, unit, pairs)), units = leave_scaled(fractions);
       if constexpr (!Map::kHasRest) fence_async_shared();
       arrive_once_per_warp(shared_address(&control.tile_full[at]));
       if constexpr (!Map::kBare) {
-        row.prepare_value_scales(format, unit);
-        row.template prepare_rope<T>(format, unit);
+        row.prepare_value_scales(unit, pairs, fractions);
+        if (!kRopeCounts<T> || units) row.template prepare_rope<T>(format, unit);
       }
     } else {
       uint32_t pairs[Map::kGroups / 2];
