@@ -295,7 +295,7 @@ struct RowPreparation {
   // root of the sum of their squares and all of it.
   __device__ __forceinline__ bool plain_in_range() const {
     uint32_t squares[2] = {0, 0};
-#pragma unroll 1
+#pragma unroll
     for (int i = 0; i < 8; i += 4) {
       uint4 piece[4];
 #pragma unroll
