@@ -30,6 +30,9 @@ inline uint32_t multiply_halves(uint32_t a, uint32_t b) {
 inline uint32_t multiply_bf16(uint32_t a, uint32_t b) {
   return by_halves(__nv_bfloat16(), a, b, [](float x, float y) { return x * y; });
 }
+inline uint32_t add_square_bf16(uint32_t sum, uint32_t a) {
+  return by_halves(__nv_bfloat16(), sum, a, [](float s, float x) { return std::fma(x, x, s); });
+}
 inline uint32_t larger_bf16_pair(uint32_t a, uint32_t b) {
   return by_halves(__nv_bfloat16(), a, b, [](float x, float y) { return std::fmax(x, y); });
 }
