@@ -49,7 +49,7 @@ struct RawMap {
   static constexpr bool kTokens = true, kCodes = true, kRaw = true, kPeaks = true, kSplits = Rows < kTileRows,
                         kHandsQueryOn = false;
   // Whether a computing warpgroup has whole tiles (raw_independent.cuh), or half of the columns of all (raw_values.cuh).
-  // 32 rows of codes with scales take more registers than there are for that; without scales they are tight.
+  // With 32 rows and scales that is as fast or slower (docs/sparse.md, "Whole tiles"); without scales registers are tight.
   static constexpr bool kIndependent = Rows == 16 || (Rows == 32 && Bare), kTight = Rows == 32 && kIndependent;
   static constexpr bool kHasRope = QkDim > kLatent;
   static constexpr bool kFloatScaled = kHasRope && !kBare;  // by blocks of 128 columns
@@ -61,7 +61,7 @@ struct RawMap {
   static constexpr bool kEarlyEnds = Rows == 16 && !kFloatScaled;
   static constexpr bool kSumsOfBlocks = kFloatScaled && kSplits;  // where those have mantissas (raw_products.cuh)
   // What rows mostly count in, as a power of two, and the units of others are relative to. Halves hold all bits of codes with float32
-  // scales of 2^-15 up to 2^-3 that count in 2^-10, of codes with powers of two of 2^-15 up to 1 that count in one.
+  // scales of 2^-15 up to 2^-3 that count in 2^-10, of codes with powers of two of 2^-14 up to 2 that count in one.
   static constexpr int kUnitLog2 = kFloatScaled ? -10 : 0;
   static constexpr int kGroups = kHasRope ? 4 : 16;  // of columns
   static constexpr int kKeyGroups = (kBare ? QkDim : kLatent) / 32;  // of 32 columns of K that are codes

@@ -312,10 +312,10 @@ struct RowPreparation {
   }
   static __device__ __forceinline__ uint32_t scale_byte(uint32_t word, int i) { return word >> i % 4 * 8 & 0xFF; }
   // As halves, one after another: registers are short.
-  static __device__ __forceinline__ uint32_t scales_over(float& inverse_unit, uint32_t first, uint32_t second) {
-    const auto over = [&](uint32_t byte) { return __uint_as_float(ue8m0_bits(byte)) * inverse_unit; };
+  static __device__ __forceinline__ uint32_t scales_over(uint32_t& inverse_unit, uint32_t first, uint32_t second) {
+    const auto over = [&](uint32_t byte) { return __uint_as_float(ue8m0_bits(byte)) * __uint_as_float(inverse_unit); };
     uint32_t pair = pack(__half(), over(first), over(second));
-    asm volatile("" : "+r"(pair), "+f"(inverse_unit));
+    asm volatile("" : "+r"(pair), "+r"(inverse_unit));
     return pair;
   }
   // A warp's rows of which some do not count in one: what this one counts in and its scales relative to that.
@@ -326,7 +326,7 @@ struct RowPreparation {
 #pragma unroll
     for (int i = 0; i < 7; ++i) top = max(top, scale_byte(words[i / 4], i));
     unit = RowUnit(max(largest, RowUnit::of_largest_code(ue8m0_bits(top) & 0x7F800000u)));
-    float inverse = unit.inverse();
+    uint32_t inverse = __float_as_uint(unit.inverse());
 #pragma unroll
     for (int i = 0; i < 7; ++i) {
       const uint32_t byte = scale_byte(words[i / 4], i);
@@ -338,7 +338,7 @@ struct RowPreparation {
 #pragma unroll
     for (int i = 0; i < 16; ++i) top = max(top, scale_byte(words[i / 4], i));
     unit = RowUnit(RowUnit::of_largest_code(ue8m0_bits(top) & 0x7F800000u));
-    float inverse = unit.inverse();
+    uint32_t inverse = __float_as_uint(unit.inverse());
 #pragma unroll
     for (int i = 0; i < 8; ++i) pairs[i] = scales_over(inverse, scale_byte(words[i / 2], 2 * i), scale_byte(words[i / 2], 2 * i + 1));
   }
