@@ -121,3 +121,26 @@ def test_sparse_attention_over_ue8m0_scales(device, names, whole, h):
         _lists(FORMS[n], spread, device, drawn, *size) for n, size in zip(names, ((190, 16), (70, 61)), strict=True)
     )
     _check_sparse(main, extra, h, 0, drawn)
+
+
+# At the ends of what counts in one (docs/sparse.md): scales of 2^-14 to 2; a row's 16-bit numbers, eight times
+# their size together, of 2^-3 to 2^14.
+@each_number_of_heads
+@pytest.mark.parametrize(
+    "spread",
+    [
+        pytest.param(Spread((8, 10), 13), id="all"),
+        pytest.param(Spread((8, 11), 14), id="not scales"),
+        pytest.param(Spread((8, 10), 13, rope=-13), id="small numbers"),
+        pytest.param(Spread((8, 10), 13, rope=-30), id="not small numbers"),
+        pytest.param(Spread((8, 10), 13, rope=1), id="large numbers"),
+        pytest.param(Spread((8, 10), 13, rope=7), id="not large numbers"),
+    ],
+)
+@pytest.mark.parametrize("names", [("fp8_v4", "fp8_v41"), ("fp8_v41_split", "fp8_v4")], ids="+".join)
+def test_sparse_attention_at_the_ends_of_what_counts_in_one(device, names, spread, h):
+    drawn = problems.drawing(h, device)
+    main, extra = (
+        _lists(FORMS[n], spread, device, drawn, *size) for n, size in zip(names, ((190, 16), (70, 61)), strict=True)
+    )
+    _check_sparse(main, extra, h, 0, drawn)
