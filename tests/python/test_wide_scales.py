@@ -87,8 +87,13 @@ def _lists(form, spread, device, drawn, topk=190, page=16):
     return keys
 
 
-def _check_sparse(main, extra, h, power, drawn):
-    """Sparse decode over both lists, and sparse prefill over the first."""
+def _check_sparse(names, spread, device, h, power):
+    """Sparse decode over lists of two caches of these formats, and sparse prefill over the first."""
+    drawn = problems.drawing(h, device)
+    main, extra = (
+        _lists(FORMS[name], spread, device, drawn, *sizes)
+        for name, sizes in zip(names, ((190, 16), (70, 61)), strict=True)
+    )
     parts = [keys.lists().keys() for keys in (main, extra)]
     keys, seen = (torch.cat(both, 1) for both in zip(*parts, strict=True))
     q, scale = problems_wide.queries(h, keys, seen, torch.bfloat16, power, drawn)
@@ -105,9 +110,7 @@ def _check_sparse(main, extra, h, power, drawn):
 @each_query_size
 @each_rope_size
 def test_sparse_attention_over_float32_scales(device, rope, power, h):
-    drawn = problems.drawing(h, device)
-    main, extra = (_lists(V32, _v32(rope), device, drawn, *sizes) for sizes in ((190, 16), (70, 61)))
-    _check_sparse(main, extra, h, power, drawn)
+    _check_sparse(("fp8_v32", "fp8_v32"), _v32(rope), device, h, power)
 
 
 @each_number_of_heads
@@ -116,11 +119,7 @@ def test_sparse_attention_over_float32_scales(device, rope, power, h):
     "names", [("fp8_v4", "fp8_v41"), ("fp8_v41", "fp8_v4"), ("fp8_v41_split", "fp8_v41_split")], ids="+".join
 )
 def test_sparse_attention_over_ue8m0_scales(device, names, whole, h):
-    drawn, spread = problems.drawing(h, device), Spread((-20, 0), 14, whole=whole)
-    main, extra = (
-        _lists(FORMS[n], spread, device, drawn, *size) for n, size in zip(names, ((190, 16), (70, 61)), strict=True)
-    )
-    _check_sparse(main, extra, h, 0, drawn)
+    _check_sparse(names, Spread((-20, 0), 14, whole=whole), device, h, 0)
 
 
 # At the ends of what counts in one (docs/sparse.md): scales of 2^-14 to 2; a row's 16-bit numbers, eight times
@@ -139,8 +138,4 @@ def test_sparse_attention_over_ue8m0_scales(device, names, whole, h):
 )
 @pytest.mark.parametrize("names", [("fp8_v4", "fp8_v41"), ("fp8_v41_split", "fp8_v4")], ids="+".join)
 def test_sparse_attention_at_the_ends_of_what_counts_in_one(device, names, spread, h):
-    drawn = problems.drawing(h, device)
-    main, extra = (
-        _lists(FORMS[n], spread, device, drawn, *size) for n, size in zip(names, ((190, 16), (70, 61)), strict=True)
-    )
-    _check_sparse(main, extra, h, 0, drawn)
+    _check_sparse(names, spread, device, h, 0)
