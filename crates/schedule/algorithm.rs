@@ -328,7 +328,7 @@ pub(crate) const MOST_ROUNDS: i32 = 3;
 
 /// The same of whole units of different lengths on a line: while the others have work, the longest stretch goes no faster than
 /// its share. With many units to a worker stretches differ less.
-fn fair_uneven_stretch(shape: &FmPlanShape, share: i64, units: i32) -> i64 {
+pub(crate) fn fair_uneven_stretch(shape: &FmPlanShape, share: i64, units: i32) -> i64 {
     let many = i64::from(units) > i64::from(shape.workers) * i64::from(MOST_ROUNDS);
     let speed = i64::from(shape.whole_speed);
     fair_stretch(shape, share, if many { speed } else { (speed + 256) / 2 })

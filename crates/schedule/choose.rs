@@ -12,6 +12,7 @@ mod rows;
 #[cfg(test)]
 mod tests;
 mod times;
+use times::MOST_TOKENS;
 
 /// What a worker's time goes into, in tiles. Of one CTA: a cluster that shares the tiles of an item goes
 /// through as many at once, so that to it everything else costs that many times more tiles.
@@ -388,8 +389,9 @@ impl Problem {
         let useful = workers_of_share(units, unit_cost, shortest_part(tiles, choice.min_part));
         let all = i128::from(choice.workers);
         // Of equal parts of the longest units, if that is hardly fewer.
+        let alike = units <= FEW_UNITS.into() || !self.lengths_may_differ();
         let equal = equal_parts_of(&self.shape_of(&choice), units, tiles)
-            .filter(|&parts| 8 * parts >= 7 * all);
+            .filter(|&parts| alike && 8 * parts >= 7 * all);
         let workers = equal.unwrap_or(useful).clamp(1, all) as i32;
         let speed = i64::from(choice.whole_speed) * i64::from(workers) / i64::from(sm_count);
         Choice {
@@ -399,10 +401,22 @@ impl Problem {
         }
     }
 
+    /// Whether sequences are taken to be of different lengths: their bound is a loose one. Single CTAs get parts of a common length
+    /// then, which takes less time than to give each sequence a cluster, but for 16 rows of 16-bit numbers.
+    fn lengths_may_differ(&self) -> bool {
+        let lists = matches!(self.queries, Queries::Sparse { .. });
+        matches!(self.keys, Keys::Pages | Keys::Codes)
+            && !lists
+            && self.max_seq_len > MOST_TOKENS
+    }
+
     /// Clusters of CTAs that share an item, where every unit of few rows gets a cluster of its own that way and enough CTAs
     /// have work.
     fn shared(&self, rows: i32, sm_count: i32, clusters: [i32; 4]) -> Option<Choice> {
         if rows == FM_TILE_ROWS || matches!(self.split, Split::Invariant | Split::Never) {
+            return None;
+        }
+        if self.lengths_may_differ() && (rows == 32 || self.keys == Keys::Codes) {
             return None;
         }
         let Work { units, tiles } = self.work(rows);

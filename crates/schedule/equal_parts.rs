@@ -1,15 +1,13 @@
-//! Units that have as many tiles each, shared out evenly: cut into equal parts, one to a worker, or, more than workers,
-//! as many whole ones to each. Units without tiles do not count; each is an item that costs a worker little, and they
-//! are dealt out evenly. `kernels/plan/equal_parts.h` is the same for the device.
+//! Units that have as many tiles each, shared out evenly: cut into equal parts, one to a worker, or, more than workers, as
+//! many whole ones to each, in [`Turns`]. Units without tiles do not count. `kernels/plan/equal_parts.h` is the same for
+//! the device.
 //!
-//! Nothing here needs a running sum. A worker has one part, or the next few whole units, if there are that many, and its
-//! turns of the empty units, so that no worker has two more of them than another. A worker's items stand in the order of
-//! their units. Where most workers have parts, those without are spread among them: with all of them at the end a launch
-//! reads up to a tenth less in the same time, as the multiprocessors that have work are not spread evenly over the GPU then.
+//! Nothing here needs a running sum.
 
 use crate::algorithm::{Line, MOST_ROUNDS, Parts, Tally, even_share, fair_stretch};
 use crate::layout::DivCeil;
 use crate::plan_layout::FmPlanShape;
+use crate::turns::Turns;
 
 /// Parts of a unit above which each costs more than it saves, unless it is long.
 const MOST_EQUAL_PARTS: i32 = 32;
@@ -38,12 +36,8 @@ pub(crate) struct EqualParts {
     count: i32,
     /// Units that have tiles.
     filled: i32,
-    /// Units that have none.
-    empty: i32,
-    /// Of all units with tiles.
-    parts: i32,
-    /// Parts of a worker: 1, or more where units are whole.
-    each: i32,
+    /// Who has which part.
+    pub(crate) turns: Turns,
 }
 
 /// The parts of units of which `filled` have tiles, all as many, where the longest is about as good for a worker as an even share
@@ -71,9 +65,11 @@ pub(crate) fn equal_parts(shape: &FmPlanShape, line: &Line, filled: i32) -> Opti
         tiles: tiles as i32,
         count,
         filled,
-        empty,
-        parts: filled * count,
-        each,
+        turns: Turns {
+            parts: filled * count,
+            empty,
+            each,
+        },
     };
     match division(shape, filled, tiles) {
         Division::Whole { .. } if line.whole && rounds == 1 => None, // as on the line
@@ -176,64 +172,12 @@ impl EqualParts {
         }
     }
 
-    /// Workers that have parts.
-    fn busy(&self) -> i32 {
-        (self.parts - 1) / self.each + 1
-    }
-
-    /// The workers that those are spread over: where few have parts, the first.
-    fn spread(&self, shape: &FmPlanShape) -> i32 {
-        match self.busy() > shape.workers / 2 {
-            true => shape.workers,
-            false => self.busy(),
-        }
-    }
-
-    /// The worker that has the `k`-th turn of parts.
-    fn worker_of(&self, shape: &FmPlanShape, k: i32) -> i32 {
-        (i64::from(k) * i64::from(self.spread(shape)) / i64::from(self.busy())) as i32
-    }
-
-    /// Parts of the workers before `worker`.
-    fn parts_before(&self, shape: &FmPlanShape, worker: i32) -> i32 {
-        let busy =
-            (i64::from(worker) * i64::from(self.busy())).div_ceil_positive(self.spread(shape));
-        (busy * i64::from(self.each)).min(self.parts.into()) as i32
-    }
-
-    /// Empty units of the workers before `worker`. The last workers are those with one more than others.
-    fn empty_before(&self, shape: &FmPlanShape, worker: i32) -> i32 {
-        let each = self.empty / shape.workers;
-        let fewer = shape.workers - self.empty % shape.workers; // workers that have no more than `each`
-        worker * each + (worker - fewer).max(0)
-    }
-
-    /// First item of a worker, `0 <= worker <= workers`.
-    pub(crate) fn first_item(&self, shape: &FmPlanShape, worker: i32) -> i32 {
-        self.parts_before(shape, worker) + self.empty_before(shape, worker)
-    }
-
-    /// The item of part `part` of all, whose unit has `empty` empty ones before it.
-    pub(crate) fn item_of_part(&self, shape: &FmPlanShape, part: i32, empty: i32) -> i32 {
-        let worker = self.worker_of(shape, part / self.each);
-        part + self.empty_before(shape, worker) + (empty + worker) / shape.workers
-    }
-
-    /// The item of the empty unit that has `empty` others and `filled` units with tiles before it: in turn, from
-    /// the last worker down.
-    pub(crate) fn item_of_empty(&self, shape: &FmPlanShape, empty: i32, filled: i32) -> i32 {
-        let worker = shape.workers - 1 - empty % shape.workers;
-        let parts = |worker: i32| self.parts_before(shape, worker).min(filled * self.count);
-        let before = parts(worker + 1) - parts(worker);
-        self.first_item(shape, worker) + before + empty / shape.workers
-    }
-
     pub(crate) fn tally(&self) -> Tally {
         let cut = i32::from(self.count > 1);
         Tally {
-            items: self.parts + self.empty,
+            items: self.turns.items(),
             merges: cut * self.filled,
-            slots: cut * self.parts,
+            slots: cut * self.turns.parts,
         }
     }
 }

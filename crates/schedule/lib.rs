@@ -40,6 +40,7 @@
 
 mod algorithm;
 mod choose;
+mod common_parts;
 mod dealt;
 mod equal_parts;
 mod error;
@@ -48,6 +49,7 @@ mod plan;
 #[allow(missing_docs)]
 #[rustfmt::skip]
 pub mod plan_layout;
+mod turns;
 mod view;
 
 pub use choose::{Choice, Keys, Problem, Queries, Split, Target, choose};

@@ -1,10 +1,12 @@
-//! The planner: two passes over the units, or three where they may be equal or are dealt, and one over the workers.
+//! The planner: two passes over the units, or more where they may be equal, have parts of a common length or are dealt, and one
+//! over the workers.
 
 use crate::algorithm::{
     Line, Parts, Starts, Tally, Unit, blocks_of, clamp_seq_len, cut_of, cutting_share, end_of_keys,
     even_share, make_header, make_item, make_merge, parts_of, query_range, unit_tiles,
     whole_stretch_is_fair,
 };
+use crate::common_parts::{common_length, parts_up_to, turns_of};
 use crate::dealt::{Deal, deal_parts, deal_whole};
 use crate::equal_parts::{EqualParts, equal_parts};
 use crate::plan_layout::{
@@ -233,6 +235,17 @@ fn write(
     let all = if let Some(equal) = planner.cut_equally(&line, filled) {
         (line.whole, line.share) = (false, equal.step.into());
         planner.write_equal(&equal, buffer.items, buffer.merges, buffer.worker_begin)
+    } else if let Some(longest) = planner.common_length(&line, filled) {
+        line.share = longest;
+        let parts = |unit| parts_up_to(shape, longest, line.tiles(shape, unit));
+        planner.write_common(
+            &line,
+            filled,
+            parts,
+            buffer.items,
+            buffer.merges,
+            buffer.worker_begin,
+        )
     } else if let Some(deal) = deal_whole(shape, &mut line).or_else(|| deal_parts(shape, &line)) {
         planner.write_dealt(
             &line,
@@ -392,14 +405,15 @@ impl Planner<'_> {
         let mut rank = 0; // of the unit among those with tiles
         self.for_each_unit(|index, unit| {
             if unit_tiles(self.shape, unit) == 0 {
-                let item = equal.item_of_empty(self.shape, index - rank, rank);
+                let before = rank * parts.count;
+                let item = equal.turns.item_of_empty(self.shape, index - rank, before);
                 items[item as usize] = make_item(unit, &Parts::whole(0), 0, Tally::default());
                 return;
             }
             let before = equal.before_filled(rank);
             for j in 0..parts.count {
                 let part = rank * parts.count + j;
-                let item = equal.item_of_part(self.shape, part, index - rank);
+                let item = equal.turns.item_of_part(self.shape, part, index - rank);
                 items[item as usize] = make_item(unit, &parts, j, before);
             }
             if parts.count > 1 {
@@ -408,9 +422,55 @@ impl Planner<'_> {
             rank += 1;
         });
         for (worker, begin) in (0..).zip(worker_begin.iter_mut()) {
-            *begin = equal.first_item(self.shape, worker);
+            *begin = equal.turns.first_item(self.shape, worker);
         }
         equal.tally()
+    }
+
+    /// `FM_SPLIT_AUTO`: the common length of parts, for few units that are to be cut.
+    fn common_length(&self, line: &Line, filled: i32) -> Option<i64> {
+        match self.shape.split_mode {
+            FM_SPLIT_AUTO => common_length(self.shape, line, filled),
+            _ => None,
+        }
+    }
+
+    /// Parts of a common length: `parts` of each unit.
+    fn write_common(
+        &self,
+        line: &Line,
+        filled: i32,
+        parts: impl Fn(i32) -> Parts,
+        items: &mut [FmWorkItem],
+        merges: &mut [FmMerge],
+        worker_begin: &mut [i32],
+    ) -> Tally {
+        let mut all = Tally::default();
+        (0..line.units).for_each(|unit| all.add(&parts(unit)));
+        let turns = turns_of(line, filled, &all);
+        let (mut before, mut empty) = (Tally::default(), 0);
+        self.for_each_unit(|index, unit| {
+            let parts = parts(index);
+            let first = before.items - empty;
+            if line.tiles(self.shape, index) == 0 {
+                let item = turns.item_of_empty(self.shape, empty, first);
+                items[item as usize] = make_item(unit, &parts, 0, before);
+                empty += 1;
+            } else {
+                for j in 0..parts.count {
+                    let item = turns.item_of_part(self.shape, first + j, empty);
+                    items[item as usize] = make_item(unit, &parts, j, before);
+                }
+            }
+            if parts.count > 1 {
+                merges[before.merges as usize] = make_merge(unit, &parts, before);
+            }
+            before.add(&parts);
+        });
+        for (worker, begin) in (0..).zip(worker_begin.iter_mut()) {
+            *begin = turns.first_item(self.shape, worker);
+        }
+        all
     }
 
     fn write_dealt(

@@ -1,13 +1,10 @@
 // Units that have as many tiles each, shared out evenly: cut into equal parts, one to a worker, or, more than workers, as many
-// whole ones to each. Units without tiles do not count; each is an item that costs a worker little, and they are dealt out
-// evenly. `crates/schedule/equal_parts.rs` is the same in Rust.
+// whole ones to each, in Turns. Units without tiles do not count. `crates/schedule/equal_parts.rs` is the same in Rust.
 //
-// Nothing here needs a running sum. A worker has one part, or the next few whole units, if there are that many, and its turns
-// of the empty units, so that no worker has two more of them than another. A worker's items stand in the order of their units.
-// Where most workers have parts, those without are spread among them: with all of them at the end a launch reads up to a tenth less
-// in the same time, as the multiprocessors that have work are not spread evenly over the GPU then.
+// Nothing here needs a running sum.
 #pragma once
 #include "../plan_algorithm.h"
+#include "turns.h"
 
 namespace ferromla {
 namespace plan {
@@ -27,9 +24,7 @@ struct EqualParts {
   int32_t tiles;  /* of each unit that has any */
   int32_t count;  /* parts of such a unit */
   int32_t filled; /* units that have tiles */
-  int32_t empty;  /* units that have none */
-  int32_t parts;  /* of all units with tiles */
-  int32_t each;   /* parts of a worker: 1, or more where units are whole */
+  Turns turns;    /* who has which part */
 };
 
 /* The shortest equal part of a unit, in tiles, however many workers there are. */
@@ -104,12 +99,12 @@ FM_BOTH EqualParts equal_parts(const FmPlanShape& shape, const Line<P>& line, in
   const int32_t rounds = (filled - 1) / shape.workers + 1;
   if (static_cast<int64_t>(cost) * rounds <= most) {
     const bool as_on_the_line = line.whole && rounds == 1;
-    return as_on_the_line ? EqualParts{} : EqualParts{unit_tiles, unit_tiles, 1, filled, empty, filled, rounds};
+    return as_on_the_line ? EqualParts{} : EqualParts{unit_tiles, unit_tiles, 1, filled, {filled, empty, rounds}};
   }
   if (filled > shape.workers / 2) return {};
   const PartsAtCost best = best_parts(shape, tiles, filled);
   if (best.step >= unit_tiles || static_cast<int64_t>(best.step) + shape.fixed_cost > most) return {};
-  return {best.step, unit_tiles, best.count, filled, empty, filled * best.count, 1};
+  return {best.step, unit_tiles, best.count, filled, {filled * best.count, empty, 1}};
 }
 
 /* How a unit that has tiles is cut. */
@@ -121,65 +116,9 @@ FM_BOTH Parts<P> parts_of_filled(const EqualParts& equal) {
 /* What comes before the unit that has `rank` others with tiles before it. Items are not counted. */
 FM_BOTH Tally before_filled(const EqualParts& equal, int32_t rank) { return {0, rank, rank * equal.count}; }
 
-/* a * b / c, of numbers from 0 on, rounded down. Few bits take less time. */
-FM_BOTH int32_t product_over(int32_t a, int32_t b, int32_t c, int32_t more = 0) {
-  if ((a | b) < 1 << 15) return static_cast<int32_t>((static_cast<uint32_t>(a) * b + more) / static_cast<uint32_t>(c));
-  return static_cast<int32_t>((static_cast<int64_t>(a) * b + more) / c);
-}
-
-/* Workers that have parts. */
-FM_BOTH int32_t busy(const EqualParts& equal) {
-  return equal.each == 1 ? equal.parts : (equal.parts - 1) / equal.each + 1;
-}
-
-/* The workers that those are spread over: where few have parts, the first. */
-FM_BOTH int32_t spread(const FmPlanShape& shape, const EqualParts& equal) {
-  return busy(equal) > shape.workers / 2 ? shape.workers : busy(equal);
-}
-
-/* The worker that has the `k`-th turn of parts. */
-FM_BOTH int32_t worker_of(const FmPlanShape& shape, const EqualParts& equal, int32_t k) {
-  return product_over(k, spread(shape, equal), busy(equal));
-}
-
-/* Parts of the workers before `worker`. */
-FM_BOTH int32_t parts_before(const FmPlanShape& shape, const EqualParts& equal, int32_t worker) {
-  const int32_t over = spread(shape, equal), turns = product_over(worker, busy(equal), over, over - 1);
-  return static_cast<int32_t>(smaller(int64_t{turns} * equal.each, equal.parts));
-}
-
-/* Empty units of the workers before `worker`. The last workers are those with one more than others. */
-FM_BOTH int32_t empty_before(const FmPlanShape& shape, const EqualParts& equal, int32_t worker) {
-  if (equal.empty == 0) return 0;
-  const int32_t each = equal.empty / shape.workers;
-  const int32_t fewer = shape.workers - equal.empty % shape.workers; /* workers that have no more than `each` */
-  return worker * each + (worker > fewer ? worker - fewer : 0);
-}
-
-/* First item of a worker, 0 <= worker <= workers. */
-FM_BOTH int32_t first_item(const FmPlanShape& shape, const EqualParts& equal, int32_t worker) {
-  return parts_before(shape, equal, worker) + empty_before(shape, equal, worker);
-}
-
-/* The item of part `part` of all, whose unit has `empty` empty ones before it. */
-FM_BOTH int32_t item_of_part(const FmPlanShape& shape, const EqualParts& equal, int32_t part, int32_t empty) {
-  if (equal.empty == 0) return part;
-  const int32_t worker = worker_of(shape, equal, part / equal.each);
-  return part + empty_before(shape, equal, worker) + (empty + worker) / shape.workers;
-}
-
-/* The item of the empty unit that has `empty` others and `filled` units with tiles before it: in turn, from the last
-   worker down. */
-FM_BOTH int32_t item_of_empty(const FmPlanShape& shape, const EqualParts& equal, int32_t empty, int32_t filled) {
-  const int32_t worker = shape.workers - 1 - empty % shape.workers, most = filled * equal.count;
-  const int32_t begin = parts_before(shape, equal, worker), end = parts_before(shape, equal, worker + 1);
-  const int32_t before = (end < most ? end : most) - (begin < most ? begin : most);
-  return first_item(shape, equal, worker) + before + empty / shape.workers;
-}
-
 FM_BOTH Tally tally_of(const EqualParts& equal) {
-  const int32_t items = equal.parts + equal.empty;
-  return equal.count > 1 ? Tally{items, equal.filled, equal.parts} : Tally{items, 0, 0};
+  const Turns& turns = equal.turns;
+  return equal.count > 1 ? Tally{items_of(turns), equal.filled, turns.parts} : Tally{items_of(turns), 0, 0};
 }
 
 }  // namespace plan

@@ -7,6 +7,7 @@
 //   cut_equally      where as many units with tiles could be equal, a thread per unit: are they?
 //   write_units      a thread per unit: parts -> scan -> items, merge, first item of the unit
 //   write_workers    a thread per cut: which item it falls on; in a cut unit, that item
+//   write_common     parts of a common length, for few units of different lengths that would be cut, instead of both
 //   write_equal      equal parts, instead of both: a thread per unit, then one per worker and one per part
 //   deal             few units that would be cut, whole, or parts whose number is fixed, of few units, if they are not about
 //                    equally long: a thread per unit counts parts and ranks them, one per worker takes them
@@ -27,6 +28,7 @@
 #include "../params.h"
 #include "../plan_algorithm.h"
 #include "block.cuh"
+#include "common_parts.h"
 #include "deal.cuh"
 #include "dealt.h"
 #include "equal_parts.h"
@@ -244,12 +246,15 @@ struct Planner {
     return line;
   }
 
+  __device__ int32_t all_filled() const {
+    const uint32_t lane = threadIdx.x % 32;
+    return __reduce_add_sync(~0u, lane < blockDim.x / 32 ? filled[lane] : 0);
+  }
+
   /* Equal parts where units with tiles are equal and that is as good, else none. */
   __device__ EqualParts cut_equally(const Line<Position>& line) const {
-    const uint32_t lane = threadIdx.x % 32;
-    const uint32_t all_filled = __reduce_add_sync(~0u, lane < blockDim.x / 32 ? filled[lane] : 0);
-    if (!may_be_equal(shape, line, all_filled)) return {};
-    const EqualParts equal = equal_parts(shape, line, all_filled);
+    if (!may_be_equal(shape, line, all_filled())) return {};
+    const EqualParts equal = equal_parts(shape, line, all_filled());
     if (equal.step == 0) return equal;
     bool same = true;
     for (uint32_t index = threadIdx.x; index < units; index += blockDim.x) {
@@ -266,11 +271,11 @@ struct Planner {
     int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
     FmWorkItem* items = section<FmWorkItem>(params, params.layout.items);
     for (uint32_t worker = threadIdx.x; worker <= uint32_t(shape.workers); worker += blockDim.x) {
-      worker_begin[worker] = first_item(shape, equal, worker);
+      worker_begin[worker] = first_item(shape, equal.turns, worker);
     }
-    for (uint32_t i = threadIdx.x; i < uint32_t(equal.parts); i += blockDim.x) {
+    for (uint32_t i = threadIdx.x; i < uint32_t(equal.turns.parts); i += blockDim.x) {
       const int32_t rank = i / equal.count, part = i % equal.count, index = unit_item[rank];
-      FmWorkItem* item = items + item_of_part(shape, equal, i, index - rank);
+      FmWorkItem* item = items + item_of_part(shape, equal.turns, i, index - rank);
       store(item, make_item(unit_at(index), parts, part, before_filled(equal, rank)));
     }
     return tally_of(equal);
@@ -283,13 +288,69 @@ struct Planner {
     const int32_t rank = static_cast<int32_t>((span.begin - Position{index} * shape.fixed_cost) / equal.tiles);
     if (tiles_of(shape, span) == 0) {
       FmWorkItem* items = section<FmWorkItem>(params, params.layout.items);
-      return store(items + item_of_empty(shape, equal, index - rank, rank),
+      return store(items + item_of_empty(shape, equal.turns, index - rank, rank * equal.count),
                    make_item(unit_at(index), Parts<Position>{0, 0, 1, 0}, 0, Tally{}));
     }
     unit_item[rank] = index;
     if (equal.count == 1) return;
     FmMerge* merge = section<FmMerge>(params, params.layout.merges) + rank;
     store(merge, make_merge(unit_at(index), parts, before_filled(equal, rank)));
+  }
+
+  /* The least common length of parts with which units are no more parts than workers; 0: they are not cut this way. */
+  __device__ Position common_length(const Line<Position>& line) {
+    const CommonSearch<Position> search = common_search<Position>(shape, line, all_filled(), INT64_MAX - 1);
+    Position low = search.least, high = search.most + 1;
+    while (low < high) {
+      const Position middle = low + (high - low) / 2;
+      int64_t parts = 0;
+      for (uint32_t index = threadIdx.x; index < units; index += blockDim.x) {
+        parts += (tiles_of(shape, span_of(index)) + middle - 1) / middle;
+      }
+      if (scan_block(parts, warp_sum, turn++).all <= shape.workers) {
+        high = middle;
+      } else {
+        low = middle + 1;
+      }
+    }
+    return low <= search.most ? low : 0;
+  }
+
+  /* Counts of a CommonTally in 20 bits each. */
+  __device__ static CommonTally unpack_common(int64_t packed) {
+    constexpr int32_t kBits = (1 << 20) - 1;
+    return {int32_t(packed & kBits), int32_t(packed >> 20 & kBits), int32_t(packed >> 40)};
+  }
+
+  /* Writes all units, with parts no longer than `longest`. Parts are counted first: a turn depends on how many there are. */
+  __device__ Tally write_common(Position longest) {
+    const auto parts_at = [&](int32_t index) { return parts_up_to(shape, longest, tiles_of(shape, span_of(index))); };
+    const auto count = [&](int32_t index, int) {
+      const Parts<Position> parts = parts_at(index);
+      return parts.tiles == 0 ? 0 : int64_t{1} << 40 | int64_t{parts.count > 1} << 20 | parts.count;
+    };
+    const CommonTally all = unpack_common(scan_all<1>(units, count, [](int32_t, int, int64_t) {}));
+    const Turns turns{all.parts, int32_t(units) - all.filled, 1};
+    FmWorkItem* items = section<FmWorkItem>(params, params.layout.items);
+    scan_all<1>(units, count, [&](int32_t index, int, int64_t packed) {
+      const CommonTally before = unpack_common(packed);
+      const Parts<Position> parts = parts_at(index);
+      const Unit unit = unit_at(index);
+      const int32_t empty = index - before.filled;
+      if (parts.tiles == 0) {
+        return store(items + item_of_empty(shape, turns, empty, before.parts), make_item(unit, parts, 0, Tally{}));
+      }
+      for (int32_t j = 0; j < parts.count; ++j) {
+        store(items + item_of_part(shape, turns, before.parts + j, empty), make_item(unit, parts, j, tally_of(before)));
+      }
+      if (parts.count == 1) return;
+      store(section<FmMerge>(params, params.layout.merges) + before.cut, make_merge(unit, parts, tally_of(before)));
+    });
+    int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
+    for (uint32_t worker = threadIdx.x; worker <= uint32_t(shape.workers); worker += blockDim.x) {
+      worker_begin[worker] = first_item(shape, turns, worker);
+    }
+    return {items_of(turns), all.cut, tally_of(all).slots};
   }
 
   /* Leaves the parts of all units, of which there are few. */
@@ -433,6 +494,9 @@ __device__ __forceinline__ void plan(const FmPlanParams& params, Shared& shared)
     line.whole = 0;
     line.share.by = equal.step;
     all = planner.write_equal(equal);
+  } else if (const Position longest = params.shape.split_mode == FM_SPLIT_AUTO ? planner.common_length(line) : 0) {
+    line.share.by = longest;
+    all = planner.write_common(longest);
   } else if (planner.deal(line, even_share(total, Divisor<Position>(params.shape.workers)), all)) {
     planner.write_dealt(line, all);
   } else {

@@ -10,6 +10,8 @@
 //   cut_equally    units with tiles are counted on the way: where as many could be equal, all vote on whether they are
 //   deal_whole     few units that would be cut, more than workers: each counts the longer ones, and a thread per worker adds
 //                  up what it would get of whole ones; all vote on whether these share out that way. Then they are written
+//   common_parts   few units of different lengths that would be cut: the length of their parts is searched for. A thread per unit
+//                  leaves it, one per part finds its unit and writes the part
 //   write_whole    an item per unit; its thread writes the workers that begin at it
 //   write_cut      by units: parts -> scan -> first item, merge, cuts that snapped to the unit's
 //                  ends, and the items of its inner cuts. Where some unit has many of these, units that are cut leave a record
@@ -29,6 +31,8 @@
 #include "../params.h"
 #include "../plan_algorithm.h"
 #include "block.cuh"
+#include "common_parts.cuh"
+#include "common_parts.h"
 #include "equal_parts.h"
 #include "small_shared.cuh"
 #include "whole_units.cuh"
@@ -49,25 +53,6 @@ __device__ __forceinline__ bool fits(const FmPlanParams& params) {
          (uint32_t(shape.split_cost) <= kMaxCost);
 }
 
-struct Scanned {
-  uint32_t before; /* sum over the threads before this one */
-  uint32_t all;
-};
-
-/* Of values up to kMaxLine. A sum that is larger may be given as anything from kMaxLine on; then `before` means
-   nothing. Calls alternate between two rows of `warp_sum`, so the barrier of one call also ends the reads of the
-   call before it. */
-__device__ __forceinline__ Scanned scan_block(uint32_t value, uint32_t* warp_sum) {
-  const uint32_t lane = threadIdx.x % 32;
-  const uint32_t warp = threadIdx.x / 32;
-  const uint32_t upto = scan_warp(value); /* < 2^32 */
-  if (lane == 31) warp_sum[warp] = min(upto, kMaxLine);
-  __syncthreads();
-  const uint32_t sum = lane < blockDim.x / 32 ? warp_sum[lane] : 0;
-  const uint32_t warps_before = __reduce_add_sync(~0u, lane < warp ? sum : 0);
-  return {warps_before + upto - value, __reduce_add_sync(~0u, sum)};
-}
-
 /* Not a part of `plan`, whose registers are short. */
 __device__ inline __attribute__((noinline)) EqualParts find_equal_parts(const FmPlanShape& shape, const Line<Position>& line,
                                                                         int32_t filled) {
@@ -78,6 +63,7 @@ __device__ inline __attribute__((noinline)) EqualParts find_equal_parts(const Fm
 template <int kUnits>
 struct Planner {
   static_assert(kUnits <= kMostUnits);
+  static constexpr int kOwn = kUnits;
   struct Own {
     Unit unit{};
     Span<Position> span;
@@ -353,12 +339,12 @@ struct Planner {
     __syncthreads();
     int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
 #pragma unroll 1
-    for (int32_t worker = thread; worker <= shape.workers; worker += blockDim.x) worker_begin[worker] = first_item(shape, equal, worker);
+    for (int32_t worker = thread; worker <= shape.workers; worker += blockDim.x) worker_begin[worker] = first_item(shape, equal.turns, worker);
 #pragma unroll 1
-    for (int32_t part = thread; part < equal.parts; part += blockDim.x) {
+    for (int32_t part = thread; part < equal.turns.parts; part += blockDim.x) {
       const int32_t rank = part / equal.count;
       const FilledUnit& of = shared.filled_units[rank];
-      const int32_t item = item_of_part(shape, equal, part, of.empty_before);
+      const int32_t item = item_of_part(shape, equal.turns, part, of.empty_before);
       write_item(item, of.unit, parts, part - rank * equal.count, before_filled(equal, rank));
     }
     return tally_of(equal);
@@ -369,7 +355,7 @@ struct Planner {
                                                    const Own& of) const {
     const int32_t rank = (of.span.begin - index * shape.fixed_cost) / equal.tiles;
     if (tiles_of(shape, of.span) == 0) {
-      const int32_t item = item_of_empty(shape, equal, index - rank, rank);
+      const int32_t item = item_of_empty(shape, equal.turns, index - rank, rank * equal.count);
       return write_item(item, of.unit, Parts<Position>{0, 0, 1, 0}, 0, Tally{});
     }
     shared.filled_units[rank] = {of.unit, index - rank};
@@ -437,12 +423,16 @@ __device__ __forceinline__ bool plan(const FmPlanParams& params, Shared& shared)
   line.whole = planner.decide(line);
   const EqualParts equal = planner.cut_equally(line);
   if (equal.step > 0) line.whole = 0;
+  const Position longest = equal.step > 0 ? 0 : common_length(planner, line);
   Tally all;
   if (line.whole) {
     all = planner.write_whole(line);
   } else if (equal.step > 0) {
     line.share.by = equal.step;
     all = planner.write_equal(equal);
+  } else if (longest > 0) {
+    line.share.by = longest;
+    all = write_common(planner, longest);
   } else if (deal_whole(planner, line)) {
     line.whole = 1;
     all = {line.units, 0, 0};

@@ -1,10 +1,11 @@
-// The limits and the shared memory of planning with one or two units to a thread (small.cuh).
+// The limits, the shared memory and the scan of planning with one or two units to a thread (small.cuh).
 #pragma once
 #include <stdint.h>
 
 #include "../params.h"
 #include "../plan_algorithm.h"
 #include "block.cuh"
+#include "common_parts.h"
 #include "dealt.h"
 #include "equal_parts.h"
 
@@ -39,6 +40,9 @@ struct FilledUnit {
   int32_t empty_before; /* units without tiles before it */
 };
 
+/* Lengths that are tried at once as the common one of parts, in pairs: a word has the parts of two. */
+constexpr int kPairsOfLengths = 4;
+
 constexpr int kMostUnits = 2; /* of a thread */
 constexpr int kFewCuts = 4;   /* of a unit: its thread writes them */
 /* Threads whose items go to memory by way of shared memory: those of whole plans, and of others, the first ones of units. */
@@ -50,6 +54,7 @@ struct alignas(16) Shared {
   uint32_t filled_of_warp[kMaxWarps]; /* units that have tiles */
   uint32_t cut_units[kCutWords]; /* bit c: cut c is the first inner one of its unit */
   Position snapped[kMaxWorkers + 1];
+  uint32_t parts_of_lengths[2][kPairsOfLengths][kMaxWarps]; /* of the units of a warp, in turns */
   union {
     Request requests[kMostUnits * kMaxThreads];
     FmWorkItem staged[kStagedItems];
@@ -59,12 +64,35 @@ struct alignas(16) Shared {
     } of_cut;
     FilledUnit filled_units[kMostRounds * kMaxWorkers];
     struct {
+      CutUnit unit[kMaxWorkers]; /* those that have tiles */
+      int32_t first_part[kMaxWorkers], empty_before[kMaxWorkers];
+    } common; /* with parts of a common length */
+    struct {
       Unit unit[kMostDealtWhole];
       int32_t tiles[kMostDealtWhole], rank[kMostDealtWhole], of_rank[kMostDealtWhole];
       Position load[2][kMostDealtWorkers];
     } whole; /* units that may be dealt */
   };
 };
+
+struct Scanned {
+  uint32_t before; /* sum over the threads before this one */
+  uint32_t all;
+};
+
+/* Of values up to kMaxLine. A sum that is larger may be given as anything from kMaxLine on; then `before` means
+   nothing. Calls alternate between two rows of `warp_sum`, so the barrier of one call also ends the reads of the
+   call before it. */
+__device__ __forceinline__ Scanned scan_block(uint32_t value, uint32_t* warp_sum) {
+  const uint32_t lane = threadIdx.x % 32;
+  const uint32_t warp = threadIdx.x / 32;
+  const uint32_t upto = scan_warp(value); /* < 2^32 */
+  if (lane == 31) warp_sum[warp] = min(upto, kMaxLine);
+  __syncthreads();
+  const uint32_t sum = lane < blockDim.x / 32 ? warp_sum[lane] : 0;
+  const uint32_t warps_before = __reduce_add_sync(~0u, lane < warp ? sum : 0);
+  return {warps_before + upto - value, __reduce_add_sync(~0u, sum)};
+}
 
 }  // namespace small
 }  // namespace plan

@@ -85,7 +85,7 @@ const ROWS: TimesOfRows = [
 ];
 
 /// Bounds on lengths of sequences above which most are loose ones.
-const MOST_TOKENS: i32 = 8192;
+pub(super) const MOST_TOKENS: i32 = 8192;
 
 /// Of few rows, in tiles: what multiprocessors do with keys takes time, too, not only that of memory.
 const COSTS_OF_KEYS: Costs = Costs {

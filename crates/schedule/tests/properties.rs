@@ -9,8 +9,8 @@ use support::line::{
     even_share, fair_stretch, is_dealt_whole, longest_whole_stretch, unit_key, worker_loads,
 };
 use support::{
-    Case, Planned, cases, cases_of, deals_out_empty_units, expected_units, indptr_of,
-    is_shared_out_equally, plan, plan_over, ragged_cases, uniform_cases,
+    Case, Planned, cases, cases_of, deals_out_empty_units, expected_units, has_a_part_each,
+    indptr_of, is_shared_out_equally, plan, plan_over, ragged_cases, uniform_cases,
 };
 
 /// All items in the order of their units and tiles.
@@ -158,7 +158,7 @@ proptest! {
         // A cut moves back over less than min_part tiles and the fixed cost, or on over less than min_part.
         let fixed_cost = i64::from(case.shape.fixed_cost);
         let mut slack = fixed_cost + 2 * (min_part - 1);
-        if is_shared_out_equally(&planned) {
+        if is_shared_out_equally(&planned) || has_a_part_each(&planned) {
             // Up to what cutting at shares would cost; the last part of a unit may be longer by less than min_part.
             slack = slack.max(i64::from(case.shape.split_cost) + min_part - 1);
             let empty = units.iter().filter(|unit| unit.tiles == 0).count();

@@ -89,10 +89,23 @@ pub fn is_shared_out_equally(planned: &Planned) -> bool {
         })
 }
 
+/// Whether no worker has two parts, and no more units have tiles than there are workers.
+pub fn has_a_part_each(planned: &Planned) -> bool {
+    let plan = planned.view();
+    let parts = |worker| {
+        let items = plan.worker(worker).iter();
+        items.filter(|item| item.tile_begin < item.tile_end).count()
+    };
+    planned.shape.split_mode == FM_SPLIT_AUTO
+        && planned.header.whole == 0
+        && (0..plan.workers()).all(|worker| parts(worker) <= 1)
+}
+
 /// Whether a plan deals out empty units.
 pub fn deals_out_empty_units(planned: &Planned) -> bool {
     let is_empty = |item: &WorkItem| item.tile_begin >= item.tile_end;
-    is_shared_out_equally(planned) && planned.view().items().iter().any(is_empty)
+    (is_shared_out_equally(planned) || has_a_part_each(planned))
+        && planned.view().items().iter().any(is_empty)
 }
 
 pub fn plan(case: &Case) -> Planned {

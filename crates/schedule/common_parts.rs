@@ -1,0 +1,79 @@
+//! Units of different lengths, no more than workers, cut into parts that are about equally long, one to a worker: no part is
+//! longer than one common length, the least with which there are no more parts than workers. So nobody has the end of one unit
+//! and the beginning of the next, as with cuts where the even shares end. `kernels/plan/common_parts.h` is the same for the
+//! device, and `common_parts.cuh` finds the length.
+
+use crate::algorithm::{Line, Parts, Tally, even_share, fair_uneven_stretch};
+use crate::layout::DivCeil;
+use crate::plan_layout::FmPlanShape;
+use crate::turns::Turns;
+
+/// More than any GPU has. The device counts so many parts in a few bits.
+const MOST_WORKERS: i32 = 1024;
+
+/// What is known before the length is.
+struct Search {
+    /// The least length that can do.
+    least: i64,
+    /// The greatest that is about as good for a worker as an even share and what cutting at even shares costs.
+    most: i64,
+}
+
+impl Search {
+    /// None where units of which `filled` have tiles are not cut this way.
+    fn new(shape: &FmPlanShape, line: &Line, filled: i32) -> Option<Self> {
+        if line.whole || filled == 0 || filled > shape.workers || shape.workers > MOST_WORKERS {
+            return None;
+        }
+        let fixed = i64::from(shape.fixed_cost);
+        let tiles = line.total - i64::from(line.units) * fixed;
+        let share = even_share(tiles + i64::from(filled) * fixed, shape.workers);
+        Some(Self {
+            least: tiles
+                .div_ceil_positive(shape.workers)
+                .max(shape.min_part.into()),
+            most: fair_uneven_stretch(shape, share, filled) - fixed,
+        })
+    }
+}
+
+/// The parts of a unit none of which is longer than `longest`, but for the last one, which takes what would be shorter than
+/// `min_part`.
+pub(crate) fn parts_up_to(shape: &FmPlanShape, longest: i64, tiles: i32) -> Parts {
+    let (all, low) = (i64::from(tiles), i64::from(shape.min_part));
+    if all <= longest {
+        return Parts::whole(tiles);
+    }
+    let count = (all - 1) / longest + 1;
+    let step = ((all - 1) / count + 1).max(low);
+    Parts::new(step, ((all - low) / step) as i32 + 1, tiles)
+}
+
+/// The common length of the parts of units of which `filled` have tiles; `None` where they are cut at even shares, or not at all.
+pub(crate) fn common_length(shape: &FmPlanShape, line: &Line, filled: i32) -> Option<i64> {
+    let search = Search::new(shape, line, filled)?;
+    let few_enough = |longest: i64| {
+        let parts = |unit| i64::from(line.tiles(shape, unit)).div_ceil_positive(longest);
+        (0..line.units).map(parts).sum::<i64>() <= shape.workers.into()
+    };
+    let (mut low, mut high) = (search.least, search.most + 1);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if few_enough(middle) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    (low <= search.most).then_some(low)
+}
+
+/// The turns of so many parts, of units of which `filled` have tiles.
+pub(crate) fn turns_of(line: &Line, filled: i32, all: &Tally) -> Turns {
+    let empty = line.units - filled;
+    Turns {
+        parts: all.items - empty,
+        empty,
+        each: 1,
+    }
+}
