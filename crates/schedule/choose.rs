@@ -405,9 +405,7 @@ impl Problem {
     /// then, which takes less time than to give each sequence a cluster, but for 16 rows of 16-bit numbers.
     fn lengths_may_differ(&self) -> bool {
         let lists = matches!(self.queries, Queries::Sparse { .. });
-        matches!(self.keys, Keys::Pages | Keys::Codes)
-            && !lists
-            && self.max_seq_len > MOST_TOKENS
+        matches!(self.keys, Keys::Pages | Keys::Codes) && !lists && self.max_seq_len > MOST_TOKENS
     }
 
     /// Clusters of CTAs that share an item, where every unit of few rows gets a cluster of its own that way and enough CTAs

@@ -1,0 +1,176 @@
+//! Few requests of different lengths that are cut get parts of a common length, one to a worker.
+
+mod support;
+
+use ferromla_schedule::plan_layout::FM_SPLIT_AUTO;
+use ferromla_schedule::{Keys, Problem, Queries, Split, Target, WorkItem};
+use proptest::prelude::*;
+use support::line::{even_share, unit_key, worker_loads};
+use support::{
+    Case, Planned, cases_of, expected_units, has_a_part_each, is_shared_out_equally, plan,
+};
+
+const TILE: i32 = 64;
+
+/// Requests of so many tiles each.
+fn on_h200(heads: i32, tiles: &[i32]) -> Case {
+    let problem = Problem {
+        keys: Keys::Pages,
+        batch: tiles.len() as i32,
+        queries: Queries::Uniform { q_len: 1 },
+        group: heads,
+        kv_heads: 1,
+        causal: true,
+        max_seq_len: 1 << 20,
+        split: Split::Auto,
+        target: Target::Gpu {
+            sm_count: 132,
+            clusters: [66, 30, 15, 7],
+        },
+    };
+    Case {
+        shape: problem.shape().unwrap(),
+        seq_lens: tiles.iter().map(|tiles| tiles * TILE).collect(),
+        qo_indptr: Vec::new(),
+    }
+}
+
+fn tiles(item: &WorkItem) -> i32 {
+    item.tile_end - item.tile_begin
+}
+
+/// Tiles of the parts of each request, in its order.
+fn parts_of_requests(planned: &Planned) -> Vec<Vec<i32>> {
+    let mut items = planned.view().items().to_vec();
+    items.sort_by_key(|item| (unit_key(item), item.tile_begin));
+    items
+        .chunk_by(|a, b| unit_key(a) == unit_key(b))
+        .map(|unit| unit.iter().map(tiles).collect())
+        .collect()
+}
+
+/// The least length with which requests have no more parts than there are workers, one by one.
+fn least_common_length(planned: &Planned, tiles: &[i32]) -> i32 {
+    let (workers, min_part) = (planned.shape.workers, planned.shape.min_part);
+    let parts = |length: i32| -> i32 {
+        tiles
+            .iter()
+            .map(|&tiles| (tiles + length - 1) / length)
+            .sum()
+    };
+    let all: i32 = tiles.iter().sum();
+    let least = ((all + workers - 1) / workers).max(min_part);
+    (least..).find(|&length| parts(length) <= workers).unwrap()
+}
+
+#[test]
+fn one_longer_request_among_equal_ones_costs_no_second_part() {
+    let mut tiles = vec![128; 31];
+    tiles.push(129);
+    let planned = plan(&on_h200(128, &tiles));
+    let mut expected = vec![vec![64, 64]; 31];
+    expected.push(vec![43, 43, 43]);
+    assert_eq!(parts_of_requests(&planned), expected);
+    assert!(has_a_part_each(&planned));
+    assert_eq!(planned.header.share, 64);
+}
+
+#[test]
+fn the_length_is_the_least_that_will_do() {
+    for heads in [16, 64, 128] {
+        for tiles in [
+            vec![400, 30, 3, 90, 200, 64, 65, 1],
+            vec![1000, 10],
+            vec![77, 300, 20],
+        ] {
+            let planned = plan(&on_h200(heads, &tiles));
+            assert!(has_a_part_each(&planned), "{heads} heads, {tiles:?}");
+            let length = least_common_length(&planned, &tiles);
+            assert_eq!(planned.header.share, length, "{heads} heads, {tiles:?}");
+            for (parts, tiles) in parts_of_requests(&planned).iter().zip(&tiles) {
+                assert_eq!(parts.iter().sum::<i32>(), *tiles);
+                let longest = *parts.iter().max().unwrap();
+                assert!(
+                    longest < length + planned.shape.min_part,
+                    "{parts:?} of {length}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn too_many_long_requests_are_cut_at_shares() {
+    // 100 of 132 to 40 tiles: with 66 workers there is no part for each, with 132 parts would be as long as requests.
+    let tiles: Vec<i32> = (0..100).map(|i| 40 + 92 * (i % 2)).collect();
+    let planned = plan(&on_h200(64, &tiles));
+    assert!(!has_a_part_each(&planned));
+    assert_eq!(planned.header.whole, 0);
+}
+
+#[test]
+fn empty_requests_go_to_all_workers_in_turn() {
+    let filled = [400, 30, 3, 90, 200, 64, 65, 1];
+    let alone = plan(&on_h200(64, &filled));
+    let tiles: Vec<i32> = filled
+        .iter()
+        .flat_map(|&tiles| [0, tiles, 0])
+        .chain([0; 200])
+        .collect();
+    let planned = plan(&on_h200(64, &tiles));
+    let mut parts = parts_of_requests(&planned);
+    parts.retain(|parts| *parts != [0]);
+    assert_eq!(parts, parts_of_requests(&alone));
+    let view = planned.view();
+    let empty = |worker| {
+        view.worker(worker)
+            .iter()
+            .filter(|item| tiles_is_empty(item))
+            .count()
+    };
+    let counts: Vec<usize> = (0..view.workers()).map(empty).collect();
+    assert_eq!(counts.iter().sum::<usize>(), 216);
+    assert!(
+        counts.iter().all(|count| (1..=2).contains(count)),
+        "{counts:?}"
+    );
+}
+
+fn tiles_is_empty(item: &WorkItem) -> bool {
+    item.tile_begin == item.tile_end
+}
+
+proptest! {
+    #[test]
+    fn no_worker_has_more_than_the_common_length_where_that_is_fair(
+        case in cases_of(FM_SPLIT_AUTO),
+    ) {
+        prop_assume!(case.shape.workers <= 1024);
+        let planned = plan(&case);
+        let units = expected_units(&case);
+        let filled: Vec<i32> = units.iter().map(|unit| unit.tiles as i32).filter(|&tiles| tiles > 0).collect();
+        prop_assume!(planned.header.whole == 0 && !is_shared_out_equally(&planned));
+        prop_assume!(!filled.is_empty() && filled.len() <= case.shape.workers as usize);
+        prop_assume!(filled.iter().map(|&tiles| i64::from(tiles)).sum::<i64>() < 1 << 20);
+        let length = i64::from(least_common_length(&planned, &filled));
+        let shape = &case.shape;
+        let fixed = i64::from(shape.fixed_cost);
+        let cost: i64 = filled.iter().map(|&tiles| i64::from(tiles) + fixed).sum();
+        let share = (cost + i64::from(shape.workers) - 1) / i64::from(shape.workers);
+        let many = filled.len() > 3 * shape.workers as usize;
+        let speed = if many { i64::from(shape.whole_speed) } else { (i64::from(shape.whole_speed) + 256) / 2 };
+        let most = share / 256 * speed + share % 256 * speed / 256 + i64::from(shape.split_cost);
+        let header_share = i64::from(planned.header.share);
+        if length + fixed <= most {
+            prop_assert!(has_a_part_each(&planned));
+            prop_assert_eq!(header_share, length);
+            let empty = (units.len() - filled.len()).div_ceil(shape.workers as usize) as i64 * fixed;
+            for load in worker_loads(&case, &planned) {
+                prop_assert!(load < length + i64::from(shape.min_part) + fixed + empty);
+            }
+        } else {
+            let (_, share) = even_share(&case, &units);
+            prop_assert_eq!(header_share, share.max(shape.min_part.into()));
+        }
+    }
+}
