@@ -4,6 +4,7 @@
 //! device, and `common_parts.cuh` finds the length.
 
 use crate::algorithm::{Line, Parts, Tally, even_share, fair_uneven_stretch};
+use crate::equal_parts::MOST_EQUAL_PARTS;
 use crate::layout::DivCeil;
 use crate::plan_layout::FmPlanShape;
 use crate::turns::Turns;
@@ -49,11 +50,19 @@ pub(crate) fn parts_up_to(shape: &FmPlanShape, longest: i64, tiles: i32) -> Part
     Parts::new(step, ((all - low) / step) as i32 + 1, tiles)
 }
 
+/// Parts of a unit none of which is longer than `longest`; more than any workers where it has so many parts that each costs more
+/// than it saves.
+fn parts_counted(shape: &FmPlanShape, longest: i64, tiles: i64) -> i64 {
+    let parts = tiles.div_ceil_positive(longest);
+    let many = parts > MOST_EQUAL_PARTS.into() && longest < 2 * i64::from(shape.min_part);
+    parts + i64::from(many) * i64::from(MOST_WORKERS)
+}
+
 /// The common length of the parts of units of which `filled` have tiles; `None` where they are cut at even shares, or not at all.
 pub(crate) fn common_length(shape: &FmPlanShape, line: &Line, filled: i32) -> Option<i64> {
     let search = Search::new(shape, line, filled)?;
     let few_enough = |longest: i64| {
-        let parts = |unit| i64::from(line.tiles(shape, unit)).div_ceil_positive(longest);
+        let parts = |unit| parts_counted(shape, longest, line.tiles(shape, unit).into());
         (0..line.units).map(parts).sum::<i64>() <= shape.workers.into()
     };
     let (mut low, mut high) = (search.least, search.most + 1);

@@ -10,7 +10,7 @@ use crate::plan_layout::FmPlanShape;
 use crate::turns::Turns;
 
 /// Parts of a unit above which each costs more than it saves, unless it is long.
-const MOST_EQUAL_PARTS: i32 = 32;
+pub(crate) const MOST_EQUAL_PARTS: i32 = 32;
 /// What a number of parts that is no power of two costs to add up, each part above those, and four of any: in 256ths of what
 /// being split costs.
 const COST_OF_UNEVEN: i32 = 64;

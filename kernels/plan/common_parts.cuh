@@ -22,23 +22,27 @@ struct OwnTiles {
 /* The least length with which the units of all threads have no more parts than there are workers; 0: there is none. Not a part of
    `plan`, whose registers are short. */
 template <int kUnits>
-__device__ inline __attribute__((noinline)) Position common_length(Shared& shared, CommonSearch<Position> search, int32_t workers,
-                                                                   OwnTiles<kUnits> tiles) {
+__device__ inline __attribute__((noinline)) Position common_length(const FmPlanShape& shape, Shared& shared,
+                                                                   CommonSearch<Position> search, OwnTiles<kUnits> tiles) {
   constexpr int kLengths = 2 * kPairsOfLengths;
   const int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   Position low = search.least, high = search.most + 1; /* can do, or none can */
 #pragma unroll 1
   for (int turn = 0; low < high; turn ^= 1) {
-    const Position step = (high - low - 1) / kLengths + 1; /* from one to the next */
-    const Divisor<Position> of_lane(low + lane % kLengths * step);
+    /* Up to the greatest that is not known yet: if that is too short none will do. */
+    const Position step = (high - low - 1) / kLengths + 1;
+    const auto length_at = [&](int i) { return max(low, high - 1 - (kLengths - 1 - i) * step); };
+    const Divisor<Position> of_lane(length_at(lane % kLengths));
     uint32_t parts[kPairsOfLengths] = {};
 #pragma unroll
     for (int i = 0; i < kLengths; ++i) {
       Divisor<Position> length = of_lane;
-      length.by = low + i * step;
+      length.by = length_at(i);
       length.inverse = __shfl_sync(~0u, of_lane.inverse, i);
 #pragma unroll
-      for (int k = 0; k < kUnits; ++k) parts[i / 2] += uint32_t(ceil_div(tiles.of[k], length)) << i % 2 * 16;
+      for (int k = 0; k < kUnits; ++k) {
+        parts[i / 2] += uint32_t(parts_counted(shape, length.by, ceil_div(tiles.of[k], length))) << i % 2 * 16;
+      }
     }
 #pragma unroll
     for (int pair = 0; pair < kPairsOfLengths; ++pair) {
@@ -50,11 +54,12 @@ __device__ inline __attribute__((noinline)) Position common_length(Shared& share
 #pragma unroll
     for (int pair = kPairsOfLengths - 1; pair >= 0; --pair) {
       const uint32_t all = __reduce_add_sync(~0u, lane < warps ? shared.parts_of_lengths[turn][pair][lane] : 0);
-      if (int32_t(all >> 16) <= workers) first = 2 * pair + 1;
-      if (int32_t(all & 0xffff) <= workers) first = 2 * pair;
+      if (int32_t(all >> 16) <= shape.workers) first = 2 * pair + 1;
+      if (int32_t(all & 0xffff) <= shape.workers) first = 2 * pair;
     }
-    if (first < kLengths) high = min(high, low + first * step);
-    if (first > 0) low += (first - 1) * step + 1;
+    const Position longest_too_short = length_at(first - 1), shortest = length_at(first);
+    if (first > 0) low = longest_too_short + 1;
+    if (first < kLengths) high = shortest;
   }
   return low <= search.most ? low : 0;
 }
@@ -66,7 +71,7 @@ __device__ __forceinline__ Position common_length(const Planner& planner, const 
   if (search.most < search.least) return 0;
   OwnTiles<Planner::kOwn> tiles{};
   planner.for_each(planner.units, [&](int k, int32_t) { tiles.of[k] = tiles_of(planner.shape, planner.own[k].span); });
-  return common_length<Planner::kOwn>(planner.shared, search, planner.shape.workers, tiles);
+  return common_length<Planner::kOwn>(planner.shape, planner.shared, search, tiles);
 }
 
 /* Counts of a CommonTally in a byte each: there are no more than workers. */

@@ -4,12 +4,13 @@
 // how threads find the length is in small.cuh and large.cuh.
 #pragma once
 #include "../plan_algorithm.h"
+#include "equal_parts.h"
 #include "turns.h"
 
 namespace ferromla {
 namespace plan {
 
-/* More than any GPU has. Sums of parts of so many fit a few bits. */
+/* More than any GPU has. Sums of parts of so many fit 16 bits, with as many more for each unit that has more than kMostEqualParts. */
 constexpr int32_t kMostCommonWorkers = 1024;
 
 /* The lengths that may be the common one, least to most. */
@@ -29,6 +30,14 @@ FM_BOTH CommonSearch<P> common_search(const FmPlanShape& shape, const Line<P>& l
   const P least = (tiles + shape.workers - 1) / shape.workers;
   const int64_t most = fair_uneven_stretch(shape, share, filled) - shape.fixed_cost;
   return {least < shape.min_part ? shape.min_part : least, static_cast<P>(smaller(most, longest_line))};
+}
+
+/* `parts` of a unit none of which is longer than `longest`; more than any workers where these are so many that each costs more than it
+   saves. */
+template <class P>
+FM_BOTH P parts_counted(const FmPlanShape& shape, P longest, P parts) {
+  const bool many = parts > kMostEqualParts && longest < int64_t{2} * shape.min_part;
+  return parts + (many ? kMostCommonWorkers : 0);
 }
 
 /* The parts of a unit none of which is longer than `longest`, but for the last one, which takes what would be shorter than min_part. */

@@ -305,7 +305,7 @@ struct Planner {
       const Position middle = low + (high - low) / 2;
       int64_t parts = 0;
       for (uint32_t index = threadIdx.x; index < units; index += blockDim.x) {
-        parts += (tiles_of(shape, span_of(index)) + middle - 1) / middle;
+        parts += parts_counted<Position>(shape, middle, (tiles_of(shape, span_of(index)) + middle - 1) / middle);
       }
       if (scan_block(parts, warp_sum, turn++).all <= shape.workers) {
         high = middle;

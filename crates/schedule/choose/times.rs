@@ -163,6 +163,10 @@ impl Problem {
             Keys::Pages | Keys::Mixed => COSTS_OF_FEW_ROWS,
             Keys::Codes if many => COSTS_OF_MANY_UNITS_OF_CODES,
             Keys::Rows if many => COSTS_OF_MANY_UNITS_OF_ROWS,
+            Keys::Codes if self.lengths_may_differ() => Costs {
+                split: COSTS_OF_FEW_ROWS.split,
+                ..COSTS_OF_KEYS
+            },
             Keys::Codes | Keys::Rows => COSTS_OF_KEYS,
         }
     }
