@@ -11,6 +11,8 @@ use crate::turns::Turns;
 
 /// More than any GPU has. The device counts so many parts in a few bits.
 const MOST_WORKERS: i32 = 1024;
+/// As few units.
+const MOST_UNITS: i32 = 256;
 
 /// What is known before the length is.
 struct Search {
@@ -21,9 +23,10 @@ struct Search {
 }
 
 impl Search {
-    /// None where units of which `filled` have tiles are not cut this way.
+    /// None where units of which `filled` have tiles are not cut this way: most of them have to be able to have more than a part.
     fn new(shape: &FmPlanShape, line: &Line, filled: i32) -> Option<Self> {
-        if line.whole || filled == 0 || filled > shape.workers || shape.workers > MOST_WORKERS {
+        let few = line.units <= MOST_UNITS && shape.workers <= MOST_WORKERS;
+        if line.whole || !few || filled == 0 || 8 * filled > 7 * shape.workers {
             return None;
         }
         let fixed = i64::from(shape.fixed_cost);

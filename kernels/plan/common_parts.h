@@ -13,18 +13,27 @@ namespace plan {
 /* More than any GPU has. Sums of parts of so many fit 16 bits, with as many more for each unit that has more than kMostEqualParts. */
 constexpr int32_t kMostCommonWorkers = 1024;
 
+/* As few units. */
+constexpr int32_t kMostCommonUnits = 256;
+
+/* Whether units of which `filled` have tiles may be cut this way, as far as their numbers go: most of them can have more than a part. */
+template <class P>
+FM_BOTH bool may_have_common_length(const FmPlanShape& shape, const Line<P>& line, int32_t filled) {
+  return !line.whole && line.units <= kMostCommonUnits && shape.workers <= kMostCommonWorkers && filled > 0 &&
+         8 * filled <= 7 * shape.workers;
+}
+
 /* The lengths that may be the common one, least to most. */
 template <class P>
 struct CommonSearch {
   P least;
-  P most; /* below least: units are not cut this way */
+  P most; /* may be below least */
 };
 
 /* Of units of which `filled` have tiles: from the least that can do to what is about as good for a worker as an even share and what
    cutting at even shares costs. */
 template <class P>
 FM_BOTH CommonSearch<P> common_search(const FmPlanShape& shape, const Line<P>& line, int32_t filled, P longest_line) {
-  if (line.whole || filled == 0 || filled > shape.workers || shape.workers > kMostCommonWorkers) return {1, 0};
   const P tiles = line.total - static_cast<P>(line.units) * shape.fixed_cost;
   const P share = (tiles + static_cast<P>(filled) * shape.fixed_cost + shape.workers - 1) / shape.workers;
   const P least = (tiles + shape.workers - 1) / shape.workers;

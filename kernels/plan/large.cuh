@@ -299,6 +299,7 @@ struct Planner {
 
   /* The least common length of parts with which units are no more parts than workers; 0: they are not cut this way. */
   __device__ Position common_length(const Line<Position>& line) {
+    if (shape.split_mode != FM_SPLIT_AUTO || !may_have_common_length(shape, line, all_filled())) return 0;
     const CommonSearch<Position> search = common_search<Position>(shape, line, all_filled(), INT64_MAX - 1);
     Position low = search.least, high = search.most + 1;
     while (low < high) {
@@ -494,7 +495,7 @@ __device__ __forceinline__ void plan(const FmPlanParams& params, Shared& shared)
     line.whole = 0;
     line.share.by = equal.step;
     all = planner.write_equal(equal);
-  } else if (const Position longest = params.shape.split_mode == FM_SPLIT_AUTO ? planner.common_length(line) : 0) {
+  } else if (const Position longest = planner.common_length(line)) {
     line.share.by = longest;
     all = planner.write_common(longest);
   } else if (planner.deal(line, even_share(total, Divisor<Position>(params.shape.workers)), all)) {

@@ -10,8 +10,8 @@
 //   cut_equally    units with tiles are counted on the way: where as many could be equal, all vote on whether they are
 //   deal_whole     few units that would be cut, more than workers: each counts the longer ones, and a thread per worker adds
 //                  up what it would get of whole ones; all vote on whether these share out that way. Then they are written
-//   common_parts   few units of different lengths that would be cut: the length of their parts is searched for. A thread per unit
-//                  leaves it, one per part finds its unit and writes the part
+//   cut_alike      few units of different lengths that would be cut: they are left, the length of their parts is searched for, a
+//                  thread per unit counts its parts, and one per part finds its unit and writes the part
 //   write_whole    an item per unit; its thread writes the workers that begin at it
 //   write_cut      by units: parts -> scan -> first item, merge, cuts that snapped to the unit's
 //                  ends, and the items of its inner cuts. Where some unit has many of these, units that are cut leave a record
@@ -32,7 +32,6 @@
 #include "../plan_algorithm.h"
 #include "block.cuh"
 #include "common_parts.cuh"
-#include "common_parts.h"
 #include "equal_parts.h"
 #include "small_shared.cuh"
 #include "whole_units.cuh"
@@ -63,7 +62,6 @@ __device__ inline __attribute__((noinline)) EqualParts find_equal_parts(const Fm
 template <int kUnits>
 struct Planner {
   static_assert(kUnits <= kMostUnits);
-  static constexpr int kOwn = kUnits;
   struct Own {
     Unit unit{};
     Span<Position> span;
@@ -210,7 +208,7 @@ struct Planner {
     return __syncthreads_and(same) ? equal : EqualParts{};
   }
 
-  /* Leaves units that may be dealt whole. */
+  /* Leaves units that may be dealt whole or cut into parts of a common length. */
   __device__ __forceinline__ void leave_units() const {
     for_each(units, [&](int k, int32_t index) {
       shared.whole.unit[index] = own[k].unit;
@@ -401,6 +399,18 @@ struct Planner {
   }
 };
 
+/* Whether units that would be cut at even shares have been cut into parts of a common length instead: that of `line` then. */
+template <int kUnits>
+__device__ __forceinline__ bool cut_alike(const Planner<kUnits>& planner, Line<Position>& line, Tally& all) {
+  if (!may_have_common_length(planner.shape, line, planner.filled)) return false;
+  planner.leave_units();
+  const CommonParts common = cut_alike(planner.params, planner.shared, line, planner.filled);
+  if (common.longest == 0) return false;
+  line.share.by = common.longest;
+  all = common.all;
+  return true;
+}
+
 /* Whether units that would be cut have been dealt whole instead. */
 template <int kUnits>
 __device__ __forceinline__ bool deal_whole(const Planner<kUnits>& planner, const Line<Position>& line) {
@@ -423,16 +433,13 @@ __device__ __forceinline__ bool plan(const FmPlanParams& params, Shared& shared)
   line.whole = planner.decide(line);
   const EqualParts equal = planner.cut_equally(line);
   if (equal.step > 0) line.whole = 0;
-  const Position longest = equal.step > 0 ? 0 : common_length(planner, line);
   Tally all;
   if (line.whole) {
     all = planner.write_whole(line);
   } else if (equal.step > 0) {
     line.share.by = equal.step;
     all = planner.write_equal(equal);
-  } else if (longest > 0) {
-    line.share.by = longest;
-    all = write_common(planner, longest);
+  } else if (cut_alike(planner, line, all)) {
   } else if (deal_whole(planner, line)) {
     line.whole = 1;
     all = {line.units, 0, 0};

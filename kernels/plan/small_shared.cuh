@@ -64,14 +64,11 @@ struct alignas(16) Shared {
     } of_cut;
     FilledUnit filled_units[kMostRounds * kMaxWorkers];
     struct {
-      CutUnit unit[kMaxWorkers]; /* those that have tiles */
-      int32_t first_part[kMaxWorkers], empty_before[kMaxWorkers];
-    } common; /* with parts of a common length */
-    struct {
       Unit unit[kMostDealtWhole];
       int32_t tiles[kMostDealtWhole], rank[kMostDealtWhole], of_rank[kMostDealtWhole];
+      uint32_t before[kMostDealtWhole]; /* a packed CommonTally */
       Position load[2][kMostDealtWorkers];
-    } whole; /* units that may be dealt */
+    } whole; /* units that may be dealt whole or cut into parts of a common length */
   };
 };
 

@@ -159,7 +159,9 @@ proptest! {
         let workers = case.shape.workers;
         let is_for_this = planned.header.whole == 0
             && !is_shared_out_equally(&planned)
-            && (1..=workers as usize).contains(&filled.len())
+            && !filled.is_empty()
+            && 8 * filled.len() <= 7 * workers as usize
+            && units.len() <= 256
             && workers <= 1024
             && filled.iter().map(|&tiles| i64::from(tiles)).sum::<i64>() < 1 << 20;
         if !is_for_this {
