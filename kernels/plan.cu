@@ -20,7 +20,8 @@ __device__ __forceinline__ void plan(const FmPlanParams& params) {
     large::Shared large;
   } shared;
   fm::wait_for_earlier_launches(); /* and lets none begin before it ends: below */
-  if (!small::fits<kUnits>(params) || !small::plan<kUnits>(params, shared.small)) {
+  if (!small::fits<kUnits>(params) || !(has_few_requests(params.shape) ? small::plan<kUnits, true>(params, shared.small)
+                                                                       : small::plan<kUnits, false>(params, shared.small))) {
     __syncthreads(); /* the memory is used again */
     large::plan(params, shared.large);
   }

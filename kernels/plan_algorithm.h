@@ -271,6 +271,11 @@ FM_BOTH int64_t fair_uneven_stretch(const FmPlanShape& shape, P share, int32_t u
   return fair_stretch(shape, share, many ? shape.whole_speed : (int64_t{shape.whole_speed} + 256) / 2);
 }
 
+/* The most units, and requests, with which the planner takes its time: they may be dealt whole, or have parts of a common length. */
+constexpr int32_t kMostFewUnits = 256;
+
+FM_BOTH bool has_few_requests(const FmPlanShape& shape) { return shape.batch <= kMostFewUnits; }
+
 /* The share to cut at once units are to be cut: parts must not get shorter than min_part. */
 template <class P>
 FM_BOTH P cutting_share(const FmPlanShape& shape, P share) {

@@ -341,6 +341,13 @@ pub(crate) fn whole_stretch_is_fair(shape: &FmPlanShape, line: &Line, worker: i3
     end - begin <= fair_uneven_stretch(shape, line.share, line.units)
 }
 
+/// The most units, and requests, with which the planner takes its time: they may be dealt whole, or have parts of a common length.
+const MOST_FEW_UNITS: i32 = 256;
+
+pub(crate) fn are_few(shape: &FmPlanShape, units: i32) -> bool {
+    units <= MOST_FEW_UNITS && shape.batch <= MOST_FEW_UNITS
+}
+
 /// The share to cut at once units are to be cut: parts must not get shorter than `min_part`.
 pub(crate) fn cutting_share(shape: &FmPlanShape, share: i64) -> i64 {
     share.max(shape.min_part.into())

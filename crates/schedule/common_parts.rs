@@ -3,7 +3,7 @@
 //! and the beginning of the next, as with cuts where the even shares end. `kernels/plan/common_parts.h` is the same for the
 //! device, and `common_parts.cuh` finds the length.
 
-use crate::algorithm::{Line, Parts, Tally, even_share, fair_uneven_stretch};
+use crate::algorithm::{Line, Parts, Tally, are_few, even_share, fair_uneven_stretch};
 use crate::equal_parts::MOST_EQUAL_PARTS;
 use crate::layout::DivCeil;
 use crate::plan_layout::FmPlanShape;
@@ -11,9 +11,6 @@ use crate::turns::Turns;
 
 /// More than any GPU has. The device counts so many parts in a few bits.
 const MOST_WORKERS: i32 = 1024;
-/// As few units.
-const MOST_UNITS: i32 = 256;
-
 /// What is known before the length is.
 struct Search {
     /// The least length that can do.
@@ -25,7 +22,7 @@ struct Search {
 impl Search {
     /// None where units of which `filled` have tiles are not cut this way: most of them have to be able to have more than a part.
     fn new(shape: &FmPlanShape, line: &Line, filled: i32) -> Option<Self> {
-        let few = line.units <= MOST_UNITS && shape.workers <= MOST_WORKERS;
+        let few = are_few(shape, line.units) && shape.workers <= MOST_WORKERS;
         if line.whole || !few || filled == 0 || 8 * filled > 7 * shape.workers {
             return None;
         }

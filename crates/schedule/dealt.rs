@@ -8,7 +8,7 @@
 
 use std::cmp::Reverse;
 
-use crate::algorithm::{Line, Parts, even_share, parts_of};
+use crate::algorithm::{Line, Parts, are_few, even_share, parts_of};
 use crate::layout::DivCeil;
 use crate::plan_layout::{FM_SPLIT_AUTO, FmPlanShape};
 
@@ -18,8 +18,6 @@ const MOST_DEALT_UNITS: usize = 512;
 const MOST_DEALT_PARTS: usize = 2048;
 /// ... and those for more workers than any GPU has.
 const MOST_DEALT_WORKERS: usize = 256;
-/// The most units that are dealt whole, with which the device takes its time.
-const MOST_DEALT_WHOLE: i32 = 256;
 
 /// So many parts, one item each, for so many workers.
 pub(crate) struct Deal {
@@ -129,7 +127,7 @@ fn shares_out_on_a_line(longest: i32, items: i32, workers: i32, share: i64) -> b
 /// good as an even share and what cutting costs. `line` is whole then.
 pub(crate) fn deal_whole(shape: &FmPlanShape, line: &mut Line) -> Option<Deal> {
     let (units, workers) = (line.units, shape.workers);
-    let few = workers < units && units <= MOST_DEALT_WHOLE;
+    let few = workers < units && are_few(shape, units);
     if shape.split_mode != FM_SPLIT_AUTO || line.whole || !few {
         return None;
     }

@@ -1,6 +1,5 @@
 // Parts of a common length (common_parts.h), where units are few and have been left in shared memory (small.cuh): the length is found by
-// trying several at once, a barrier for each round; then a thread per unit counts its parts, and one per part writes it. Not a part
-// of `plan`, whose registers are short.
+// trying several at once, a barrier for each round; then a thread per unit counts its parts, and one per part writes it.
 #pragma once
 #include <stdint.h>
 
@@ -89,10 +88,15 @@ struct CommonParts {
 };
 
 /* Cuts units into parts of a common length, if that is about as good as cuts at even shares. */
-__device__ inline __attribute__((noinline)) CommonParts cut_alike(const FmPlanParams& params, Shared& shared, Line<Position> line,
-                                                                  int32_t filled) {
+__device__ __forceinline__ CommonParts cut_alike(const FmPlanParams& params, Shared& shared, const Line<Position>& line) {
   const FmPlanShape& shape = params.shape;
   const auto& whole = shared.whole;
+  int32_t filled = 0; /* counted again: nobody has a register for it */
+#pragma unroll 1
+  for (int32_t first = 0; first < line.units; first += blockDim.x) {
+    const int32_t index = first + threadIdx.x;
+    filled += __syncthreads_count(index < line.units && whole.tiles[index] > 0);
+  }
   const CommonSearch<Position> search = common_search<Position>(shape, line, filled, kMaxLine);
   const Position longest = common_length(shape, shared, line.units, search);
   if (longest == 0) return {};

@@ -13,13 +13,10 @@ namespace plan {
 /* More than any GPU has. Sums of parts of so many fit 16 bits, with as many more for each unit that has more than kMostEqualParts. */
 constexpr int32_t kMostCommonWorkers = 1024;
 
-/* As few units. */
-constexpr int32_t kMostCommonUnits = 256;
-
 /* Whether units of which `filled` have tiles may be cut this way, as far as their numbers go: most of them can have more than a part. */
 template <class P>
 FM_BOTH bool may_have_common_length(const FmPlanShape& shape, const Line<P>& line, int32_t filled) {
-  return !line.whole && line.units <= kMostCommonUnits && shape.workers <= kMostCommonWorkers && filled > 0 &&
+  return !line.whole && line.units <= kMostFewUnits && has_few_requests(shape) && shape.workers <= kMostCommonWorkers && filled > 0 &&
          8 * filled <= 7 * shape.workers;
 }
 

@@ -17,8 +17,6 @@ constexpr int32_t kMostDealtUnits = 512;
 constexpr int32_t kMostDealtParts = 2048;
 /* ... and those for more workers than any GPU has. */
 constexpr int32_t kMostDealtWorkers = 256;
-/* The most units that are dealt whole, with which this takes its time. */
-constexpr int32_t kMostDealtWhole = 256;
 
 /* Whether parts, the longest of `longest` tiles, share out on a line: as many to each worker make an eighth more than an even
    share at most. */
@@ -59,7 +57,9 @@ FM_BOTH bool may_be_dealt(const Deal& deal) { return deal.items <= kMostDealtPar
 
 /* Whether units are so few, and yet more than workers, that they may be dealt whole: if what each worker gets is as good as
    an even share and what cutting costs. */
-FM_BOTH bool may_be_dealt_whole(int32_t units, int32_t workers) { return workers < units && units <= kMostDealtWhole; }
+FM_BOTH bool may_be_dealt_whole(const FmPlanShape& shape, int32_t units) {
+  return shape.workers < units && units <= kMostFewUnits && has_few_requests(shape);
+}
 
 /* The parts of a unit: so many of `step` tiles, and then one of `last`. */
 struct DealtUnit {

@@ -401,7 +401,7 @@ struct Planner {
   /* Whether parts are dealt out: whole units that are to be cut, so that `line` is whole then, or parts whose number is fixed. */
   __device__ bool deal(Line<Position>& line, Position share, Tally& all) {
     const bool by_units = shape.split_mode == FM_SPLIT_AUTO;
-    if (by_units ? line.whole || !may_be_dealt_whole(units, shape.workers) : units > kMostDealtUnits) return false;
+    if (by_units ? line.whole || !may_be_dealt_whole(shape, units) : units > kMostDealtUnits) return false;
     Line<Position> dealt = line;
     if (by_units) dealt.whole = 1, dealt.share.by = share;
     all = count_parts(dealt);

@@ -399,28 +399,27 @@ struct Planner {
   }
 };
 
-/* Whether units that would be cut at even shares have been cut into parts of a common length instead: that of `line` then. */
-template <int kUnits>
-__device__ __forceinline__ bool cut_alike(const Planner<kUnits>& planner, Line<Position>& line, Tally& all) {
-  if (!may_have_common_length(planner.shape, line, planner.filled)) return false;
-  planner.leave_units();
-  const CommonParts common = cut_alike(planner.params, planner.shared, line, planner.filled);
-  if (common.longest == 0) return false;
-  line.share.by = common.longest;
-  all = common.all;
-  return true;
+/* Few units that are not to be cut at even shares. */
+struct FewUnits {
+  Position share; /* the line's then; 0: there are none, and nothing is written */
+  int32_t whole;
+  Tally all;
+};
+
+/* Of units that have been left. Not a part of `plan`, whose registers are short. */
+__device__ inline __attribute__((noinline)) FewUnits write_few_units(const FmPlanParams& params, Shared& shared, Line<Position> line,
+                                                                     bool may_be_alike) {
+  if (may_be_alike) {
+    const CommonParts common = cut_alike(params, shared, line);
+    if (common.longest > 0) return {common.longest, 0, common.all};
+  }
+  const bool dealt = may_be_dealt_whole(params.shape, line.units) && deal_whole(params, shared, line.units, line.share.by);
+  return dealt ? FewUnits{line.share.by, 1, {line.units, 0, 0}} : FewUnits{};
 }
 
-/* Whether units that would be cut have been dealt whole instead. */
-template <int kUnits>
-__device__ __forceinline__ bool deal_whole(const Planner<kUnits>& planner, const Line<Position>& line) {
-  if (!may_be_dealt_whole(planner.units, planner.shape.workers)) return false;
-  planner.leave_units();
-  return deal_whole(planner.params, planner.shared, planner.units, line.share.by);
-}
-
-/* Plans, unless the line is too long for this way: then nothing has been written, and the answer is false. */
-template <int kUnits>
+/* Plans, unless the line is too long for this way: then nothing has been written, and the answer is false. kFew: whether there are few
+   requests, so that there may be few units. */
+template <int kUnits, bool kFew>
 __device__ __forceinline__ bool plan(const FmPlanParams& params, Shared& shared) {
   Planner<kUnits> planner(params, shared);
   planner.read_units();
@@ -431,6 +430,7 @@ __device__ __forceinline__ bool plan(const FmPlanParams& params, Shared& shared)
   Line<Position> line{Position(total), Divisor<Position>(even_share(Position(total), workers)), planner.units, 1};
   planner.find_cuts(line);
   line.whole = planner.decide(line);
+  const bool may_be_alike = kFew && may_have_common_length(params.shape, line, planner.filled);
   const EqualParts equal = planner.cut_equally(line);
   if (equal.step > 0) line.whole = 0;
   Tally all;
@@ -439,11 +439,17 @@ __device__ __forceinline__ bool plan(const FmPlanParams& params, Shared& shared)
   } else if (equal.step > 0) {
     line.share.by = equal.step;
     all = planner.write_equal(equal);
-  } else if (cut_alike(planner, line, all)) {
-  } else if (deal_whole(planner, line)) {
-    line.whole = 1;
-    all = {line.units, 0, 0};
   } else {
+    if (kFew && (may_be_alike || may_be_dealt_whole(params.shape, line.units))) {
+      planner.leave_units();
+      const FewUnits few = write_few_units(params, shared, line, may_be_alike);
+      if (few.share > 0) {
+        line.share.by = few.share;
+        line.whole = few.whole;
+        if (threadIdx.x == 0) store(section<FmPlanHeader>(params, 0), make_header(line, few.all));
+        return true;
+      }
+    }
     const Position share = cutting_share(params.shape, line.share.by);
     if (share != line.share.by) {
       line.share = Divisor<Position>(share);

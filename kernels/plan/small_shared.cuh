@@ -64,9 +64,9 @@ struct alignas(16) Shared {
     } of_cut;
     FilledUnit filled_units[kMostRounds * kMaxWorkers];
     struct {
-      Unit unit[kMostDealtWhole];
-      int32_t tiles[kMostDealtWhole], rank[kMostDealtWhole], of_rank[kMostDealtWhole];
-      uint32_t before[kMostDealtWhole]; /* a packed CommonTally */
+      Unit unit[kMostFewUnits];
+      int32_t tiles[kMostFewUnits], rank[kMostFewUnits], of_rank[kMostFewUnits];
+      uint32_t before[kMostFewUnits]; /* a packed CommonTally */
       Position load[2][kMostDealtWorkers];
     } whole; /* units that may be dealt whole or cut into parts of a common length */
   };

@@ -162,6 +162,7 @@ proptest! {
             && !filled.is_empty()
             && 8 * filled.len() <= 7 * workers as usize
             && units.len() <= 256
+            && case.shape.batch <= 256
             && workers <= 1024
             && filled.iter().map(|&tiles| i64::from(tiles)).sum::<i64>() < 1 << 20;
         if !is_for_this {
