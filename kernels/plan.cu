@@ -12,16 +12,15 @@
 namespace ferromla {
 namespace plan {
 
-/* kUnits: units, and requests of a ragged batch, to a thread. */
-template <int kUnits>
+/* kUnits: units, and requests of a ragged batch, to a thread. kFew: the requests may be few. */
+template <int kUnits, bool kFew>
 __device__ __forceinline__ void plan(const FmPlanParams& params) {
   __shared__ union {
     small::Shared small;
     large::Shared large;
   } shared;
   fm::wait_for_earlier_launches(); /* and lets none begin before it ends: below */
-  if (!small::fits<kUnits>(params) || !(has_few_requests(params.shape) ? small::plan<kUnits, true>(params, shared.small)
-                                                                       : small::plan<kUnits, false>(params, shared.small))) {
+  if (!small::fits<kUnits, kFew>(params) || !small::plan<kUnits, kFew>(params, shared.small)) {
     __syncthreads(); /* the memory is used again */
     large::plan(params, shared.large);
   }
@@ -33,12 +32,18 @@ __device__ __forceinline__ void plan(const FmPlanParams& params) {
 }  // namespace plan
 }  // namespace ferromla
 
+/* What few requests may need takes code and registers, which others do without. */
 extern "C" __global__ void __launch_bounds__(FM_PLAN_THREADS, 1)
     fm_plan(const __grid_constant__ FmPlanParams params) {
-  ferromla::plan::plan<1>(params);
+  ferromla::plan::plan<1, false>(params);
+}
+
+extern "C" __global__ void __launch_bounds__(FM_PLAN_THREADS_OF_FEW, 1)
+    fm_plan_few(const __grid_constant__ FmPlanParams params) {
+  ferromla::plan::plan<1, true>(params);
 }
 
 extern "C" __global__ void __launch_bounds__(FM_PLAN_THREADS, 1)
     fm_plan_pairs(const __grid_constant__ FmPlanParams params) {
-  ferromla::plan::plan<2>(params);
+  ferromla::plan::plan<2, true>(params);
 }

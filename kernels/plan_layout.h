@@ -30,7 +30,8 @@
 #define FM_PLAN_VERSION 3
 #define FM_TILE_TOKENS 64 /* tokens of one KV tile */
 #define FM_TILE_ROWS 64   /* most query rows (token, head) of one CTA */
-#define FM_PLAN_THREADS 1024 /* the device plans with one block, of this many threads at most */
+#define FM_PLAN_THREADS 1024 /* the device plans with one block, of this many threads at most, ... */
+#define FM_PLAN_THREADS_OF_FEW 768 /* ... or this many with fm_plan_few */
 #define FM_MAX_SPLITS 8 /* most CTAs of a team, or of a cluster that shares the tiles of a part of a unit */
 #define FM_MAX_INVARIANT_PARTS 16
 #define FM_INVARIANT_TILES 64 /* batch_invariant cuts a request into ceil(tiles / this) parts */

@@ -1,11 +1,12 @@
 //! Where the parts of a plan lie in its buffer: a function of the shape alone, so that a captured graph
 //! can plan again in place whatever the lengths become.
 
+use crate::algorithm::are_few;
 use crate::algorithm::end_of_keys;
 use crate::plan_layout::{
-    FM_INVARIANT_TILES, FM_MAX_INVARIANT_PARTS, FM_PLAN_THREADS, FM_SPLIT_AUTO, FM_SPLIT_FIXED,
-    FM_SPLIT_INVARIANT, FM_TILE_TOKENS, FmMerge, FmPlanHeader, FmPlanLayout, FmPlanShape,
-    FmWorkItem,
+    FM_INVARIANT_TILES, FM_MAX_INVARIANT_PARTS, FM_PLAN_THREADS, FM_PLAN_THREADS_OF_FEW,
+    FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_TILE_TOKENS, FmMerge, FmPlanHeader,
+    FmPlanLayout, FmPlanShape, FmWorkItem,
 };
 use crate::{PlanError, WorkItem};
 
@@ -80,8 +81,20 @@ const SINGLE_UNITS: i32 = 768;
 pub struct PlannerLaunch {
     /// Of the block.
     pub threads: u32,
-    /// A thread has two units, and two requests of a ragged batch: `fm_plan_pairs`, else `fm_plan`.
-    pub pairs: bool,
+    /// Its entry point.
+    pub kernel: PlannerKernel,
+}
+
+/// An entry point of the device planner. Each plans every batch; which is the fastest depends on its size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PlannerKernel {
+    /// `fm_plan`: a thread has one unit, and one request of a ragged batch.
+    Many,
+    /// `fm_plan_pairs`: a thread has two.
+    Pairs,
+    /// `fm_plan_few`: a thread has one, and the requests are so few that they may be shared out in more ways. Up to
+    /// [`FM_PLAN_THREADS_OF_FEW`] threads.
+    Few,
 }
 
 impl FmPlanLayout {
@@ -99,9 +112,15 @@ impl FmPlanLayout {
         let least = (units as u32)
             .div_ceil(if pairs { 2 } else { 1 })
             .max(shape.workers.saturating_add(1) as u32);
+        let threads = least.next_multiple_of(32).min(FM_PLAN_THREADS as u32);
+        let few = are_few(shape, 0) && threads <= FM_PLAN_THREADS_OF_FEW as u32;
         PlannerLaunch {
-            threads: least.next_multiple_of(32).min(FM_PLAN_THREADS as u32),
-            pairs,
+            threads,
+            kernel: match pairs {
+                true => PlannerKernel::Pairs,
+                false if few => PlannerKernel::Few,
+                false => PlannerKernel::Many,
+            },
         }
     }
 }

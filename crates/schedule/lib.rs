@@ -54,7 +54,7 @@ mod view;
 
 pub use choose::{Choice, Keys, Problem, Queries, Split, Target, choose};
 pub use error::PlanError;
-pub use layout::{PlannerLaunch, layout};
+pub use layout::{PlannerKernel, PlannerLaunch, layout};
 pub use plan::{ListLens, Strided, plan_into, plan_sparse_into};
 pub use plan_layout::{
     FmMerge as Merge, FmPlanHeader as PlanHeader, FmPlanLayout as PlanLayout,

@@ -4,6 +4,7 @@ pub const FM_PLAN_VERSION: i32 = 3;
 pub const FM_TILE_TOKENS: i32 = 64;
 pub const FM_TILE_ROWS: i32 = 64;
 pub const FM_PLAN_THREADS: i32 = 1024;
+pub const FM_PLAN_THREADS_OF_FEW: i32 = 768;
 pub const FM_MAX_SPLITS: i32 = 8;
 pub const FM_MAX_INVARIANT_PARTS: i32 = 16;
 pub const FM_INVARIANT_TILES: i32 = 64;

@@ -1,5 +1,6 @@
 // Parts of a common length (common_parts.h), where units are few and have been left in shared memory (small.cuh): the length is found by
-// trying several at once, a barrier for each round; then a thread per unit counts its parts, and one per part writes it.
+// trying several at once, a barrier for each round; then a thread per unit counts its parts, and one per part writes it. Not a part
+// of `plan`, whose registers are short.
 #pragma once
 #include <stdint.h>
 
@@ -88,7 +89,7 @@ struct CommonParts {
 };
 
 /* Cuts units into parts of a common length, if that is about as good as cuts at even shares. */
-__device__ __forceinline__ CommonParts cut_alike(const FmPlanParams& params, Shared& shared, const Line<Position>& line) {
+__device__ inline __attribute__((noinline)) CommonParts cut_alike(const FmPlanParams& params, Shared& shared, Line<Position> line) {
   const FmPlanShape& shape = params.shape;
   const auto& whole = shared.whole;
   int32_t filled = 0; /* counted again: nobody has a register for it */

@@ -42,11 +42,11 @@ namespace small {
 
 /* Whether the shape is within the limits of this file with so many units to a thread, up to the length of the line. All of it is
    looked at, as that takes less time than branches. */
-template <int kUnits>
+template <int kUnits, bool kFew>
 __device__ __forceinline__ bool fits(const FmPlanParams& params) {
   const FmPlanShape& shape = params.shape;
   const int32_t most = kUnits * blockDim.x;
-  return (shape.split_mode == FM_SPLIT_AUTO) & (params.layout.units <= most) &
+  return (kFew | !has_few_requests(shape)) & (shape.split_mode == FM_SPLIT_AUTO) & (params.layout.units <= most) &
          ((shape.ragged == 0) | (shape.batch <= most)) & (shape.workers <= kMaxWorkers) &
          (uint32_t(shape.fixed_cost) - 1 < kMaxCost) & (uint32_t(shape.min_part) <= kMaxCost) &
          (uint32_t(shape.split_cost) <= kMaxCost);
@@ -399,26 +399,17 @@ struct Planner {
   }
 };
 
-/* Few units that are not to be cut at even shares. */
-struct FewUnits {
-  Position share; /* the line's then; 0: there are none, and nothing is written */
-  int32_t whole;
-  Tally all;
-};
-
-/* Of units that have been left. Not a part of `plan`, whose registers are short. */
-__device__ inline __attribute__((noinline)) FewUnits write_few_units(const FmPlanParams& params, Shared& shared, Line<Position> line,
-                                                                     bool may_be_alike) {
-  if (may_be_alike) {
-    const CommonParts common = cut_alike(params, shared, line);
-    if (common.longest > 0) return {common.longest, 0, common.all};
+template <int kUnits>
+__device__ __forceinline__ Tally write_cut_at_shares(Planner<kUnits>& planner, Line<Position>& line) {
+  const Position share = cutting_share(planner.shape, line.share.by);
+  if (share != line.share.by) {
+    line.share = Divisor<Position>(share);
+    planner.find_cuts(line);
   }
-  const bool dealt = may_be_dealt_whole(params.shape, line.units) && deal_whole(params, shared, line.units, line.share.by);
-  return dealt ? FewUnits{line.share.by, 1, {line.units, 0, 0}} : FewUnits{};
+  return planner.write_cut(line);
 }
 
-/* Plans, unless the line is too long for this way: then nothing has been written, and the answer is false. kFew: whether there are few
-   requests, so that there may be few units. */
+/* Plans, unless the line is too long for this way: then nothing has been written, and the answer is false. kFew: the requests may be few. */
 template <int kUnits, bool kFew>
 __device__ __forceinline__ bool plan(const FmPlanParams& params, Shared& shared) {
   Planner<kUnits> planner(params, shared);
@@ -440,22 +431,21 @@ __device__ __forceinline__ bool plan(const FmPlanParams& params, Shared& shared)
     line.share.by = equal.step;
     all = planner.write_equal(equal);
   } else {
+    bool written = false;
     if (kFew && (may_be_alike || may_be_dealt_whole(params.shape, line.units))) {
       planner.leave_units();
-      const FewUnits few = write_few_units(params, shared, line, may_be_alike);
-      if (few.share > 0) {
-        line.share.by = few.share;
-        line.whole = few.whole;
-        if (threadIdx.x == 0) store(section<FmPlanHeader>(params, 0), make_header(line, few.all));
-        return true;
+      const CommonParts common = may_be_alike ? cut_alike(params, shared, line) : CommonParts{};
+      written = common.longest > 0;
+      if (written) {
+        line.share.by = common.longest;
+        all = common.all;
+      } else if (may_be_dealt_whole(params.shape, line.units)) {
+        written = deal_whole(params, shared, line.units, line.share.by);
+        line.whole = written;
+        all = {line.units, 0, 0};
       }
     }
-    const Position share = cutting_share(params.shape, line.share.by);
-    if (share != line.share.by) {
-      line.share = Divisor<Position>(share);
-      planner.find_cuts(line);
-    }
-    all = planner.write_cut(line);
+    if (!written) all = write_cut_at_shares(planner, line);
   }
   if (threadIdx.x == 0) store(section<FmPlanHeader>(params, 0), make_header(line, all));
   return true;

@@ -14,8 +14,10 @@ namespace ferromla {
 namespace plan {
 namespace small {
 
-/* Deals whole units, which have been left, if they share out that way; else nothing is written, and the answer is false. */
-__device__ __forceinline__ bool deal_whole(const FmPlanParams& params, Shared& shared, int32_t units, Position share) {
+/* Deals whole units, which have been left, if they share out that way; else nothing is written, and the answer is false. Not a
+   part of `plan`, whose registers are short. */
+__device__ inline __attribute__((noinline)) bool deal_whole(const FmPlanParams& params, Shared& shared, int32_t units,
+                                                            Position share) {
   const FmPlanShape& shape = params.shape;
   auto& whole = shared.whole;
   const Deal deal{units, shape.workers};

@@ -358,7 +358,7 @@ mod tests {
 
     #[test]
     fn a_teams_blocks_and_its_clusters_lie_along_y() {
-        let kernel = Kernel::Plan { pairs: false };
+        let kernel = Kernel::Plan(ferromla_schedule::PlannerKernel::Many);
         for (team, cluster, grid, along_y) in [(0, 0, (33, 1), 0), (4, 2, (33, 4), 2)] {
             let launch = Launch {
                 blocks: 33,

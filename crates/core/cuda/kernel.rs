@@ -1,5 +1,6 @@
 //! The kernels by name: which image holds them and what they need set before their first launch.
 
+use ferromla_schedule::PlannerKernel;
 use std::ffi::CStr;
 
 use crate::dtype::{DType, KvFormat};
@@ -168,9 +169,7 @@ const DECODE: [&CStr; 52] = [
 /// Every entry point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kernel {
-    Plan {
-        pairs: bool,
-    },
+    Plan(PlannerKernel),
     Decode {
         fp16: bool,
         rope: bool,
@@ -195,14 +194,14 @@ pub(super) enum Kernel {
 }
 
 /// Kernels that are not decode kernels.
-const OTHERS: usize = 16;
+const OTHERS: usize = 17;
 
 impl Kernel {
     pub const COUNT: usize = OTHERS + DECODE.len();
 
     pub fn all() -> Vec<Self> {
         let mut all = vec![
-            Self::Plan { pairs: false },
+            Self::Plan(PlannerKernel::Many),
             Self::Append,
             Self::Offsets,
             Self::Gather,
@@ -221,7 +220,8 @@ impl Kernel {
             Self::WindowOffsets,
             Self::WindowIds,
             Self::CombineTopkWindow,
-            Self::Plan { pairs: true },
+            Self::Plan(PlannerKernel::Pairs),
+            Self::Plan(PlannerKernel::Few),
         ];
         for fp16 in [false, true] {
             for rope in [false, true] {
@@ -238,7 +238,7 @@ impl Kernel {
     /// Position in [`Kernel::all`].
     pub fn index(self) -> usize {
         match self {
-            Self::Plan { pairs: false } => 0,
+            Self::Plan(PlannerKernel::Many) => 0,
             Self::Append => 1,
             Self::Offsets => 2,
             Self::Gather => 3,
@@ -249,7 +249,8 @@ impl Kernel {
             Self::WindowOffsets => 12,
             Self::WindowIds => 13,
             Self::CombineTopkWindow => 14,
-            Self::Plan { pairs: true } => 15,
+            Self::Plan(PlannerKernel::Pairs) => 15,
+            Self::Plan(PlannerKernel::Few) => 16,
             Self::Decode { .. } => OTHERS + self.decode_index(),
         }
     }
@@ -277,7 +278,7 @@ impl Kernel {
     /// The file in `kernels/`.
     pub const fn image(self) -> &'static str {
         match self {
-            Self::Plan { .. } => "plan",
+            Self::Plan(_) => "plan",
             Self::Decode { fp16, variant, .. } => match (variant, fp16) {
                 (Variant::Codes64 | Variant::Codes16, _) => "decode_codes_bf16",
                 (Variant::Raw64 | Variant::Raw32 | Variant::Raw16, false) => "decode_raw_bf16",
@@ -300,8 +301,9 @@ impl Kernel {
     /// The entry point.
     pub const fn name(self) -> &'static CStr {
         match self {
-            Self::Plan { pairs: false } => c"fm_plan",
-            Self::Plan { pairs: true } => c"fm_plan_pairs",
+            Self::Plan(PlannerKernel::Many) => c"fm_plan",
+            Self::Plan(PlannerKernel::Pairs) => c"fm_plan_pairs",
+            Self::Plan(PlannerKernel::Few) => c"fm_plan_few",
             Self::Append => c"fm_append",
             Self::Offsets => c"fm_offsets",
             Self::Gather => c"fm_gather",

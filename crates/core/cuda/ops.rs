@@ -50,9 +50,7 @@ pub(crate) unsafe fn plan(
         stream,
         ..Launch::default()
     };
-    let kernel = Kernel::Plan {
-        pairs: planner.pairs,
-    };
+    let kernel = Kernel::Plan(planner.kernel);
     // SAFETY: the kernel takes one FmPlanParams; the memory is live (the caller's promise).
     unsafe { engine.launch(kernel, &launch, &mut [pointer(&mut params)]) }
 }

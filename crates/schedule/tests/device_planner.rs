@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use ferromla_schedule::plan_layout::{FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT};
-use ferromla_schedule::{PlanView, PlannerLaunch};
+use ferromla_schedule::{PlanView, PlannerKernel, PlannerLaunch};
 use proptest::prelude::prop;
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
@@ -77,16 +77,20 @@ struct Job {
 
 impl Job {
     fn new(index: usize, planned: Planned, arrays: [Option<Lens>; 3], case: &dyn Debug) -> Self {
-        // The device plans with any whole warps and either kernel, best as the layout says.
+        // The device plans with any whole warps and each kernel, best as the layout says.
         let best = planned.layout.planner(&planned.shape);
         let launch = match index % 8 {
-            0 | 4 => PlannerLaunch {
-                threads: 32 << (index / 8 % 6),
-                pairs: index % 8 == 4,
+            0 | 4 | 6 => PlannerLaunch {
+                threads: 32 << (index / 8 % if index % 8 == 6 { 5 } else { 6 }),
+                kernel: match index % 8 {
+                    0 => PlannerKernel::Many,
+                    4 => PlannerKernel::Pairs,
+                    _ => PlannerKernel::Few,
+                },
             },
             2 => PlannerLaunch {
                 threads: best.threads.div_ceil(2).next_multiple_of(32),
-                pairs: true,
+                kernel: PlannerKernel::Pairs,
             },
             _ => best,
         };
@@ -103,7 +107,7 @@ impl Job {
         bytes.extend(bytemuck::bytes_of(&self.planned.layout));
         bytes.extend(bytemuck::bytes_of(&[
             i64::from(self.launch.threads),
-            i64::from(self.launch.pairs),
+            self.launch.kernel as i64,
         ]));
         for array in &self.arrays {
             let (count, stride, data) = match array {

@@ -59,7 +59,7 @@ int main(int argc, char** argv) {
 
   FmPlanParams params{};
   while (read(cases, &params.shape, 1)) {
-    int64_t launch[2]; /* threads; 1: fm_plan_pairs */
+    int64_t launch[2]; /* threads; PlannerKernel */
     if (!read(cases, &params.layout, 1) || !read(cases, launch, 2)) emulation::fail("a case is cut short");
     const Array seq_lens(cases), extra_lens(cases), qo_indptr(cases);
 
@@ -76,7 +76,8 @@ int main(int argc, char** argv) {
     params.plan = guarded + kGuardBytes;
     emulation::Grid grid;
     grid.threads = static_cast<unsigned>(launch[0]);
-    emulation::run([&] { launch[1] ? fm_plan_pairs(params) : fm_plan(params); }, grid);
+    const auto kernel = launch[1] == 0 ? fm_plan : launch[1] == 1 ? fm_plan_pairs : fm_plan_few;
+    emulation::run([&] { kernel(params); }, grid);
 
     if (!guards_hold(guarded, bytes)) emulation::fail("the planner wrote outside its buffer");
     if (std::fwrite(params.plan, 1, bytes, plans) != bytes) emulation::fail("cannot write the plan");

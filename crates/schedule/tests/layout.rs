@@ -4,7 +4,8 @@ mod support;
 
 use ferromla_schedule::plan_layout::{FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT};
 use ferromla_schedule::{
-    PlanError, PlanLayout, PlanShape, PlanView, PlannerLaunch, Strided, layout, plan_into,
+    PlanError, PlanLayout, PlanShape, PlanView, PlannerKernel, PlannerLaunch, Strided, layout,
+    plan_into,
 };
 use proptest::prelude::*;
 use support::cases;
@@ -140,7 +141,7 @@ fn a_ragged_batch_has_units_for_any_ranges() {
 fn the_device_planner_has_a_thread_for_each_unit_request_and_cut() {
     let launch = |shape: PlanShape| layout(&shape).unwrap().planner(&shape);
     let threads = |shape: PlanShape| {
-        assert!(!launch(shape).pairs);
+        assert_ne!(launch(shape).kernel, PlannerKernel::Pairs);
         launch(shape).threads
     };
     assert_eq!(threads(SHAPE), 32);
@@ -183,19 +184,22 @@ fn the_device_planner_has_a_thread_for_each_unit_request_and_cut() {
 
 #[test]
 fn of_many_units_a_planner_thread_has_two() {
+    use PlannerKernel::{Few, Many, Pairs};
     let launch = |batch| {
         let shape = PlanShape {
             batch,
             group: 16,
             ..SHAPE
         };
-        let PlannerLaunch { threads, pairs } = layout(&shape).unwrap().planner(&shape);
-        (layout(&shape).unwrap().units, threads, pairs)
+        let PlannerLaunch { threads, kernel } = layout(&shape).unwrap().planner(&shape);
+        (layout(&shape).unwrap().units, threads, kernel)
     };
-    assert_eq!(launch(768), (768, 768, false));
-    assert_eq!(launch(769), (769, 416, true));
-    assert_eq!(launch(2048), (2048, 1024, true));
-    assert_eq!(launch(2049), (2049, 1024, false));
+    assert_eq!(launch(256), (256, 256, Few));
+    assert_eq!(launch(257), (257, 288, Many));
+    assert_eq!(launch(768), (768, 768, Many));
+    assert_eq!(launch(769), (769, 416, Pairs));
+    assert_eq!(launch(2048), (2048, 1024, Pairs));
+    assert_eq!(launch(2049), (2049, 1024, Many));
 }
 
 proptest! {
