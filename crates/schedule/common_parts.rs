@@ -1,4 +1,4 @@
-//! Units of different lengths, no more than workers, cut into parts that are about equally long, one to a worker: no part is
+//! Few units of different lengths, up to seven to eight workers, cut into parts of which each has a worker of its own: no part is
 //! longer than one common length, the least with which there are no more parts than workers. So nobody has the end of one unit
 //! and the beginning of the next, as with cuts where the even shares end. `kernels/plan/common_parts.h` is the same for the
 //! device, and `common_parts.cuh` finds the length.
@@ -11,6 +11,7 @@ use crate::turns::Turns;
 
 /// More than any GPU has. The device counts so many parts in a few bits.
 const MOST_WORKERS: i32 = 1024;
+
 /// What is known before the length is.
 struct Search {
     /// The least length that can do.

@@ -1,7 +1,7 @@
-// Units of different lengths, no more than workers, cut into parts that are about equally long, one to a worker: no part is
+// Few units of different lengths, up to seven to eight workers, cut into parts of which each has a worker of its own: no part is
 // longer than one common length, the least with which there are no more parts than workers. So nobody has the end of one unit and
 // the beginning of the next, as with cuts where the even shares end. `crates/schedule/common_parts.rs` is the same in Rust;
-// how threads find the length is in small.cuh and large.cuh.
+// how threads find the length is in common_parts.cuh and large.cuh.
 #pragma once
 #include "../plan_algorithm.h"
 #include "equal_parts.h"

@@ -399,6 +399,7 @@ struct Planner {
   }
 };
 
+/* Units are cut where the even shares end, but into no part shorter than min_part. */
 template <int kUnits>
 __device__ __forceinline__ Tally write_cut_at_shares(Planner<kUnits>& planner, Line<Position>& line) {
   const Position share = cutting_share(planner.shape, line.share.by);
