@@ -237,11 +237,10 @@ fn write(
         planner.write_equal(&equal, buffer.items, buffer.merges, buffer.worker_begin)
     } else if let Some(longest) = planner.common_length(&line, filled) {
         line.share = longest;
-        let parts = |unit| parts_up_to(shape, longest, line.tiles(shape, unit));
         planner.write_common(
             &line,
             filled,
-            parts,
+            longest,
             buffer.items,
             buffer.merges,
             buffer.worker_begin,
@@ -435,42 +434,60 @@ impl Planner<'_> {
         }
     }
 
-    /// Parts of a common length: `parts` of each unit.
-    fn write_common(
+    /// Parts of units that do not lie on the line: `parts` of each unit; `item`, of a unit's part, with what comes before the unit;
+    /// `first_item` of each worker.
+    fn write_placed(
         &self,
-        line: &Line,
-        filled: i32,
         parts: impl Fn(i32) -> Parts,
+        mut item: impl FnMut(i32, &Parts, i32, Tally) -> i32,
+        first_item: impl Fn(i32) -> i32,
         items: &mut [FmWorkItem],
         merges: &mut [FmMerge],
         worker_begin: &mut [i32],
     ) -> Tally {
+        let mut tally = Tally::default();
+        self.for_each_unit(|index, unit| {
+            let parts = parts(index);
+            for j in 0..parts.count {
+                let at = item(index, &parts, j, tally);
+                items[at as usize] = make_item(unit, &parts, j, tally);
+            }
+            if parts.count > 1 {
+                merges[tally.merges as usize] = make_merge(unit, &parts, tally);
+            }
+            tally.add(&parts);
+        });
+        for (worker, begin) in (0..).zip(worker_begin.iter_mut()) {
+            *begin = first_item(worker);
+        }
+        tally
+    }
+
+    /// Parts no longer than `longest`.
+    fn write_common(
+        &self,
+        line: &Line,
+        filled: i32,
+        longest: i64,
+        items: &mut [FmWorkItem],
+        merges: &mut [FmMerge],
+        worker_begin: &mut [i32],
+    ) -> Tally {
+        let parts = |unit| parts_up_to(self.shape, longest, line.tiles(self.shape, unit));
         let mut all = Tally::default();
         (0..line.units).for_each(|unit| all.add(&parts(unit)));
         let turns = turns_of(line, filled, &all);
-        let (mut before, mut empty) = (Tally::default(), 0);
-        self.for_each_unit(|index, unit| {
-            let parts = parts(index);
+        let mut empty = 0; // units so far
+        let item = |_, parts: &Parts, j, before: Tally| {
             let first = before.items - empty;
-            if line.tiles(self.shape, index) == 0 {
-                let item = turns.item_of_empty(self.shape, empty, first);
-                items[item as usize] = make_item(unit, &parts, 0, before);
-                empty += 1;
-            } else {
-                for j in 0..parts.count {
-                    let item = turns.item_of_part(self.shape, first + j, empty);
-                    items[item as usize] = make_item(unit, &parts, j, before);
-                }
+            if parts.tile(parts.count) > 0 {
+                return turns.item_of_part(self.shape, first + j, empty);
             }
-            if parts.count > 1 {
-                merges[before.merges as usize] = make_merge(unit, &parts, before);
-            }
-            before.add(&parts);
-        });
-        for (worker, begin) in (0..).zip(worker_begin.iter_mut()) {
-            *begin = turns.first_item(self.shape, worker);
-        }
-        all
+            empty += 1;
+            turns.item_of_empty(self.shape, empty - 1, first)
+        };
+        let first_item = |worker| turns.first_item(self.shape, worker);
+        self.write_placed(parts, item, first_item, items, merges, worker_begin)
     }
 
     fn write_dealt(
@@ -481,22 +498,10 @@ impl Planner<'_> {
         merges: &mut [FmMerge],
         worker_begin: &mut [i32],
     ) -> Tally {
-        let mut tally = Tally::default();
-        self.for_each_unit(|index, unit| {
-            let parts = parts_of(self.shape, line, index);
-            for j in 0..parts.count {
-                let item = deal.item(index, &parts, j);
-                items[item as usize] = make_item(unit, &parts, j, tally);
-            }
-            if parts.count > 1 {
-                merges[tally.merges as usize] = make_merge(unit, &parts, tally);
-            }
-            tally.add(&parts);
-        });
-        for (worker, begin) in (0..).zip(worker_begin.iter_mut()) {
-            *begin = deal.first_item(worker);
-        }
-        tally
+        let parts = |unit| parts_of(self.shape, line, unit);
+        let item = |unit, parts: &Parts, j, _| deal.item(unit, parts, j);
+        let first_item = |worker| deal.first_item(worker);
+        self.write_placed(parts, item, first_item, items, merges, worker_begin)
     }
 
     /// Writes the items and merges of every unit, and where its items begin.

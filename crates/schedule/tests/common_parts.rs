@@ -2,37 +2,19 @@
 
 mod support;
 
+use ferromla_schedule::WorkItem;
 use ferromla_schedule::plan_layout::FM_SPLIT_AUTO;
-use ferromla_schedule::{Keys, Problem, Queries, Split, Target, WorkItem};
 use proptest::prelude::*;
 use support::line::{even_share, unit_key, worker_loads};
 use support::{
-    Case, Planned, cases_of, expected_units, has_a_part_each, is_shared_out_equally, plan,
+    Case, Planned, cases_of, expected_units, has_a_part_each, is_shared_out_equally, on_h200, plan,
 };
 
 const TILE: i32 = 64;
 
 /// Requests of so many tiles each.
-fn on_h200(heads: i32, tiles: &[i32]) -> Case {
-    let problem = Problem {
-        keys: Keys::Pages,
-        batch: tiles.len() as i32,
-        queries: Queries::Uniform { q_len: 1 },
-        group: heads,
-        kv_heads: 1,
-        causal: true,
-        max_seq_len: 1 << 20,
-        split: Split::Auto,
-        target: Target::Gpu {
-            sm_count: 132,
-            clusters: [66, 30, 15, 7],
-        },
-    };
-    Case {
-        shape: problem.shape().unwrap(),
-        seq_lens: tiles.iter().map(|tiles| tiles * TILE).collect(),
-        qo_indptr: Vec::new(),
-    }
+fn of_tiles(heads: i32, tiles: &[i32]) -> Case {
+    on_h200(heads, tiles.iter().map(|tiles| tiles * TILE).collect())
 }
 
 fn tiles(item: &WorkItem) -> i32 {
@@ -72,7 +54,7 @@ fn least_common_length(planned: &Planned, tiles: &[i32]) -> i32 {
 fn one_longer_request_among_equal_ones_costs_no_second_part() {
     let mut tiles = vec![128; 31];
     tiles.push(129);
-    let planned = plan(&on_h200(128, &tiles));
+    let planned = plan(&of_tiles(128, &tiles));
     let mut expected = vec![vec![64, 64]; 31];
     expected.push(vec![43, 43, 43]);
     assert_eq!(parts_of_requests(&planned), expected);
@@ -88,7 +70,7 @@ fn the_length_is_the_least_that_will_do() {
             vec![1000, 10],
             vec![77, 300, 20],
         ] {
-            let planned = plan(&on_h200(heads, &tiles));
+            let planned = plan(&of_tiles(heads, &tiles));
             assert!(has_a_part_each(&planned), "{heads} heads, {tiles:?}");
             let length = least_common_length(&planned, &tiles);
             assert_eq!(planned.header.share, length, "{heads} heads, {tiles:?}");
@@ -108,7 +90,7 @@ fn the_length_is_the_least_that_will_do() {
 fn too_many_long_requests_are_cut_at_shares() {
     // 100 of 132 to 40 tiles: with 66 workers there is no part for each, with 132 parts would be as long as requests.
     let tiles: Vec<i32> = (0..100).map(|i| 40 + 92 * (i % 2)).collect();
-    let planned = plan(&on_h200(64, &tiles));
+    let planned = plan(&of_tiles(64, &tiles));
     assert!(!has_a_part_each(&planned));
     assert_eq!(planned.header.whole, 0);
 }
@@ -116,13 +98,13 @@ fn too_many_long_requests_are_cut_at_shares() {
 #[test]
 fn empty_requests_go_to_all_workers_in_turn() {
     let filled = [400, 30, 3, 90, 200, 64, 65, 1];
-    let alone = plan(&on_h200(64, &filled));
+    let alone = plan(&of_tiles(64, &filled));
     let tiles: Vec<i32> = filled
         .iter()
         .flat_map(|&tiles| [0, tiles, 0])
         .chain([0; 200])
         .collect();
-    let planned = plan(&on_h200(64, &tiles));
+    let planned = plan(&of_tiles(64, &tiles));
     let mut parts = parts_of_requests(&planned);
     parts.retain(|parts| *parts != [0]);
     assert_eq!(parts, parts_of_requests(&alone));

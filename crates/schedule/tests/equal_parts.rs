@@ -3,32 +3,14 @@
 mod support;
 
 use ferromla_schedule::plan_layout::FM_SPLIT_AUTO;
-use ferromla_schedule::{Keys, Problem, Queries, Split, Target};
 use proptest::prelude::*;
 use support::{Case, Planned, plan};
 
 const TILE: i32 = 64;
 
+/// Requests of so many tokens each.
 fn on_h200(batch: i32, heads: i32, seq_len: i32) -> Case {
-    let problem = Problem {
-        keys: Keys::Pages,
-        batch,
-        queries: Queries::Uniform { q_len: 1 },
-        group: heads,
-        kv_heads: 1,
-        causal: true,
-        max_seq_len: 1 << 20,
-        split: Split::Auto,
-        target: Target::Gpu {
-            sm_count: 132,
-            clusters: [66, 30, 15, 7],
-        },
-    };
-    Case {
-        shape: problem.shape().unwrap(),
-        seq_lens: vec![seq_len; batch as usize],
-        qo_indptr: Vec::new(),
-    }
+    support::on_h200(heads, vec![seq_len; batch as usize])
 }
 
 /// Tiles of every worker's items, in order.

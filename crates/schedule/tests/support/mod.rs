@@ -2,7 +2,10 @@
 #![allow(dead_code)] // each test file uses its own part of this
 
 use ferromla_schedule::plan_layout::{FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT};
-use ferromla_schedule::{PlanHeader, PlanLayout, PlanShape, PlanView, WorkItem, layout, plan_into};
+use ferromla_schedule::{
+    Keys, PlanHeader, PlanLayout, PlanShape, PlanView, Problem, Queries, Split, Target, WorkItem,
+    layout, plan_into,
+};
 use proptest::prelude::*;
 
 pub mod line;
@@ -106,6 +109,29 @@ pub fn deals_out_empty_units(planned: &Planned) -> bool {
     let is_empty = |item: &WorkItem| item.tile_begin >= item.tile_end;
     (is_shared_out_equally(planned) || has_a_part_each(planned))
         && planned.view().items().iter().any(is_empty)
+}
+
+/// Pages of 16-bit numbers on an H200, a query token and so many keys for each request, their bound a loose one.
+pub fn on_h200(heads: i32, seq_lens: Vec<i32>) -> Case {
+    let problem = Problem {
+        keys: Keys::Pages,
+        batch: seq_lens.len() as i32,
+        queries: Queries::Uniform { q_len: 1 },
+        group: heads,
+        kv_heads: 1,
+        causal: true,
+        max_seq_len: 1 << 20,
+        split: Split::Auto,
+        target: Target::Gpu {
+            sm_count: 132,
+            clusters: [66, 30, 15, 7],
+        },
+    };
+    Case {
+        shape: problem.shape().unwrap(),
+        seq_lens,
+        qo_indptr: Vec::new(),
+    }
 }
 
 pub fn plan(case: &Case) -> Planned {
