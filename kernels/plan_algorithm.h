@@ -317,6 +317,7 @@ FM_BOTH FmMerge make_merge(const Unit& unit, const Parts<P>& parts, const Tally&
   merge.q_len = unit.q_len;
   merge.first_slot = before.slots;
   merge.parts = parts.count;
+  item.parts = parts.count;
   return merge;
 }
 

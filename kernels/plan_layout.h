@@ -27,7 +27,7 @@
 #pragma once
 #include <stdint.h>
 
-#define FM_PLAN_VERSION 3
+#define FM_PLAN_VERSION 4
 #define FM_TILE_TOKENS 64 /* tokens of one KV tile */
 #define FM_TILE_ROWS 64   /* most query rows (token, head) of one CTA */
 #define FM_PLAN_THREADS 1024 /* the device plans with one block, of this many threads at most, ... */
@@ -89,7 +89,7 @@ typedef struct FmWorkItem {
   int32_t slot;       /* where the partial result goes; -1: the unit is whole, write the output */
   int32_t merge;      /* the unit's FmMerge; -1: the unit is whole */
   int32_t main_len;   /* sparse only, else 0: keys before those of the extra cache, clamped to [0, topk] */
-  int32_t reserved;
+  int32_t parts;      /* of the unit, 1: it is whole */
 } FmWorkItem;
 
 /* A unit whose parts are combined: its partial results are slots first_slot .. first_slot + parts. */

@@ -381,7 +381,7 @@ pub(crate) fn make_merge(unit: Unit, parts: &Parts, before: Tally) -> FmMerge {
         q_len: unit.q_len,
         first_slot: before.slots,
         parts: parts.count,
-        reserved: 0,
+        parts: parts.count,
         arrived: [[0; 2]; FM_MAX_SPLITS as usize],
         done: [0; FM_MAX_SPLITS as usize],
     }

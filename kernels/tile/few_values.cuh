@@ -10,6 +10,7 @@
 #include "../ptx/mbarrier.cuh"
 #include "../ptx/wgmma.cuh"
 #include "few_scores.cuh"
+#include "few_two_parts.cuh"
 #include "masking.cuh"
 #include "merge_parts.cuh"
 #include "numbers.cuh"
@@ -65,22 +66,34 @@ __device__ __forceinline__ void scale_few_rows(float (&o)[Blocks][Rows / 2], con
   }
 }
 
+// Rows 8 g .. 8 g + 8 of what a thread has, of all blocks.
+template <class T>
+__device__ __forceinline__ void store_eight_rows(const FmDecodeParams& p, const RowBlock& r, int g, const float (&o)[4][4],
+                                                 int half) {
+  const int thread = warpgroup_thread(), lane = thread % 32;
+  const int block_row = 8 * g + lane / 4, row = r.row_begin + block_row;
+  const int column = half * 256 + thread / 32 * 16 + 2 * (lane % 4);
+  T* out = reinterpret_cast<T*>(p.out) + (row < r.rows ? row_offset(p, r, row, p.out_stride) : 0) + column;
+#pragma unroll
+  for (int m = 0; m < 4; ++m)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const uint32_t pair = transpose_8x8(pack_result(T(), o[m][2 * h], o[m][2 * h + 1]));
+      if (row < r.rows) *reinterpret_cast<uint32_t*>(out + 64 * m + 8 * h) = pair;
+    }
+}
+
 template <class T, class Map>
 __device__ __forceinline__ void store_few_rows(const FmDecodeParams& p, const RowBlock& r,
                                                const FewAccumulators<Map::kRows>& o, int half) {
-  const int thread = warpgroup_thread(), lane = thread % 32;
 #pragma unroll
   for (int g = 0; g < Map::kRows / 8; ++g) {
-    const int block_row = 8 * g + lane / 4, row = r.row_begin + block_row;
-    const int column = half * 256 + thread / 32 * 16 + 2 * (lane % 4);
-    T* out = reinterpret_cast<T*>(p.out) + (row < r.rows ? row_offset(p, r, row, p.out_stride) : 0) + column;
+    float of_rows[4][4];
 #pragma unroll
     for (int m = 0; m < 4; ++m)
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const uint32_t pair = transpose_8x8(pack_result(T(), o[m][4 * g + 2 * h], o[m][4 * g + 2 * h + 1]));
-        if (row < r.rows) *reinterpret_cast<uint32_t*>(out + 64 * m + 8 * h) = pair;
-      }
+      for (int i = 0; i < 4; ++i) of_rows[m][i] = o[m][4 * g + i];
+    store_eight_rows<T>(p, r, g, of_rows, half);
   }
 }
 
@@ -109,7 +122,10 @@ __device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, c
   for_each_row_block<Map>(p, first_item, [&](int item, const RowBlock& r) {
     FewAccumulators<Map::kRows> o;
     clear_accumulators(o);
-    for (int tiles = r.tile_end - r.tile_begin; tiles > 0; --tiles) {
+    int tiles = r.tile_end - r.tile_begin;
+    do {
+      if (tiles <= 1 && r.slot >= 0 && p.splits == 1 && FewInTwo<Map>::comes()) control.pieces = FewInTwo<Map>::come(p, item);
+      if (tiles <= 0) break;
       if (!Map::kTokens && tiles == 1 && r.in_last_tile() < kTileTokens) {
         // While the scores are at it. They may still read K: scores of absent tokens are masked.
         wait_for_block<Map>(control, place, 2 * half);
@@ -136,7 +152,7 @@ __device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, c
         mbarrier_arrive(shared_address(&control.tile_empty[place.rope()]));
       }
       place.advance();
-    }
+    } while (--tiles > 0);
     mbarrier_wait(shared_address(&control.result_full), result_parity);
     const auto finish_part = [&] { finish_part_of_rows<T, Map>(p, r, item, control); };  // twice: registers are short
     if (p.splits > 1) {
@@ -147,6 +163,10 @@ __device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, c
       arrive_once_per_warp(shared_address(&control.result_empty));
       if (r.slot < 0) {
         store_few_rows<T, Map>(p, r, o, half);
+      } else if (load_row_block<Map>(p, item).parts == 2) {
+        finish_few_in_two<Map>(p, item, o, control, [&](const RowBlock& whole, int i, const float (&numbers)[4][4]) {
+          store_eight_rows<T>(p, whole, i, numbers, half);
+        });
       } else {
         store_few_partial<Map>(p, r, o, half);
         finish_part();

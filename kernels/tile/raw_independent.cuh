@@ -184,13 +184,17 @@ __device__ __forceinline__ void compute_independent(const FmDecodeParams& p, con
     finish_independent_rows<Map>(p, r, state, all, o, smem, control, own());
     if (p.splits > 1) {
       merge_parts<T, Map>(p, r, o, own(), smem, control, parts_parity);
-      if (r.slot >= 0) finish_part_of_rows<T, Map>(p, r, item, control);
+      if (r.slot < 0) return;
     } else if (r.slot < 0) {
       store_raw_rows<T, Map>(p, o, own(), control);
+      return;
+    } else if (r.parts == 2) {
+      finish_raw_in_two<T, Map>(p, item, o, own(), control);
+      return;
     } else {
       store_raw_partial<Map>(p, r, o, own(), control);
-      finish_part_of_rows<T, Map>(p, r, item, control);
     }
+    finish_part_of_rows<T, Map>(p, r, item, control);
   });
   if (p.splits > 1)  // no CTA leaves while another may still read its part
     mbarrier_wait_acquire_cluster(shared_address(&control.parts_empty), parts_parity ^ 1);

@@ -14,6 +14,7 @@
 #include "../ptx/shared.cuh"
 #include "../ptx/wgmma.cuh"
 #include "few_scores.cuh"
+#include "few_two_parts.cuh"
 #include "few_values.cuh"
 #include "merge_parts.cuh"
 #include "numbers.cuh"
@@ -184,6 +185,27 @@ __device__ __forceinline__ void store_raw_partial(const FmDecodeParams& p, const
   }
 }
 
+// The end of a part of 16 or 32 rows, one of two.
+template <class T, class Map, class Control>
+__device__ __forceinline__ void finish_raw_in_two(const FmDecodeParams& p, int item, FewAccumulators<Map::kRows>& o, int half,
+                                                  Control& control) {
+  using Layout = FewLayout<Map::kRows>;
+  const int lane = opaque(block_thread()) % 32;
+  scale_few_rows<Map::kRows>(o, control.result, lane);
+  if (FewInTwo<Map>::comes()) control.pieces = FewInTwo<Map>::come(p, item);
+  finish_few_in_two<Map>(p, item, o, control, [&](const RowBlock&, int i, const float (&numbers)[4][4]) {
+    T* columns = reinterpret_cast<T*>(p.out) + half * 256 + warpgroup_thread() / 32 * 16 + lane / 4 * 2;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int64_t offset = control.out_offset()[Layout::row(2 * i + j, lane)];
+      if (offset < 0) continue;
+#pragma unroll
+      for (int m = 0; m < 4; ++m)
+        *reinterpret_cast<uint32_t*>(columns + offset + 64 * m) = pack_result(T(), numbers[m][j], numbers[m][2 + j]);
+    }
+  });
+}
+
 // Of 64 rows, as HalfPart.
 template <class Map, class Control>
 __device__ __forceinline__ void store_raw_halves(const FmDecodeParams& p, const RowBlock& r,
@@ -298,15 +320,17 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
     if constexpr (Map::kSplits) {
       if (p.splits > 1) {
         merge_parts<T, Map>(p, r, o, own(), smem, control, parts_parity);
-        if (r.slot >= 0) finish_part_of_rows<T, Map>(p, r, item, control);
-        return;
-      }
-      if (r.slot < 0) {
+        if (r.slot < 0) return;
+      } else if (r.slot < 0) {
         store_raw_rows<T, Map>(p, o, own(), control);
+        return;
+      } else if (r.parts == 2) {
+        finish_raw_in_two<T, Map>(p, item, o, own(), control);
+        return;
       } else {
         store_raw_partial<Map>(p, r, o, own(), control);
-        finish_part_of_rows<T, Map>(p, r, item, control);
       }
+      finish_part_of_rows<T, Map>(p, r, item, control);
     } else if (r.slot < 0) {
       store_raw_rows<T, Map>(p, o, own(), control);
     } else {

@@ -63,7 +63,7 @@ struct PartInTwo {
 template <class Map>
 __device__ __forceinline__ void weigh_two_parts(const FmDecodeParams& p, const RowBlock& r, const RowBlock& other_part, int thread,
                                                 bool write, float2* weights) {
-  if (thread >= kTileRows) return;
+  if (thread >= Map::kRows) return;
   const float own = __ldcg(p.partial_lse + slot_row<Map>(p, r, thread));
   const float other = __ldcg(p.partial_lse + slot_row<Map>(p, other_part, thread));
   const float top = fmaxf(fmaxf(own, other), -__FLT_MAX__);

@@ -31,6 +31,7 @@ struct RowBlock {
   int slot;
   int merge;      // the unit's FmMerge; -1: it is whole
   int main_len;   // sparse: entries of the main cache
+  int parts;      // of the unit
   int block;      // which block of the unit
 
   // Keys that row `row` sees. Rows past the end see all keys: what they compute is never stored, and a tile
@@ -74,6 +75,7 @@ __device__ __forceinline__ RowBlock load_row_block(const FmDecodeParams& p, int 
   r.block = Map::kSplits ? 0 : cta_of_team();
   r.request = a.x, r.kv_head = a.y, r.row_begin = a.z + r.block * Map::kRows, r.q_begin = a.w;
   r.q_len = b.x, r.seq_len = min(b.y, p.max_tokens), r.tile_begin = b.z, r.tile_end = b.w, r.slot = c.x, r.merge = c.y, r.main_len = c.z;
+  r.parts = c.w;
   r.rows = r.q_len * p.group;
   int last_seen = r.seq_len;
   if (p.multicast == 1)  // the CTAs of a cluster go through the same tiles

@@ -49,7 +49,7 @@ proptest! {
             for item in *items {
                 prop_assert!(item.tile_begin < item.tile_end || unit.tiles == 0 && items.len() == 1);
                 prop_assert_eq!((item.seq_len, item.q_len, item.q_begin), (len, q_len, q_begin));
-                prop_assert_eq!((item.main_len, item.reserved), (0, 0));
+                prop_assert_eq!((item.main_len, item.parts as usize), (0, items.len()));
             }
         }
     }

@@ -1,0 +1,35 @@
+"""Units of few rows in two parts, which the CTA that comes second adds up: whoever that is, the result is the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import problems
+
+REQUESTS = 150  # more parts than CTAs: some have further items
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kv_format", [None, "fp8", "fp8_v32"])
+@pytest.mark.parametrize(("s_q", "heads"), [(1, 1), (1, 16), (2, 10), (1, 32)])
+def test_two_parts_are_right_and_the_same_each_time(cuda, s_q, heads, kv_format):
+    lens = [65 + 37 * i % 400 for i in range(REQUESTS)]
+    problem = problems.make(lens=lens, s_q=s_q, h=heads, device=cuda)
+    if kv_format is not None:
+        problem = problem.quantised(kv_format)
+    options = {"num_splits": 2, "attn_sink": torch.linspace(-1, 1, heads, device=cuda)}
+    out, lse = problem.check(**options)
+    for _ in range(20):
+        again, lse_again = problem.run(**options)
+        assert torch.equal(again, out)
+        assert torch.equal(lse_again, lse)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kv_format", [None, "fp8_v32"])
+def test_a_part_of_which_no_row_sees_a_key_is_added_up_too(cuda, kv_format):
+    problem = problems.make(lens=[70, 130, 64, 6], s_q=8, h=4, device=cuda)
+    if kv_format is not None:
+        problem = problem.quantised(kv_format)
+    problem.check(num_splits=2)
