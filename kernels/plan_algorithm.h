@@ -260,6 +260,12 @@ FM_BOTH int64_t fair_stretch(const FmPlanShape& shape, P share, int64_t worker_s
   return static_cast<int64_t>(quotient * speed + even % 256 * speed / 256) + shape.split_cost;
 }
 
+/* What is left of the longest fair stretch `most` of whole units of which `filled` have tiles, where all could be cut in two: then each
+   part has a worker of its own, and being cut costs less. Units that cost no more than split_cost stay whole all the same. */
+FM_BOTH int64_t fair_beside_own_parts(const FmPlanShape& shape, int64_t most, int32_t filled) {
+  return filled > shape.workers / 2 ? most : larger(most - shape.own_parts_gain, smaller(most, shape.split_cost));
+}
+
 /* Whole units of a worker up to which it matters that others have one less: the last ones would be at work alone. */
 constexpr int32_t kMostRounds = 3;
 
@@ -275,6 +281,13 @@ FM_BOTH int64_t fair_uneven_stretch(const FmPlanShape& shape, P share, int32_t u
 constexpr int32_t kMostFewUnits = 256;
 
 FM_BOTH bool has_few_requests(const FmPlanShape& shape) { return shape.batch <= kMostFewUnits; }
+
+/* The longest stretch of whole units of which `filled` have tiles, of all on a line. Few ones get parts of a common length otherwise. */
+template <class P>
+FM_BOTH int64_t fair_whole_stretch(const FmPlanShape& shape, const Line<P>& line, int32_t filled) {
+  const int64_t most = fair_uneven_stretch(shape, line.share.by, line.units);
+  return line.units <= kMostFewUnits && has_few_requests(shape) ? fair_beside_own_parts(shape, most, filled) : most;
+}
 
 /* The share to cut at once units are to be cut: parts must not get shorter than min_part. */
 template <class P>
@@ -304,6 +317,7 @@ FM_BOTH FmWorkItem make_item(const Unit& unit, const Parts<P>& parts, int32_t j,
   item.slot = parts.count > 1 ? before.slots + j : -1;
   item.merge = parts.count > 1 ? before.merges : -1;
   item.main_len = unit.main_len;
+  item.parts = parts.count;
   return item;
 }
 
@@ -317,7 +331,6 @@ FM_BOTH FmMerge make_merge(const Unit& unit, const Parts<P>& parts, const Tally&
   merge.q_len = unit.q_len;
   merge.first_slot = before.slots;
   merge.parts = parts.count;
-  item.parts = parts.count;
   return merge;
 }
 

@@ -62,7 +62,7 @@ typedef struct FmPlanShape {
   int32_t sparse_q_len; /* query tokens of every request, each with keys of its own (then q_len is 1); 0: not sparse */
   int32_t topk;         /* sparse only, else 0: entries of a token's list */
   int32_t extra_topk;   /* sparse only, else 0: entries of a token's list of the extra cache */
-  int32_t reserved;
+  int32_t own_parts_gain; /* FM_SPLIT_AUTO: how much less than split_cost being cut costs if each part has a worker of its own */
 } FmPlanShape;
 
 typedef struct FmPlanHeader {

@@ -323,6 +323,15 @@ pub(crate) fn fair_stretch(shape: &FmPlanShape, share: i64, speed: i64) -> i64 {
     (share / 256).min(1 << 46) * speed + share % 256 * speed / 256 + i64::from(shape.split_cost)
 }
 
+/// What is left of the longest fair stretch `most` of whole units of which `filled` have tiles, where all could be cut in two: then each
+/// part has a worker of its own, and being cut costs less. Units that cost no more than `split_cost` stay whole all the same.
+pub(crate) fn fair_beside_own_parts(shape: &FmPlanShape, most: i64, filled: i32) -> i64 {
+    if filled > shape.workers / 2 {
+        return most;
+    }
+    (most - i64::from(shape.own_parts_gain)).max(most.min(shape.split_cost.into()))
+}
+
 /// Whole units of a worker up to which it matters that others have one less: the last ones would be at work alone.
 pub(crate) const MOST_ROUNDS: i32 = 3;
 
@@ -334,11 +343,26 @@ pub(crate) fn fair_uneven_stretch(shape: &FmPlanShape, share: i64, units: i32) -
     fair_stretch(shape, share, if many { speed } else { (speed + 256) / 2 })
 }
 
-/// Whether a worker's stretch of whole units is fair. `line.whole` is set.
-pub(crate) fn whole_stretch_is_fair(shape: &FmPlanShape, line: &Line, worker: i32) -> bool {
+/// The longest stretch of whole units of which `filled` have tiles, of all on a line. Few ones get parts of a common length
+/// otherwise.
+fn fair_whole_stretch(shape: &FmPlanShape, line: &Line, filled: i32) -> i64 {
+    let most = fair_uneven_stretch(shape, line.share, line.units);
+    match are_few(shape, line.units) {
+        true => fair_beside_own_parts(shape, most, filled),
+        false => most,
+    }
+}
+
+/// Whether a worker's stretch of whole units, of which `filled` have tiles, is fair. `line.whole` is set.
+pub(crate) fn whole_stretch_is_fair(
+    shape: &FmPlanShape,
+    line: &Line,
+    filled: i32,
+    worker: i32,
+) -> bool {
     let begin = line.start.at(cut_of(shape, line, worker).unit);
     let end = line.start.at(cut_of(shape, line, worker + 1).unit);
-    end - begin <= fair_uneven_stretch(shape, line.share, line.units)
+    end - begin <= fair_whole_stretch(shape, line, filled)
 }
 
 /// The most units, and requests, with which the planner takes its time: they may be dealt whole, or have parts of a common length.
@@ -368,7 +392,7 @@ pub(crate) fn make_item(unit: Unit, parts: &Parts, j: i32, before: Tally) -> FmW
         slot: if whole { -1 } else { before.slots + j },
         merge: if whole { -1 } else { before.merges },
         main_len: unit.main_len,
-        reserved: 0,
+        parts: parts.count,
     }
 }
 
@@ -381,7 +405,7 @@ pub(crate) fn make_merge(unit: Unit, parts: &Parts, before: Tally) -> FmMerge {
         q_len: unit.q_len,
         first_slot: before.slots,
         parts: parts.count,
-        parts: parts.count,
+        reserved: 0,
         arrived: [[0; 2]; FM_MAX_SPLITS as usize],
         done: [0; FM_MAX_SPLITS as usize],
     }

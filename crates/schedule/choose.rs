@@ -20,8 +20,10 @@ use times::MOST_TOKENS;
 struct Costs {
     /// What a unit costs before its first tile: loading Q, filling the pipeline, writing out.
     fixed: i32,
-    /// What splitting a unit costs: partial results out and in again.
+    /// What splitting a unit costs: partial results out and in again, ...
     split: i32,
+    /// ... and how much less where each part has a CTA, or a team, of its own, with nothing else to do.
+    own_parts_gain: i32,
     /// The shortest part of a split unit.
     min_part: i32,
     /// How much faster than its share of the GPU a worker can go, in 256ths.
@@ -32,6 +34,7 @@ struct Costs {
 const COSTS: Costs = Costs {
     fixed: 3,
     split: 10,
+    own_parts_gain: 4,
     min_part: 2,
     whole_speed: 256,
 };
@@ -41,6 +44,7 @@ const SPEED_OF_SINGLE_CTAS: i32 = 368;
 const COSTS_OF_FEW_ROWS: Costs = Costs {
     fixed: 3,
     split: 8,
+    own_parts_gain: 3,
     min_part: 1,
     whole_speed: 384,
 };
@@ -171,8 +175,11 @@ pub struct Choice {
     pub workers: i32,
     /// What a unit costs before its first tile, in tiles.
     pub fixed_cost: i32,
-    /// What being split costs, in tiles.
+    /// What being split costs, in tiles, ...
     pub split_cost: i32,
+    /// ... and how much less where each part has a worker of its own. Clusters that share an item's tiles add up parts as they do whole
+    /// units: nothing.
+    pub own_parts_gain: i32,
     /// The shortest part of a split unit, in tiles.
     pub min_part: i32,
     /// How much faster than its share of the machine a worker can go, in 256ths, at least 256.
@@ -186,6 +193,7 @@ impl Choice {
         Costs {
             fixed,
             split,
+            own_parts_gain,
             min_part,
             whole_speed,
         }: Costs,
@@ -198,6 +206,7 @@ impl Choice {
             workers: workers.max(1),
             fixed_cost: fixed * splits,
             split_cost: split * splits,
+            own_parts_gain: if splits == 1 { own_parts_gain } else { 0 },
             min_part: min_part * splits,
             whole_speed,
         }
@@ -295,6 +304,7 @@ impl Problem {
             max_seq_len: self.max_seq_len,
             fixed_cost: choice.fixed_cost,
             split_cost: choice.split_cost,
+            own_parts_gain: choice.own_parts_gain,
             min_part: choice.min_part,
             whole_speed: choice.whole_speed,
             ..FmPlanShape::default()

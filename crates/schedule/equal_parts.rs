@@ -4,7 +4,9 @@
 //!
 //! Nothing here needs a running sum.
 
-use crate::algorithm::{Line, MOST_ROUNDS, Parts, Tally, even_share, fair_stretch};
+use crate::algorithm::{
+    Line, MOST_ROUNDS, Parts, Tally, even_share, fair_beside_own_parts, fair_stretch,
+};
 use crate::layout::DivCeil;
 use crate::plan_layout::FmPlanShape;
 use crate::turns::Turns;
@@ -132,7 +134,7 @@ pub(crate) fn division(shape: &FmPlanShape, units: i32, tiles: i64) -> Division 
     let most = fair_stretch(shape, share, shape.whole_speed.into());
     let rounds = (units - 1) / shape.workers + 1;
     let longest = i64::from(rounds) * (tiles + fixed);
-    if rounds <= MOST_ROUNDS && longest <= most {
+    if rounds <= MOST_ROUNDS && longest <= fair_beside_own_parts(shape, most, units) {
         return Division::Whole {
             longest: longest - fixed,
         };

@@ -247,6 +247,12 @@ fn check(shape: &FmPlanShape) -> Result<(), PlanError> {
     at_least("max_seq_len", shape.max_seq_len, 0, "0 or more")?;
     at_least("fixed_cost", shape.fixed_cost, 0, "0 or more")?;
     at_least("split_cost", shape.split_cost, 0, "0 or more")?;
+    one_of(
+        "own_parts_gain",
+        shape.own_parts_gain,
+        (0..=shape.split_cost).contains(&shape.own_parts_gain),
+        "from 0 to split_cost",
+    )?;
     at_least("min_part", shape.min_part, 1, "1 or more")?;
     one_of(
         "whole_speed",

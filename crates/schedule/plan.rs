@@ -225,13 +225,14 @@ fn write(
         keys,
     };
     let (units, filled, total) = planner.lay_out(buffer.unit_start);
-    let mut line = planner.decide(Line {
+    let all_whole = Line {
         start: Starts(buffer.unit_start),
         total,
         share: even_share(total, shape.workers),
         units,
         whole: shape.split_mode == FM_SPLIT_AUTO,
-    });
+    };
+    let mut line = planner.decide(all_whole, filled);
     let all = if let Some(equal) = planner.cut_equally(&line, filled) {
         (line.whole, line.share) = (false, equal.step.into());
         planner.write_equal(&equal, buffer.items, buffer.merges, buffer.worker_begin)
@@ -368,8 +369,8 @@ impl Planner<'_> {
     }
 
     /// `FM_SPLIT_AUTO`: keeps units whole where that is about as fair as cutting them.
-    fn decide<'l>(&self, line: Line<'l>) -> Line<'l> {
-        let fair = |worker| whole_stretch_is_fair(self.shape, &line, worker);
+    fn decide<'l>(&self, line: Line<'l>, filled: i32) -> Line<'l> {
+        let fair = |worker| whole_stretch_is_fair(self.shape, &line, filled, worker);
         if !line.whole || (0..self.shape.workers).all(fair) {
             return line;
         }

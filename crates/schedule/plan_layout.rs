@@ -52,7 +52,8 @@ pub struct FmPlanShape {
     pub topk: i32,
     #[doc = " sparse only, else 0: entries of a token's list of the extra cache"]
     pub extra_topk: i32,
-    pub reserved: i32,
+    #[doc = " FM_SPLIT_AUTO: how much less than split_cost being cut costs if each part has a worker of its own"]
+    pub own_parts_gain: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -92,8 +93,8 @@ const _: () = {
     ["Offset of field: FmPlanShape::topk"][::core::mem::offset_of!(FmPlanShape, topk) - 68usize];
     ["Offset of field: FmPlanShape::extra_topk"]
         [::core::mem::offset_of!(FmPlanShape, extra_topk) - 72usize];
-    ["Offset of field: FmPlanShape::reserved"]
-        [::core::mem::offset_of!(FmPlanShape, reserved) - 76usize];
+    ["Offset of field: FmPlanShape::own_parts_gain"]
+        [::core::mem::offset_of!(FmPlanShape, own_parts_gain) - 76usize];
 };
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone, PartialEq, Eq, bytemuck :: Pod, bytemuck :: Zeroable)]

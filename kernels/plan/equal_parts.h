@@ -97,7 +97,7 @@ FM_BOTH EqualParts equal_parts(const FmPlanShape& shape, const Line<P>& line, in
   const int64_t most = fair_stretch(shape, share, shape.whole_speed);
   const int32_t unit_tiles = static_cast<int32_t>(tiles);
   const int32_t rounds = (filled - 1) / shape.workers + 1;
-  if (static_cast<int64_t>(cost) * rounds <= most) {
+  if (static_cast<int64_t>(cost) * rounds <= fair_beside_own_parts(shape, most, filled)) {
     const bool as_on_the_line = line.whole && rounds == 1;
     return as_on_the_line ? EqualParts{} : EqualParts{unit_tiles, unit_tiles, 1, filled, {filled, empty, rounds}};
   }

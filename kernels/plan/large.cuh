@@ -224,11 +224,9 @@ struct Planner {
     return at_share ? cut_at_share(shape, line, unit, span, cut, x) : nearest_boundary(shape, line, unit, span, x);
   }
 
-  /* Whether a worker's stretch of whole units is fair. `line.whole` is set. */
-  __device__ bool whole_stretch_is_fair(const Line<Position>& line, int32_t worker) const {
-    const Position begin = unit_start[cut_of(line, worker).unit];
-    const Position end = unit_start[cut_of(line, worker + 1).unit];
-    return end - begin <= fair_uneven_stretch(shape, line.share.by, line.units);
+  /* A worker's stretch of whole units. `line.whole` is set. */
+  __device__ Position whole_stretch(const Line<Position>& line, int32_t worker) const {
+    return unit_start[cut_of(line, worker + 1).unit] - unit_start[cut_of(line, worker).unit];
   }
 
   __device__ Line<Position> decide_cutting(Position total) {
@@ -236,9 +234,10 @@ struct Planner {
     Line<Position> line{total, Divisor<Position>(even_share(total, workers)), int32_t(units),
                         shape.split_mode == FM_SPLIT_AUTO};
     if (!line.whole) return line;
+    const Position most = fair_whole_stretch(shape, line, all_filled());
     bool fair = true;
     for (uint32_t worker = threadIdx.x; worker < uint32_t(shape.workers); worker += blockDim.x) {
-      fair = fair && whole_stretch_is_fair(line, worker);
+      fair = fair && whole_stretch(line, worker) <= most;
     }
     if (__syncthreads_and(fair)) return line;
     line.whole = 0;

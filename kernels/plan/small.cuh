@@ -169,8 +169,8 @@ struct Planner {
     filled = __reduce_add_sync(~0u, lane < int32_t(blockDim.x) / 32 ? shared.filled_of_warp[lane] : 0);
   }
 
+  template <bool kFew>
   __device__ __forceinline__ bool decide(const Line<Position>& line) {
-    const int64_t most = fair_uneven_stretch(shape, line.share.by, line.units);
     const bool each = has_worker_each(shape, line);
     bool first_to_end[kUnits] = {}, last_to_end[kUnits] = {};
     uint32_t own_filled = 0;
@@ -183,6 +183,7 @@ struct Planner {
       shared.snapped[of.cuts.begin] = first_to_end[k] ? of.span.end : of.span.begin;
     });
     count_filled(own_filled);
+    const int64_t most = kFew ? fair_whole_stretch(shape, line, filled) : fair_uneven_stretch(shape, line.share.by, line.units);
     bool fair = true;
     for_each(units, [&](int k, int32_t) {
       const Own& of = own[k];
@@ -421,7 +422,7 @@ __device__ __forceinline__ bool plan(const FmPlanParams& params, Shared& shared)
   if (total >= kMaxLine) return false;
   Line<Position> line{Position(total), Divisor<Position>(even_share(Position(total), workers)), planner.units, 1};
   planner.find_cuts(line);
-  line.whole = planner.decide(line);
+  line.whole = planner.template decide<kFew>(line);
   const bool may_be_alike = kFew && may_have_common_length(params.shape, line, planner.filled);
   const EqualParts equal = planner.cut_equally(line);
   if (equal.step > 0) line.whole = 0;

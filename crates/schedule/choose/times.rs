@@ -58,23 +58,23 @@ const fn times(
 /// Of pages of codes.
 #[rustfmt::skip]
 const PAGES_OF_CODES: TimesOfRows = [
-    times([580, 746, 758, 820, 950], [486, 400, 5, 224], [105, 30]),
-    times([650, 964, 1028, 1115, 1269], [700, 600, 10, 1098], [125, 30]),
-    times([767, NONE, NONE, NONE, NONE], [521, 474, 10, 1537], [176, 33]),
+    times([580, 746, 758, 820, 950], [330, 400, 5, 224], [105, 30]),
+    times([650, 964, 1028, 1115, 1269], [450, 600, 10, 1098], [125, 30]),
+    times([767, NONE, NONE, NONE, NONE], [740, 474, 10, 1537], [176, 33]),
 ];
 /// Of codes in a list.
 #[rustfmt::skip]
 const LISTED_CODES: TimesOfRows = [
-    times([552, 729, 752, 807, 887], [535, 393, 5, -411], [149, 26]),
-    times([591, 893, 1010, 1080, 1222], [823, 580, 5, -276], [177, 31]),
-    times([716, NONE, NONE, NONE, NONE], [561, 488, 10, 338], [208, 37]),
+    times([552, 729, 752, 807, 887], [350, 393, 5, -411], [149, 26]),
+    times([591, 893, 1010, 1080, 1222], [440, 580, 5, -276], [177, 31]),
+    times([716, NONE, NONE, NONE, NONE], [620, 700, 10, 338], [208, 37]),
 ];
 /// Of codes in lists of two caches.
 #[rustfmt::skip]
 const TWICE_LISTED_CODES: TimesOfRows = [
-    times([804, 806, 784, 831, 905], [434, 273, 5, 1237], [160, 37]),
-    times([894, 1033, 1047, 1096, 1276], [807, 488, 10, 1889], [171, 49]),
-    times([1147, NONE, NONE, NONE, NONE], [336, 276, 10, 2487], [189, 61]),
+    times([804, 806, 784, 831, 905], [100, 273, 5, 1237], [160, 37]),
+    times([894, 1033, 1047, 1096, 1276], [180, 488, 10, 1889], [171, 49]),
+    times([1147, NONE, NONE, NONE, NONE], [420, 500, 10, 2487], [189, 61]),
 ];
 /// Of rows of 16-bit numbers.
 #[rustfmt::skip]
@@ -90,6 +90,7 @@ pub(super) const MOST_TOKENS: i32 = 8192;
 /// Of few rows, in tiles: what multiprocessors do with keys takes time, too, not only that of memory.
 const COSTS_OF_KEYS: Costs = Costs {
     split: 12,
+    own_parts_gain: 7,
     whole_speed: 308,
     ..COSTS_OF_FEW_ROWS
 };
@@ -165,6 +166,7 @@ impl Problem {
             Keys::Rows if many => COSTS_OF_MANY_UNITS_OF_ROWS,
             Keys::Codes if self.lengths_may_differ() => Costs {
                 split: COSTS_OF_FEW_ROWS.split,
+                own_parts_gain: COSTS_OF_FEW_ROWS.own_parts_gain,
                 ..COSTS_OF_KEYS
             },
             Keys::Codes | Keys::Rows => COSTS_OF_KEYS,

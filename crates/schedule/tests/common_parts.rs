@@ -87,6 +87,16 @@ fn the_length_is_the_least_that_will_do() {
 }
 
 #[test]
+fn requests_that_can_all_be_cut_in_two_are_sooner_than_others() {
+    // 66 workers: whole ones would be fair if cutting them cost what cuts at even shares do.
+    let alternating = |batch: i32| -> Vec<i32> { (0..batch).map(|i| 11 + i % 2).collect() };
+    let planned = plan(&of_tiles(128, &alternating(32)));
+    assert!(has_a_part_each(&planned));
+    assert_eq!((planned.header.share, planned.header.slots), (6, 64));
+    assert_eq!(plan(&of_tiles(128, &alternating(34))).header.whole, 1);
+}
+
+#[test]
 fn too_many_long_requests_are_cut_at_shares() {
     // 100 of 132 to 40 tiles: with 66 workers there is no part for each, with 132 parts would be as long as requests.
     let tiles: Vec<i32> = (0..100).map(|i| 40 + 92 * (i % 2)).collect();

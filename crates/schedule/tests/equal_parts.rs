@@ -129,6 +129,20 @@ fn requests_that_share_out_evenly_stay_whole() {
 }
 
 #[test]
+fn requests_that_can_all_be_cut_in_two_stay_whole_only_if_they_are_short() {
+    // 66 workers. 34 requests could not all be cut, and cutting at even shares costs more.
+    for (batch, tiles, slots) in [(32, 7, 0), (32, 10, 0), (32, 12, 64), (34, 12, 0)] {
+        let header = plan(&on_h200(batch, 128, tiles * TILE)).header;
+        assert_eq!(header.slots, slots, "{batch} requests of {tiles} tiles");
+        assert_eq!(header.whole, i32::from(slots == 0));
+    }
+    // Few requests: what costs no more than a split is not cut into many short parts.
+    for (tiles, whole) in [(7, 1), (8, 0)] {
+        assert_eq!(plan(&on_h200(8, 64, tiles * TILE)).header.whole, whole);
+    }
+}
+
+#[test]
 fn equal_parts_that_leave_too_many_workers_idle_are_not_taken() {
     // 66 workers for 20 units: three parts of 22 tiles are longer than even shares, but by less than what cutting there costs.
     assert_eq!(plan(&on_h200(20, 128, 4096)).header.slots, 60);
@@ -151,7 +165,7 @@ fn the_last_part_takes_what_would_be_too_short_alone() {
         case.shape.workers = 4;
         case.shape.split_mode = FM_SPLIT_AUTO;
         case.shape.fixed_cost = 0;
-        case.shape.split_cost = 0;
+        (case.shape.split_cost, case.shape.own_parts_gain) = (0, 0);
         let planned = plan(&case);
         let lengths: Vec<i32> = tiles_of_workers(&planned).concat();
         assert_eq!(lengths, expected, "{tiles} tiles");

@@ -30,7 +30,7 @@ const SHAPE: PlanShape = PlanShape {
     sparse_q_len: 0,
     topk: 0,
     extra_topk: 0,
-    reserved: 0,
+    own_parts_gain: 0,
 };
 
 const RAGGED: PlanShape = PlanShape {
@@ -298,6 +298,20 @@ fn fields_out_of_range_are_named() {
                 ..SHAPE
             },
             "split_cost is -1, must be 0 or more",
+        ),
+        (
+            PlanShape {
+                own_parts_gain: -1,
+                ..SHAPE
+            },
+            "own_parts_gain is -1, must be from 0 to split_cost",
+        ),
+        (
+            PlanShape {
+                own_parts_gain: 7,
+                ..SHAPE
+            },
+            "own_parts_gain is 7, must be from 0 to split_cost",
         ),
         (
             PlanShape {

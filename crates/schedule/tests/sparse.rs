@@ -29,7 +29,7 @@ const SHAPE: PlanShape = PlanShape {
     sparse_q_len: 3,
     topk: 130,
     extra_topk: 64,
-    reserved: 0,
+    own_parts_gain: 0,
 };
 
 proptest! {

@@ -88,7 +88,17 @@ pub fn fair_stretch(case: &Case, units: &[ExpectedUnit]) -> i64 {
     let speed = i64::from(case.shape.whole_speed);
     let many = units.len() as i64 > 3 * i64::from(case.shape.workers);
     let speed = if many { speed } else { (speed + 256) / 2 };
-    even_share(case, units).1 * speed / 256 + i64::from(case.shape.split_cost)
+    let filled = units.iter().filter(|unit| unit.tiles > 0).count();
+    let few = units.len() <= 256 && case.shape.batch <= 256;
+    let faster = even_share(case, units).1 * speed / 256;
+    let (cost, gain) = (
+        i64::from(case.shape.split_cost),
+        i64::from(case.shape.own_parts_gain),
+    );
+    if few && 2 * filled <= case.shape.workers as usize {
+        return (faster + cost - gain).max(cost); // `faster` is 1 or more
+    }
+    faster + cost
 }
 
 /// Whether a plan has whole units that would have been cut on the line.
