@@ -44,7 +44,7 @@ const SPEED_OF_SINGLE_CTAS: i32 = 368;
 const COSTS_OF_FEW_ROWS: Costs = Costs {
     fixed: 3,
     split: 8,
-    own_parts_gain: 3,
+    own_parts_gain: 5,
     min_part: 1,
     whole_speed: 384,
 };

@@ -45,6 +45,7 @@ mod dealt;
 mod equal_parts;
 mod error;
 mod layout;
+mod lengths;
 mod plan;
 #[allow(missing_docs)]
 #[rustfmt::skip]
@@ -55,7 +56,8 @@ mod view;
 pub use choose::{Choice, Keys, Problem, Queries, Split, Target, choose};
 pub use error::PlanError;
 pub use layout::{PlannerKernel, PlannerLaunch, layout};
-pub use plan::{ListLens, Strided, plan_into, plan_sparse_into};
+pub use lengths::{ListLens, Strided};
+pub use plan::{plan_into, plan_sparse_into};
 pub use plan_layout::{
     FmMerge as Merge, FmPlanHeader as PlanHeader, FmPlanLayout as PlanLayout,
     FmPlanShape as PlanShape, FmWorkItem as WorkItem,

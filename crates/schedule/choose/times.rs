@@ -166,7 +166,7 @@ impl Problem {
             Keys::Rows if many => COSTS_OF_MANY_UNITS_OF_ROWS,
             Keys::Codes if self.lengths_may_differ() => Costs {
                 split: COSTS_OF_FEW_ROWS.split,
-                own_parts_gain: COSTS_OF_FEW_ROWS.own_parts_gain,
+                own_parts_gain: 3,
                 ..COSTS_OF_KEYS
             },
             Keys::Codes | Keys::Rows => COSTS_OF_KEYS,
