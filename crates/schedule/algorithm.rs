@@ -345,7 +345,7 @@ pub(crate) fn fair_uneven_stretch(shape: &FmPlanShape, share: i64, units: i32) -
 
 /// The longest stretch of whole units of which `filled` have tiles, of all on a line. Few ones get parts of a common length
 /// otherwise.
-fn fair_whole_stretch(shape: &FmPlanShape, line: &Line, filled: i32) -> i64 {
+pub(crate) fn fair_whole_stretch(shape: &FmPlanShape, line: &Line, filled: i32) -> i64 {
     let most = fair_uneven_stretch(shape, line.share, line.units);
     match are_few(shape, line.units) {
         true => fair_beside_own_parts(shape, most, filled),
@@ -353,16 +353,11 @@ fn fair_whole_stretch(shape: &FmPlanShape, line: &Line, filled: i32) -> i64 {
     }
 }
 
-/// Whether a worker's stretch of whole units, of which `filled` have tiles, is fair. `line.whole` is set.
-pub(crate) fn whole_stretch_is_fair(
-    shape: &FmPlanShape,
-    line: &Line,
-    filled: i32,
-    worker: i32,
-) -> bool {
+/// A worker's stretch of whole units. `line.whole` is set.
+pub(crate) fn whole_stretch(shape: &FmPlanShape, line: &Line, worker: i32) -> i64 {
     let begin = line.start.at(cut_of(shape, line, worker).unit);
     let end = line.start.at(cut_of(shape, line, worker + 1).unit);
-    end - begin <= fair_whole_stretch(shape, line, filled)
+    end - begin
 }
 
 /// The most units, and requests, with which the planner takes its time: they may be dealt whole, or have parts of a common length.

@@ -3,8 +3,8 @@
 
 use crate::algorithm::{
     Line, Parts, Starts, Tally, Unit, blocks_of, clamp_seq_len, cut_of, cutting_share, end_of_keys,
-    even_share, make_header, make_item, make_merge, parts_of, query_range, unit_tiles,
-    whole_stretch_is_fair,
+    even_share, fair_whole_stretch, make_header, make_item, make_merge, parts_of, query_range,
+    unit_tiles, whole_stretch,
 };
 use crate::common_parts::{common_length, parts_up_to, turns_of};
 use crate::dealt::{Deal, deal_parts, deal_whole};
@@ -292,8 +292,12 @@ impl Planner<'_> {
 
     /// `FM_SPLIT_AUTO`: keeps units whole where that is about as fair as cutting them.
     fn decide<'l>(&self, line: Line<'l>, filled: i32) -> Line<'l> {
-        let fair = |worker| whole_stretch_is_fair(self.shape, &line, filled, worker);
-        if !line.whole || (0..self.shape.workers).all(fair) {
+        if !line.whole {
+            return line;
+        }
+        let most = fair_whole_stretch(self.shape, &line, filled);
+        let fair = |worker| whole_stretch(self.shape, &line, worker) <= most;
+        if (0..self.shape.workers).all(fair) {
             return line;
         }
         Line {
