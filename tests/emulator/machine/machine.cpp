@@ -21,6 +21,8 @@ namespace {
 
 constexpr size_t kStackBytes = 64 << 10;
 constexpr unsigned kResident = 16;  // CTAs, if clusters are not larger
+constexpr unsigned kLooks = 4096;       // in a row: nothing else can go on
+constexpr unsigned kMostLooks = 20 << 20;
 constexpr unsigned kPause = 64;  // a warp pauses once in so many turns of its threads
 
 jmp_buf scheduler;
@@ -48,6 +50,7 @@ char* take_stack() {
 
 void leave() {
   Cta& own = cta();
+  machine.looks = 0;
   self->done = true;
   self->warp->runnable &= ~(1u << self->lane);
   --own.live;
@@ -152,6 +155,7 @@ void land_one() {
   const auto copy = std::move(copies[chosen]);
   copies[chosen] = std::move(copies.back());
   copies.pop_back();
+  machine.looks = 0;
   copy();
 }
 
@@ -174,6 +178,7 @@ void fail(const char* what) {
 
 void sleep(const char* doing) {
   self->doing = doing;
+  machine.looks = 0;
   self->warp->runnable &= ~(1u << self->lane);
   if (_setjmp(self->context) == 0) _longjmp(scheduler, 1);
 }
@@ -181,12 +186,14 @@ void sleep(const char* doing) {
 void yield(const char* doing) {
   self->doing = doing;
   machine.clock += machine.random() % 20000;
+  ++machine.looks;
   self->warp->runnable &= ~(1u << self->lane);
   self->warp->yielding |= 1u << self->lane;
   if (_setjmp(self->context) == 0) _longjmp(scheduler, 1);
 }
 
 void wake(Lane* lane) {
+  machine.looks = 0;
   Warp& warp = *lane->warp;
   warp.runnable |= 1u << lane->lane;
   if (self == nullptr || &warp != self->warp) queue(warp);
@@ -242,12 +249,13 @@ void run(const std::function<void()>& body, const Grid& grid) {
         start_cta(*clusters.back(), next % grid.x, next / grid.x * grid.cluster + i, own_body);
       ++next;
     }
-    if (machine.ready.empty() && machine.on_their_way.empty()) {
+    const bool stuck = machine.ready.empty() || machine.looks > kLooks;
+    if (machine.on_their_way.empty() && (machine.ready.empty() || machine.looks > kMostLooks)) {
       self = nullptr;
       fail("nothing can go on");
     }
-    if (machine.ready.empty() || (!machine.on_their_way.empty() && machine.random() % 256 < machine.landing &&
-                                  machine.landing < 256)) {
+    if (!machine.on_their_way.empty() &&
+        (stuck || (machine.random() % 256 < machine.landing && machine.landing < 256))) {
       self = nullptr;
       land_one();
       continue;
