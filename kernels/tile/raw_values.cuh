@@ -336,7 +336,7 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
     } else {
       store_raw_halves<Map>(p, r, o, own(), control);
       const SplitUnit unit = load_split_unit<Map>(p, r);
-      finish_part_of_pairs<T, Map>(p, unit, item, control);
+      finish_part_of_pairs<T, Map>(p, item, control, [&] { return unit; });
     }
   });
   if constexpr (Map::kSplits)

@@ -125,6 +125,8 @@ struct DecodeControl {
 // What CTAs of 64 rows have besides.
 struct WideControl : DecodeControl {
   alignas(8) float2 part_weight[kTileRows];  // values: of two parts of a row, this CTA's and the other's
+  alignas(16) int4 item[3];  // values: of a part of a split unit, its FmWorkItem ...
+  int part, next_worker;     // ... and its SplitUnit
   float2 row_sum[kTileRows];  // scores -> values, kSumsToValues: reference and sum of a row's softmax, base 2, ...
   float row_peak[kTileRows];  // ... and its highest score
 };

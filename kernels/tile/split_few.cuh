@@ -97,7 +97,7 @@ __device__ __forceinline__ void finish_part_of_rows(const FmDecodeParams& p, con
   const auto finish = [&](auto few) {
     constexpr bool kFew = decltype(few)::value;
     const int tasks = (Map::kRows / kPartRows << share()) * of_row(few, unit.count.parts);
-    finish_part<Map>(p, unit, item, tasks, control, [&](const RowBlock& r, int parts, int begin, int end, int warp) {
+    finish_part<Map>(p, [&] { return unit; }, item, tasks, control, [&](const RowBlock& r, int parts, int begin, int end, int warp) {
 #pragma unroll 1
       for (int task = begin + warp; task < end; task += 8)
         add_parts_of_row<T, Map, kFew>(p, r, parts, block_row(task / of_row(few, parts)),

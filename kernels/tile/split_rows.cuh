@@ -1,9 +1,7 @@
-// How the parts of a split unit are added up in a CTA of 64 rows (split_unit.cuh has the rest). A row block of a slot lies so that
-// a thread of the values role stores sixteen bytes at a time: FloatPart, and, for raw rows, HalfPart.
+// How the parts of a split unit, more than two, are added up in a CTA of 64 rows (split_unit.cuh has the rest). A row block of a slot
+// lies so that a thread of the values role stores sixteen bytes at a time: HalfPart. So do two parts of raw rows.
 #pragma once
 #include <stdint.h>
-
-#include <type_traits>
 
 #include "../params.h"
 #include "../ptx/control.cuh"
@@ -27,29 +25,16 @@ __device__ __forceinline__ uint8_t* part_bytes(const FmDecodeParams& p, const Ro
   return reinterpret_cast<uint8_t*>(p.partial_out + slot_row<Map>(p, r, 0) * kLatent);
 }
 
-// floats [32 pairs of rows][256 pairs of columns][2 rows][2 columns]
-struct FloatPart {
-  static constexpr int kPieces = 8;  // of a pair of rows
-  static constexpr int kReads = 16;  // under way, by a lane
-  static constexpr int kPieceColumns = kLatent / kPieces;
-  static constexpr int kSums = 1;  // of a lane, in a piece: two columns of both rows
-  static constexpr bool kScaled = false;
-  static __device__ __forceinline__ int column(int lane, int) { return 2 * lane; }
-  static __device__ __forceinline__ void add(float4 (&sum)[1], float a, float b, uint4 v) {
-    sum[0].x += a * __uint_as_float(v.x), sum[0].y += a * __uint_as_float(v.y);
-    sum[0].z += b * __uint_as_float(v.z), sum[0].w += b * __uint_as_float(v.w);
-  }
-};
-
 // halves [32 pairs of rows][4 quarters of the columns][32 chunks][2 pairs of columns][2 rows][2 columns], the pairs of columns
 // being 2 chunk and 64 + 2 chunk of the quarter, and what they are multiplied with, a byte for the eight numbers of a row in
 // the chunks of both quarters of a half: powers of two, as the exponents of floats
 // [32 pairs of rows][2 halves of the columns][32 chunks][2 rows]
 // It is half the bytes: what limits adding up is that all parts of all row blocks go to the L2 and come back.
 struct HalfPart {
-  static constexpr int kPieces = 4, kPieceColumns = kLatent / kPieces, kSums = 2;
-  static constexpr int kReads = 8;  // with more the compiler moves descriptors in the loop of tiles
-  static constexpr bool kScaled = true;
+  static constexpr int kPieces = 4, kPieceColumns = kLatent / kPieces;
+  // Under way, by a lane. With more of raw rows the compiler moves descriptors in the loop of tiles, with fewer of others it spills.
+  template <class Map>
+  static constexpr int kReads = Map::kRaw ? 8 : 16;
   static constexpr int kScalesOffset = kRowPairs * kPieces * kPieceBytes;
   static constexpr int kTopExponent = 14;  // of the largest of the eight numbers
   static __device__ __forceinline__ int scales_offset(int pair, int half, int chunk) {
@@ -61,103 +46,127 @@ struct HalfPart {
   }
   static __device__ __forceinline__ float scale(uint32_t exponent) { return __uint_as_float(exponent << 23); }
   static __device__ __forceinline__ float inverse(uint32_t exponent) { return __uint_as_float(254u - exponent << 23); }
-  static __device__ __forceinline__ int column(int lane, int k) { return kPieceColumns / 2 * k + 2 * lane; }
+  static __device__ __forceinline__ int column(int chunk, int k) { return kPieceColumns / 2 * k + 2 * chunk; }
   static __device__ __forceinline__ void add(float4 (&sum)[2], float a, float b, uint4 v) {
     add_pairs(sum[0], a, v.x, b, v.y), add_pairs(sum[1], a, v.z, b, v.w);
   }
 };
 
-template <class Map>
-using PartNumbers = std::conditional_t<Map::kRaw, HalfPart, FloatPart>;
-
-// Adds up the parts of a pair of rows, by a warp: `Pieces` pieces from piece `first` on. `r` has the unit's first slot. For
-// weights lanes 0 .. 15 have parts of the first row, the others of the second. What runs here runs once or twice, so that it
-// has to be short: fetching instructions takes longer than they do.
-template <class T, class Map, int Pieces>
-__device__ __forceinline__ void add_parts_of_pair(const FmDecodeParams& p, const RowBlock& r, int parts, int pair,
-                                                  int first) {
-  using Numbers = PartNumbers<Map>;
-  constexpr int kBatch = Numbers::kReads / Pieces, kHalves = Pieces == Numbers::kPieces ? 2 : 1;
-  const int lane = block_thread() % 32, block_row = first_row_of_pair(pair) + lane / 16 * 8;
-  const int stride = p.team * kTileRows;  // rows from one slot to the next
-  const float* lse = p.partial_lse + slot_row<Map>(p, r, block_row) + lane % 16 * stride;
-  const uint8_t* from = part_bytes<Map>(p, r) + (pair * Numbers::kPieces + first) * kPieceBytes + lane * 16;
-  const uint8_t* scales_from = part_bytes<Map>(p, r) + HalfPart::scales_offset(pair, first * 2 / HalfPart::kPieces, lane);
-  PartWeights<16> weights;
-  float4 total[Pieces][Numbers::kSums] = {};
-#pragma unroll 1
-  for (int base = 0; base < parts; base += kBatch) {
-    uint4 v[kBatch][Pieces];
-    uint32_t scales[kBatch][kHalves];
-#pragma unroll
-    for (int j = 0; j < kBatch; ++j) {  // past the last part: that one again
-      const uint64_t offset = (uint64_t)(uint32_t)min(base + j, parts - 1) * (uint32_t)(stride * kLatent * 4);
-#pragma unroll
-      for (int i = 0; i < Pieces; ++i) v[j][i] = __ldcg(reinterpret_cast<const uint4*>(from + offset + kPieceBytes * i));
-      if (Numbers::kScaled)
-#pragma unroll
-        for (int i = 0; i < kHalves; ++i)
-          scales[j][i] = __ldcg(reinterpret_cast<const uint16_t*>(scales_from + offset + 64 * i));
-    }
-    if (base % 16 == 0) weights.load(lse, (int64_t)stride, base, parts, lane % 16);
-#pragma unroll
-    for (int j = 0; j < kBatch; ++j) {
-      const float a = __shfl_sync(~0u, weights.weight, base % 16 + j), b = __shfl_sync(~0u, weights.weight, base % 16 + j + 16);
-      if (base + j >= parts) continue;
-#pragma unroll
-      for (int i = 0; i < Pieces; ++i) {
-        float own_a = a, own_b = b;
-        if (Numbers::kScaled) {
-          const uint32_t both = scales[j][i * kHalves / Pieces];
-          own_a *= HalfPart::scale(both & 0xFF), own_b *= HalfPart::scale(both >> 8);
-        }
-        Numbers::add(total[i], own_a, own_b, v[j][i]);
-      }
-    }
-  }
-  const float sum = weights.total();
+// Stores what a warp has of a pair of rows, of its pieces from `piece` on. Half of the lanes have each row's `top` and `sum`. With two
+// groups of lanes each has a sum of its own: they exchange, and each stores a row.
+template <class T, class Map, int Pieces, int Groups>
+__device__ __forceinline__ void store_pair(const FmDecodeParams& p, const RowBlock& r, int pair, int piece, int chunk, float top,
+                                           float sum, bool write_lse, const float4 (&total)[Pieces][2]) {
+  const int lane = block_thread() % 32, own = lane / 16, block_row = first_row_of_pair(pair) + 8 * own;
   RowBlock whole = r;
   whole.slot = -1;
-  const float factor = row_factor<Map>(p, whole, block_row, weights.top, sum, first == 0 && lane % 16 == 0);
+  const float factor = row_factor<Map>(p, whole, block_row, top, sum, write_lse && lane % 16 == 0);
   const int64_t own_offset = row_offset(p, r, r.row_begin + block_row, p.out_stride);
+  const auto store = [&](T* out, int i, float factor, float2 x, float2 y) {
+    out += (piece + i) * HalfPart::kPieceColumns;
+    *reinterpret_cast<uint32_t*>(out + HalfPart::column(chunk, 0)) = pack_result(T(), x.x * factor, x.y * factor);
+    *reinterpret_cast<uint32_t*>(out + HalfPart::column(chunk, 1)) = pack_result(T(), y.x * factor, y.y * factor);
+  };
+  const auto of_row = [](float4 v, int h) { return h == 0 ? make_float2(v.x, v.y) : make_float2(v.z, v.w); };
+  if constexpr (Groups == 2) {
+    const auto of_both = [&](float4 v) {
+      const float2 kept = of_row(v, own), sent = of_row(v, 1 - own);
+      return make_float2(kept.x + __shfl_xor_sync(~0u, sent.x, 16), kept.y + __shfl_xor_sync(~0u, sent.y, 16));
+    };
+    const float2 x = of_both(total[0][0]), y = of_both(total[0][1]);
+    if (r.row_begin + block_row < r.rows) store(reinterpret_cast<T*>(p.out) + own_offset, 0, factor, x, y);
+  } else {
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const float f = __shfl_sync(~0u, factor, 16 * h);
-    T* out = reinterpret_cast<T*>(p.out) + __shfl_sync(~0u, own_offset, 16 * h) + first * Numbers::kPieceColumns;
-    if (r.row_begin + first_row_of_pair(pair) + h * 8 >= r.rows) return;
+    for (int h = 0; h < 2; ++h) {
+      const float f = __shfl_sync(~0u, factor, 16 * h);
+      T* out = reinterpret_cast<T*>(p.out) + __shfl_sync(~0u, own_offset, 16 * h);
+      if (r.row_begin + first_row_of_pair(pair) + h * 8 >= r.rows) return;
 #pragma unroll
-    for (int i = 0; i < Pieces; ++i)
-#pragma unroll
-      for (int k = 0; k < Numbers::kSums; ++k) {
-        const float4 v = total[i][k];
-        *reinterpret_cast<uint32_t*>(out + i * Numbers::kPieceColumns + Numbers::column(lane, k)) =
-            h == 0 ? pack_result(T(), v.x * f, v.y * f) : pack_result(T(), v.z * f, v.w * f);
-      }
+      for (int i = 0; i < Pieces; ++i) store(out, i, f, of_row(total[i][0], h), of_row(total[i][1], h));
+    }
   }
+}
+
+// Adds up the parts of a pair of rows, by a warp: `Pieces` pieces from piece `first` on; with two groups of lanes, half of one
+// piece, `first` counting halves, each group having every other part. `r` has the unit's first slot. What runs here runs once or
+// twice, so that it has to be short: fetching instructions takes longer than they do.
+template <class T, class Map, int Pieces, int Groups>
+__device__ __forceinline__ void add_parts_of_pair(const FmDecodeParams& p, const RowBlock& r, int parts, int pair,
+                                                  int first) {
+  static_assert(Groups == 1 || Pieces == 1);
+  constexpr int kBatch = HalfPart::template kReads<Map> / Pieces, kScales = Pieces == HalfPart::kPieces ? 2 : 1;
+  constexpr int kWeights = 16 * Groups;  // of a row, at a time: with one group half of the lanes have each row's
+  constexpr int kChunks = 32 / Groups;
+  const int lane = block_thread() % 32, piece = first / Groups, chunk = first % Groups * kChunks + lane % kChunks;
+  const int stride = p.team * kTileRows;  // rows from one slot to the next
+  const auto lse_of = [&](int h) {
+    return p.partial_lse + slot_row<Map>(p, r, first_row_of_pair(pair) + 8 * h) + lane % kWeights * stride;
+  };
+  const uint8_t* from = part_bytes<Map>(p, r) + (pair * HalfPart::kPieces + piece) * kPieceBytes + chunk * 16;
+  const uint8_t* scales_from = part_bytes<Map>(p, r) + HalfPart::scales_offset(pair, piece * 2 / HalfPart::kPieces, chunk);
+  PartWeights<kWeights> weights[Groups];
+  float4 total[Pieces][2] = {};
+#pragma unroll 1
+  for (int base = 0; base < parts; base += kBatch * Groups) {
+    uint4 v[kBatch][Pieces];
+    uint32_t scales[kBatch][kScales];
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {  // past the last part: that one again
+      const int part = min(base + j * Groups + lane / kChunks, parts - 1);
+      const uint64_t offset = (uint64_t)(uint32_t)part * (uint32_t)(stride * kLatent * 4);
+#pragma unroll
+      for (int i = 0; i < Pieces; ++i) v[j][i] = __ldcg(reinterpret_cast<const uint4*>(from + offset + kPieceBytes * i));
+#pragma unroll
+      for (int i = 0; i < kScales; ++i)
+        scales[j][i] = __ldcg(reinterpret_cast<const uint16_t*>(scales_from + offset + 64 * i));
+    }
+    if (base % kWeights == 0)
+#pragma unroll
+      for (int h = 0; h < Groups; ++h)
+        weights[h].load(lse_of(Groups == 1 ? lane / 16 : h), (int64_t)stride, base, parts, lane % kWeights);
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      const int part = j * Groups + lane / kChunks, at = Groups == 1 ? base % 16 + j : (base + part) % kWeights;
+      const float a = __shfl_sync(~0u, weights[0].weight, at);
+      const float b = __shfl_sync(~0u, weights[Groups - 1].weight, at + (Groups == 1 ? 16 : 0));
+      if (base + part >= parts) continue;
+#pragma unroll
+      for (int i = 0; i < Pieces; ++i) {
+        const uint32_t both = scales[j][i * kScales / Pieces];
+        HalfPart::add(total[i], a * HalfPart::scale(both & 0xFF), b * HalfPart::scale(both >> 8), v[j][i]);
+      }
+    }
+  }
+  float sum = weights[0].total(), top = weights[0].top;
+  if (Groups == 2) {
+    const float second = weights[Groups - 1].total();
+    if (lane >= 16) sum = second, top = weights[Groups - 1].top;
+  }
+  store_pair<T, Map, Pieces, Groups>(p, r, pair, piece, chunk, top, sum, first == 0, total);
 }
 
 // Pairs begin .. end.
-template <class T, class Map, int Pieces>
+template <class T, class Map, int Pieces, int Groups = 1>
 __device__ __forceinline__ void add_parts_of_pairs(const FmDecodeParams& p, const RowBlock& r, int parts, int begin,
                                                    int end, int warp) {
-  constexpr int kTasks = PartNumbers<Map>::kPieces / Pieces;  // of a pair
+  constexpr int kTasks = HalfPart::kPieces / Pieces * Groups;  // of a pair
 #pragma unroll 1
   for (int task = begin * kTasks + warp; task < end * kTasks; task += 8)
-    add_parts_of_pair<T, Map, Pieces>(p, r, parts, task / kTasks, task % kTasks * Pieces);
+    add_parts_of_pair<T, Map, Pieces, Groups>(p, r, parts, task / kTasks, task % kTasks * Pieces);
 }
 
-// By both values warpgroups when their partial results have been stored.
-template <class T, class Map>
-__device__ __forceinline__ void finish_part_of_pairs(const FmDecodeParams& p, const SplitUnit& unit, int item,
-                                                     DecodeControl& control) {
-  finish_part<Map>(p, unit, item, kRowPairs, control, [&](const RowBlock& r, int parts, int begin, int end, int warp) {
-    constexpr int kAll = PartNumbers<Map>::kPieces;
+// By both values warpgroups when their partial results have been stored: a task for each warp, or more.
+template <class T, class Map, class Load>
+__device__ __forceinline__ void finish_part_of_pairs(const FmDecodeParams& p, int item, DecodeControl& control, Load load_unit) {
+  finish_part<Map>(p, load_unit, item, kRowPairs, control, [&](const RowBlock& r, int parts, int begin, int end, int warp) {
     if (parts <= 4)
-      add_parts_of_pairs<T, Map, kAll>(p, r, parts, begin, end, warp);
+      add_parts_of_pairs<T, Map, 4>(p, r, parts, begin, end, warp);
     else if (parts <= 8)
-      add_parts_of_pairs<T, Map, kAll / 2>(p, r, parts, begin, end, warp);
-    else
+      add_parts_of_pairs<T, Map, 2>(p, r, parts, begin, end, warp);
+    else if (Map::kRaw || parts <= 16)
       add_parts_of_pairs<T, Map, 1>(p, r, parts, begin, end, warp);
+    else
+      add_parts_of_pairs<T, Map, 1, 2>(p, r, parts, begin, end, warp);
   });
 }
 

@@ -16,6 +16,8 @@
 #include "../ptx/control.cuh"
 #include "../ptx/global.cuh"
 #include "../ptx/math.cuh"
+#include "../ptx/mbarrier.cuh"
+#include "../ptx/shared.cuh"
 #include "shared_map.cuh"
 #include "work.cuh"
 
@@ -99,6 +101,32 @@ __device__ __forceinline__ SplitUnit load_split_unit(const FmDecodeParams& p, co
   return {{merge, Map::kSplits ? cluster_rank() : (unsigned)r.block, v.z}, r.slot - v.y, next_worker_item(p)};
 }
 
+// What a CTA of 64 rows has to know of its part until the end, in shared memory: registers are short then, and a fence empties the L1.
+// By one thread.
+template <class Map>
+__device__ __forceinline__ void leave_split_item(const FmDecodeParams& p, int item, WideControl& control) {
+  const int4* at = reinterpret_cast<const int4*>(p.items) + 3 * item;
+  const int4 a = load_once(at), b = load_once(at + 1), c = load_once(at + 2);
+  control.item[0] = a, control.item[1] = b, control.item[2] = c;
+  const SplitUnit unit = load_split_unit<Map>(p, row_block_of<Map>(p, a, b, c));
+  control.part = unit.part, control.next_worker = unit.next_worker;
+}
+template <class Map>
+__device__ __forceinline__ RowBlock left_row_block(const FmDecodeParams& p, const WideControl& control) {
+  const auto load = [&](int i) {
+    const uint4 v = load_shared_4(shared_address(&control.item[i]));
+    return int4{(int)v.x, (int)v.y, (int)v.z, (int)v.w};
+  };
+  return row_block_of<Map>(p, load(0), load(1), load(2));
+}
+template <class Map>
+__device__ __forceinline__ SplitUnit left_split_unit(const FmDecodeParams& p, const WideControl& control) {
+  const uint4 v = load_shared_4(shared_address(&control.item[2]));  // slot, merge, main_len, parts
+  const int part = load_shared_word(shared_address(&control.part));
+  const int next_worker = load_shared_word(shared_address(&control.next_worker));
+  return {{p.merges + (int)v.y, (unsigned)cta_of_team(), (int)v.w}, part, next_worker};
+}
+
 // What the parts of a row are multiplied with, by a warp: each `Lanes` lanes have a row, and a lane parts lane, lane + Lanes
 // and so on of its own.
 template <int Lanes>
@@ -131,27 +159,29 @@ struct PartWeights {
 };
 
 // By both values warpgroups when their partial results have been stored. `add(r, parts, begin, end, warp)` adds up tasks
-// begin .. end of all `tasks`, `r` having the unit's first slot, by this one of eight warps.
-template <class Map, class Add>
-__device__ __forceinline__ void finish_part(const FmDecodeParams& p, const SplitUnit& unit, int item, int tasks,
+// begin .. end of all `tasks`, `r` having the unit's first slot, by this one of eight warps. `load_unit()` gives the part's
+// SplitUnit, in the end once more: registers are short between.
+template <class Map, class Load, class Add>
+__device__ __forceinline__ void finish_part(const FmDecodeParams& p, Load load_unit, int item, int tasks,
                                             DecodeControl& control, Add add) {
-  const int thread = block_thread() - 128, parts = unit.count.parts;
+  const int thread = block_thread() - 128;
   named_barrier<kAddBarrier, 256>();
+  const SplitUnit unit = load_unit();
+  const int parts = unit.count.parts;
   const int first_slot = __ldcg(&unit.count.merge->first_slot);  // registers are short before
   if (thread == 0) control.pieces = unit.count.arrive(unit.count.piece_of(unit.part), item + 1 >= unit.next_worker);
   RowBlock r = load_row_block<Map>(p, item);
   r.slot = first_slot;
   named_barrier<kAddBarrier, 256>();
-  const uint32_t mine = control.pieces;
 #pragma unroll 1
-  for (uint32_t left = mine; left != 0;) {  // pieces beside each other at once
+  for (uint32_t left = control.pieces; left != 0;) {  // pieces beside each other at once
     const uint32_t lowest = left & -left, above = left & left + lowest;
     const int piece = __popc(lowest - 1), next = piece + __popc(left ^ above), all = unit.count.pieces();
     add(r, parts, piece * tasks / all, next * tasks / all, thread / 32);
     left = above;
   }
   named_barrier<kAddBarrier, 256>();
-  if (thread == 0) unit.count.leave(mine);
+  if (thread == 0) load_unit().count.leave(control.pieces);
 }
 
 }  // namespace fm

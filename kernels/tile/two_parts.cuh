@@ -78,24 +78,21 @@ __device__ __forceinline__ float add_two(float2 weight, float own, float other) 
   return __fadd_rn(__fmul_rn(weight.x, own), __fmul_rn(weight.y, other));
 }
 
-// The other part of an item's unit.
-template <class Map>
-__device__ __forceinline__ RowBlock load_other_part(const FmDecodeParams& p, int item) {
-  RowBlock r = load_row_block<Map>(p, item);
-  r.slot += load_split_unit<Map>(p, r).part == 0 ? 1 : -1;
-  return r;
-}
-
-// By both values warpgroups. `store(r, halves)` stores halves of this part; `add(half)` adds up a half; `take_back(r)` loads the
-// second half again. Registers are few: what is read once in a while is loaded anew.
+// By both values warpgroups, the item being left. `store(r, halves)` stores halves of this part; `add(half, other_part, weigh)` adds
+// up a half and calls weigh() when it has asked for the first numbers; `take_back(r)` loads the second half again.
 template <class Map, class Store, class Add, class TakeBack>
 __device__ __forceinline__ void finish_part_in_two(const FmDecodeParams& p, int item, WideControl& control, Store store, Add add,
                                                    TakeBack take_back) {
   const auto thread = [] { return block_thread() - 128; };
-  const auto own = [&] { return load_row_block<Map>(p, item); };
+  const auto own = [&] { return left_row_block<Map>(p, control); };
   const auto part = [&] {
-    const SplitUnit unit = load_split_unit<Map>(p, own());
+    const SplitUnit unit = left_split_unit<Map>(p, control);
     return PartInTwo{unit, item + 1 >= unit.next_worker};
+  };
+  const auto other_part = [&] {
+    RowBlock r = own();
+    r.slot += part().unit.part == 0 ? 1 : -1;
+    return r;
   };
   const auto halves = [&](auto by_one) {
     named_barrier<kAddBarrier, 256>();
@@ -109,17 +106,18 @@ __device__ __forceinline__ void finish_part_in_two(const FmDecodeParams& p, int 
     store(own(), late ? part().own() : part().stored());
     mine = halves([&] { return late ? part().give_up() : part().arrive(); });
   }
-  if (mine != 0)
-    weigh_two_parts<Map>(p, own(), load_other_part<Map>(p, item), thread(), mine & 1, control.part_weight);
-  named_barrier<kAddBarrier, 256>();
+  const auto weigh = [&] {
+    weigh_two_parts<Map>(p, own(), other_part(), thread(), mine & 1, control.part_weight);
+    named_barrier<kAddBarrier, 256>();
+  };
   if (mine == 2) {
-    add(std::integral_constant<int, 1>());
+    add(std::integral_constant<int, 1>(), other_part, weigh);
   } else if (mine != 0) {
     if (mine == kBothHalves) store(own(), 2);  // set aside: there are registers for one half and that of the other part
-    add(std::integral_constant<int, 0>());
+    add(std::integral_constant<int, 0>(), other_part, weigh);
     if (mine == kBothHalves) {
       take_back(own());
-      add(std::integral_constant<int, 1>());
+      add(std::integral_constant<int, 1>(), other_part, [] {});
     }
   }
   named_barrier<kAddBarrier, 256>();

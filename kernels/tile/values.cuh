@@ -112,6 +112,38 @@ __device__ __forceinline__ void store_partial_result(const FmDecodeParams& p, co
   }
 }
 
+// All of this thread's numbers to its slot, as HalfPart: of more than two parts.
+template <class Map>
+__device__ __forceinline__ void store_partial_halves(const FmDecodeParams& p, const RowBlock& r, const Accumulators& o, int half) {
+  constexpr int kChunks = 8, kNext = 4 * kChunks;  // of a thread; from a chunk's first pair of columns to its second
+  const int thread = warpgroup_thread(), pair = thread / 4;
+  uint8_t* part = part_bytes<Map>(p, r);
+#pragma unroll
+  for (int g = 0; g < kChunks; ++g) {
+    const int chunk = 4 * g + thread % 4;
+    uint32_t exponents = 0;
+    float factor[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float top = 0.f;
+#pragma unroll
+      for (int b = 0; b < 2; ++b)
+#pragma unroll
+        for (int e = 4 * g + 2 * h; e < 4 * g + 2 * h + 2; ++e) top = fmaxf(top, fmaxf(fabsf(o[b][e]), fabsf(o[b][e + kNext])));
+      const uint32_t exponent = HalfPart::exponent(top);
+      factor[h] = HalfPart::inverse(exponent);
+      exponents |= exponent << 8 * h;
+    }
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+      const auto numbers = [&](int e, int h) { return pack(__half(), o[b][e] * factor[h], o[b][e + 1] * factor[h]); };
+      *reinterpret_cast<uint4*>(part + (pair * HalfPart::kPieces + quarter(half, b)) * kPieceBytes + chunk * 16) =
+          make_uint4(numbers(4 * g, 0), numbers(4 * g + 2, 1), numbers(4 * g + kNext, 0), numbers(4 * g + kNext + 2, 1));
+    }
+    *reinterpret_cast<uint16_t*>(part + HalfPart::scales_offset(pair, half, chunk)) = exponents;
+  }
+}
+
 template <class Map>
 __device__ __forceinline__ void load_partial_result(const FmDecodeParams& p, const RowBlock& r, float (&o)[64], int quarter) {
   const float4* partial = partial_result<Map>(p, r, quarter);
@@ -122,28 +154,25 @@ __device__ __forceinline__ void load_partial_result(const FmDecodeParams& p, con
   }
 }
 
-// Adds up a warpgroup's column quarter of two parts, `o` being what this CTA has of it, and stores the result.
-template <class T, class Map, int Quarter>
-__device__ __forceinline__ void add_other_part(const FmDecodeParams& p, int item, float (&o)[64], int half,
-                                               const WideControl& control) {
-  constexpr int kReads = 8;  // at a time
-  const float4* partial = partial_result<Map>(p, load_other_part<Map>(p, item), quarter(half, Quarter));
+// Adds up a quarter of the columns of two parts, `o` being what this CTA has of it, and stores the result. Calls weigh() when it has
+// asked for the other part's numbers.
+template <class T, class Map, class Weigh>
+__device__ __forceinline__ void add_other_part(const FmDecodeParams& p, const RowBlock& other_part, float (&o)[64], int own_quarter,
+                                               const WideControl& control, Weigh weigh) {
+  const float4* partial = partial_result<Map>(p, other_part, own_quarter);
   const int row0 = warpgroup_thread() / 32 * 16 + warpgroup_thread() % 32 / 4;
+  float4 other[16];
+#pragma unroll
+  for (int g = 0; g < 16; ++g) other[g] = __ldcg(partial + 4 * g);
+  weigh();
   const float2 first = control.part_weight[row0], second = control.part_weight[row0 + 8];
 #pragma unroll
-  for (int i = 0; i < 16; i += kReads) {
-    float4 other[kReads];
-#pragma unroll
-    for (int j = 0; j < kReads; ++j) other[j] = __ldcg(partial + 4 * (i + j));
-#pragma unroll
-    for (int j = 0; j < kReads; ++j) {
-      float* own = &o[4 * (i + j)];
-      own[0] = add_two(first, own[0], other[j].x), own[1] = add_two(first, own[1], other[j].y);
-      own[2] = add_two(second, own[2], other[j].z), own[3] = add_two(second, own[3], other[j].w);
-    }
-    asm volatile("" ::: "memory");
+  for (int g = 0; g < 16; ++g) {
+    float* own = &o[4 * g];
+    own[0] = add_two(first, own[0], other[g].x), own[1] = add_two(first, own[1], other[g].y);
+    own[2] = add_two(second, own[2], other[g].z), own[3] = add_two(second, own[3], other[g].w);
   }
-  store_quarter<T>(p, load_row_block<Map>(p, item), o, quarter(half, Quarter));
+  store_quarter<T>(p, left_row_block<Map>(p, control), o, own_quarter);
 }
 
 // Finds what the accumulated rows are multiplied with, a row to a thread. By both warpgroups.
@@ -210,19 +239,19 @@ __device__ __forceinline__ void accumulate_values(const FmDecodeParams& p, const
       for (int b = 0; b < 2; ++b) store_quarter<T>(p, r, o[b], quarter(half, b));
       return;
     }
-    const SplitUnit unit = load_split_unit<Map>(p, r);  // before the stores, which fill the queue
+    if (block_thread() == 128) leave_split_item<Map>(p, item, control);  // before the stores, which fill the queue
     const auto store = [&](const RowBlock& r, uint32_t quarters) { store_partial_result<Map>(p, r, o, quarters, half); };
-    if (unit.count.parts == 2) {
+    if (r.parts == 2) {
       finish_part_in_two<Map>(
           p, item, control, store,
-          [&](auto number) {
+          [&](auto number, auto other_part, auto weigh) {
             constexpr int kQuarter = decltype(number)::value;
-            add_other_part<T, Map, kQuarter>(p, item, o[kQuarter], half, control);
+            add_other_part<T, Map>(p, other_part(), o[kQuarter], quarter(half, kQuarter), control, weigh);
           },
           [&](const RowBlock& r) { load_partial_result<Map>(p, r, o[1], quarter(half, 1)); });
     } else {
-      store(r, kBothHalves);
-      finish_part_of_pairs<T, Map>(p, unit, item, control);
+      store_partial_halves<Map>(p, r, o, half);
+      finish_part_of_pairs<T, Map>(p, item, control, [&] { return left_split_unit<Map>(p, control); });
     }
   });
 }

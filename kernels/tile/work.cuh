@@ -66,11 +66,9 @@ __device__ __forceinline__ int page_offset(const FmKvCache& kv, int token) {
   return kv.page_shift >= 0 ? token & (kv.page_size - 1) : token % kv.page_size;
 }
 
-template <class Map, bool Early = false>
-__device__ __forceinline__ RowBlock load_row_block(const FmDecodeParams& p, int item) {
-  asm volatile("" : "+r"(item));  // no pointer into the items is kept across the caller's loop
-  const int4* at = reinterpret_cast<const int4*>(p.items) + 3 * item;
-  const int4 a = load_once<Early>(at), b = load_once<Early>(at + 1), c = load_once<Early>(at + 2);
+// From an FmWorkItem's three int4.
+template <class Map>
+__device__ __forceinline__ RowBlock row_block_of(const FmDecodeParams& p, int4 a, int4 b, int4 c) {
   RowBlock r;
   r.block = Map::kSplits ? 0 : cta_of_team();
   r.request = a.x, r.kv_head = a.y, r.row_begin = a.z + r.block * Map::kRows, r.q_begin = a.w;
@@ -88,6 +86,13 @@ __device__ __forceinline__ RowBlock load_row_block(const FmDecodeParams& p, int 
     r.tile_end = begin + (tiles * (share + 1) >> shift);
   }
   return r;
+}
+
+template <class Map, bool Early = false>
+__device__ __forceinline__ RowBlock load_row_block(const FmDecodeParams& p, int item) {
+  asm volatile("" : "+r"(item));  // no pointer into the items is kept across the caller's loop
+  const int4* at = reinterpret_cast<const int4*>(p.items) + 3 * item;
+  return row_block_of<Map>(p, load_once<Early>(at), load_once<Early>(at + 1), load_once<Early>(at + 2));
 }
 
 // Where in the plan this CTA's worker has its first item, and the next worker. A worker is a team, or a cluster that splits.

@@ -1,0 +1,45 @@
+"""Units of 64 rows in more than two parts, which are kept as halves: each way of adding them up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import problems
+import tolerance
+
+# Up to 4, 8 and 16 parts, as many as have a piece each, and more.
+PARTS = [3, 4, 5, 8, 9, 16, 17, 32, 33, 66]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize(("s_q", "heads", "dtype"), [(1, 64, "bfloat16"), (1, 100, "float16"), (3, 33, "bfloat16")])
+def test_many_parts_are_right_and_the_same_each_time(cuda, parts, s_q, heads, dtype):
+    lens = [64 * parts, 64 * parts - 63, 64 * parts + 17, 64]
+    problem = problems.make(lens=lens, s_q=s_q, h=heads, dtype=getattr(torch, dtype), device=cuda)
+    options = {"num_splits": parts, "attn_sink": torch.linspace(-1, 1, heads, device=cuda)}
+    out, lse = problem.check(**options)
+    for _ in range(5):
+        again, lse_again = problem.run(**options)
+        assert torch.equal(again, out)
+        assert torch.equal(lse_again, lse)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("parts", [3, 20])
+def test_columns_of_very_different_sizes_keep_their_bits(cuda, parts):
+    problem = problems.make(lens=[64 * parts] * 2, h=64, device=cuda)
+    size = 2.0 ** -(torch.arange(576, device=cuda) * 7 % 15).where(torch.arange(576, device=cuda) < 512, 0)
+    columns = size[:512].double()
+    problem = replace(
+        problem,
+        q=(problem.q / size).to(problem.q.dtype),
+        cache=(problem.cache * size).to(problem.cache.dtype),
+        keys=(problem.keys * size).to(problem.keys.dtype),
+    )
+    out, lse = problem.run(num_splits=parts)
+    want, want_lse = problem.expected()
+    tolerance.check((out / columns).to(out.dtype), lse, want / columns, want_lse)
