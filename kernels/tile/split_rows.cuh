@@ -28,7 +28,7 @@ __device__ __forceinline__ uint8_t* part_bytes(const FmDecodeParams& p, const Ro
 // halves [32 pairs of rows][4 quarters of the columns][32 chunks][2 pairs of columns][2 rows][2 columns], the pairs of columns
 // being 2 chunk and 64 + 2 chunk of the quarter, and what they are multiplied with, a byte for the eight numbers of a row in
 // the chunks of both quarters of a half: powers of two, as the exponents of floats
-// [32 pairs of rows][2 halves of the columns][32 chunks][2 rows]
+// [32 pairs of rows][2 halves of the columns][4 for chunk % 4][8 for chunk / 4][2 rows]
 // It is half the bytes: what limits adding up is that all parts of all row blocks go to the L2 and come back.
 struct HalfPart {
   static constexpr int kPieces = 4, kPieceColumns = kLatent / kPieces;
@@ -36,9 +36,10 @@ struct HalfPart {
   template <class Map>
   static constexpr int kReads = Map::kRaw ? 8 : 16;
   static constexpr int kScalesOffset = kRowPairs * kPieces * kPieceBytes;
+  static constexpr int kOwnChunks = 8;     // of a thread of 16-bit numbers, chunk % 4 being the same
   static constexpr int kTopExponent = 14;  // of the largest of the eight numbers
   static __device__ __forceinline__ int scales_offset(int pair, int half, int chunk) {
-    return kScalesOffset + ((pair * 2 + half) * 32 + chunk) * 2;
+    return kScalesOffset + ((pair * 2 + half) * 32 + chunk % 4 * kOwnChunks + chunk / 4) * 2;
   }
   // Of numbers up to `top`: the exponent that is stored, and what they are multiplied with before they are rounded.
   static __device__ __forceinline__ uint32_t exponent(float top) {

@@ -112,16 +112,16 @@ __device__ __forceinline__ void store_partial_result(const FmDecodeParams& p, co
   }
 }
 
-// All of this thread's numbers to its slot, as HalfPart: of more than two parts.
+// All of this thread's numbers to its slot, as HalfPart: of more than two parts. `last`: what its two rows are multiplied with.
 template <class Map>
-__device__ __forceinline__ void store_partial_halves(const FmDecodeParams& p, const RowBlock& r, const Accumulators& o, int half) {
-  constexpr int kChunks = 8, kNext = 4 * kChunks;  // of a thread; from a chunk's first pair of columns to its second
+__device__ __forceinline__ void store_partial_halves(const FmDecodeParams& p, const RowBlock& r, const Accumulators& o, int half,
+                                                     const float (&last)[2]) {
+  constexpr int kNext = 4 * HalfPart::kOwnChunks;  // from a chunk's first pair of columns to its second
   const int thread = warpgroup_thread(), pair = thread / 4;
   uint8_t* part = part_bytes<Map>(p, r);
+  uint32_t exponents[HalfPart::kOwnChunks / 2] = {};
 #pragma unroll
-  for (int g = 0; g < kChunks; ++g) {
-    const int chunk = 4 * g + thread % 4;
-    uint32_t exponents = 0;
+  for (int g = 0; g < HalfPart::kOwnChunks; ++g) {
     float factor[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -130,18 +130,19 @@ __device__ __forceinline__ void store_partial_halves(const FmDecodeParams& p, co
       for (int b = 0; b < 2; ++b)
 #pragma unroll
         for (int e = 4 * g + 2 * h; e < 4 * g + 2 * h + 2; ++e) top = fmaxf(top, fmaxf(fabsf(o[b][e]), fabsf(o[b][e + kNext])));
-      const uint32_t exponent = HalfPart::exponent(top);
-      factor[h] = HalfPart::inverse(exponent);
-      exponents |= exponent << 8 * h;
+      const uint32_t exponent = HalfPart::exponent(top * last[h]);
+      factor[h] = last[h] * HalfPart::inverse(exponent);
+      exponents[g / 2] |= exponent << (16 * (g % 2) + 8 * h);
     }
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
       const auto numbers = [&](int e, int h) { return pack(__half(), o[b][e] * factor[h], o[b][e + 1] * factor[h]); };
-      *reinterpret_cast<uint4*>(part + (pair * HalfPart::kPieces + quarter(half, b)) * kPieceBytes + chunk * 16) =
+      *reinterpret_cast<uint4*>(part + (pair * HalfPart::kPieces + quarter(half, b)) * kPieceBytes + (4 * g + thread % 4) * 16) =
           make_uint4(numbers(4 * g, 0), numbers(4 * g + 2, 1), numbers(4 * g + kNext, 0), numbers(4 * g + kNext + 2, 1));
     }
-    *reinterpret_cast<uint16_t*>(part + HalfPart::scales_offset(pair, half, chunk)) = exponents;
   }
+  *reinterpret_cast<uint4*>(part + HalfPart::scales_offset(pair, half, thread % 4)) =
+      make_uint4(exponents[0], exponents[1], exponents[2], exponents[3]);
 }
 
 template <class Map>
@@ -197,7 +198,7 @@ __device__ __forceinline__ void accumulate_values(const FmDecodeParams& p, const
   for_each_row_block<Map>(p, first_item, [&](int item, const RowBlock& range) {
     Accumulators o;
     clear_accumulators(o);
-    const int last_steps = value_steps(range.in_last_tile());
+    const int last_steps = uniform(value_steps(range.in_last_tile()));
     for (int tiles = range.tile_end - range.tile_begin; tiles > 0; --tiles) {
       // Found while P is waited for: what lies between that and the first product is a part of every tile's time.
       const Operand weights(smem + Map::rope_offset(place.rope()), 0, kAtomBytes);
@@ -230,10 +231,11 @@ __device__ __forceinline__ void accumulate_values(const FmDecodeParams& p, const
     }
     mbarrier_wait(shared_address(&control.result_full), result_parity);
     if (Map::kSumsToValues) find_row_factors<Map>(p, item, control);
-    scale_rows(o, control.result[row0], control.result[row0 + 8]);
+    const float last[2] = {control.result[row0], control.result[row0 + 8]};
     arrive_once_per_warp(shared_address(&control.result_empty));
     result_parity ^= 1;
     const RowBlock r = load_row_block<Map>(p, item);
+    if (r.parts <= 2) scale_rows(o, last[0], last[1]);
     if (r.slot < 0) {
 #pragma unroll
       for (int b = 0; b < 2; ++b) store_quarter<T>(p, r, o[b], quarter(half, b));
@@ -250,7 +252,7 @@ __device__ __forceinline__ void accumulate_values(const FmDecodeParams& p, const
           },
           [&](const RowBlock& r) { load_partial_result<Map>(p, r, o[1], quarter(half, 1)); });
     } else {
-      store_partial_halves<Map>(p, r, o, half);
+      store_partial_halves<Map>(p, r, o, half, last);
       finish_part_of_pairs<T, Map>(p, item, control, [&] { return left_split_unit<Map>(p, control); });
     }
   });
