@@ -77,6 +77,14 @@ class Problem:
         """Run and compare."""
         return check_all_kernels(self, options)
 
+    def check_repeats(self, times: int, **options):
+        """Run and compare, and run again: every result is the first one, bit for bit."""
+        out, lse = self.check(**options)
+        for _ in range(times):
+            again, lse_again = self.run(**options)
+            assert torch.equal(again, out)
+            assert torch.equal(lse_again, lse)
+
 
 def check_all_kernels(problem, options):
     """Runs and compares. On CUDA few short requests go to CTAs of 16 query rows, however many they have, unless parts

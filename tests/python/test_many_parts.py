@@ -20,12 +20,7 @@ PARTS = [3, 4, 5, 8, 9, 16, 17, 32, 33, 66]
 def test_many_parts_are_right_and_the_same_each_time(cuda, parts, s_q, heads, dtype):
     lens = [64 * parts, 64 * parts - 63, 64 * parts + 17, 64]
     problem = problems.make(lens=lens, s_q=s_q, h=heads, dtype=getattr(torch, dtype), device=cuda)
-    options = {"num_splits": parts, "attn_sink": torch.linspace(-1, 1, heads, device=cuda)}
-    out, lse = problem.check(**options)
-    for _ in range(5):
-        again, lse_again = problem.run(**options)
-        assert torch.equal(again, out)
-        assert torch.equal(lse_again, lse)
+    problem.check_repeats(5, num_splits=parts, attn_sink=torch.linspace(-1, 1, heads, device=cuda))
 
 
 @pytest.mark.gpu

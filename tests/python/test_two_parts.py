@@ -18,12 +18,7 @@ def test_two_parts_are_right_and_the_same_each_time(cuda, s_q, heads, kv_format)
     problem = problems.make(lens=lens, s_q=s_q, h=heads, device=cuda)
     if kv_format is not None:
         problem = problem.quantised(kv_format)
-    options = {"num_splits": 2, "attn_sink": torch.linspace(-1, 1, heads, device=cuda)}
-    out, lse = problem.check(**options)
-    for _ in range(20):
-        again, lse_again = problem.run(**options)
-        assert torch.equal(again, out)
-        assert torch.equal(lse_again, lse)
+    problem.check_repeats(20, num_splits=2, attn_sink=torch.linspace(-1, 1, heads, device=cuda))
 
 
 @pytest.mark.gpu

@@ -21,8 +21,8 @@ namespace {
 
 constexpr size_t kStackBytes = 64 << 10;
 constexpr unsigned kResident = 16;  // CTAs, if clusters are not larger
-constexpr unsigned kLooks = 4096;       // in a row: nothing else can go on
-constexpr unsigned kMostLooks = 20 << 20;
+constexpr unsigned kLooks = 4096;  // at memory, in a row: nothing else can go on
+constexpr unsigned kMostLooks = 20 << 20;  // and nothing will
 constexpr unsigned kPause = 64;  // a warp pauses once in so many turns of its threads
 
 jmp_buf scheduler;
@@ -50,7 +50,6 @@ char* take_stack() {
 
 void leave() {
   Cta& own = cta();
-  machine.looks = 0;
   self->done = true;
   self->warp->runnable &= ~(1u << self->lane);
   --own.live;
@@ -193,7 +192,6 @@ void yield(const char* doing) {
 }
 
 void wake(Lane* lane) {
-  machine.looks = 0;
   Warp& warp = *lane->warp;
   warp.runnable |= 1u << lane->lane;
   if (self == nullptr || &warp != self->warp) queue(warp);
@@ -249,13 +247,13 @@ void run(const std::function<void()>& body, const Grid& grid) {
         start_cta(*clusters.back(), next % grid.x, next / grid.x * grid.cluster + i, own_body);
       ++next;
     }
-    const bool stuck = machine.ready.empty() || machine.looks > kLooks;
-    if (machine.on_their_way.empty() && (machine.ready.empty() || machine.looks > kMostLooks)) {
+    const bool waits = machine.ready.empty(), none_left = machine.on_their_way.empty();
+    if (none_left && (waits || machine.looks > kMostLooks)) {
       self = nullptr;
       fail("nothing can go on");
     }
-    if (!machine.on_their_way.empty() &&
-        (stuck || (machine.random() % 256 < machine.landing && machine.landing < 256))) {
+    if (!none_left && (waits || machine.looks > kLooks ||
+                       (machine.random() % 256 < machine.landing && machine.landing < 256))) {
       self = nullptr;
       land_one();
       continue;

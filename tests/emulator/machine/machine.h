@@ -105,7 +105,7 @@ struct Machine {
   unsigned landing = 0;         // copies land at the soonest (0), in so many of 256 steps, or at the latest (256)
   bool products_early = false;  // products are computed when they are committed, else when they are waited for
   int64_t clock = 0;
-  unsigned looks = 0;  // at memory, by threads that let others run, since anything else happened
+  unsigned looks = 0;  // at memory, by threads that let others run, since a thread went to sleep or a copy landed
 };
 
 extern Machine machine;
