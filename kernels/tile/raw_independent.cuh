@@ -136,7 +136,7 @@ __device__ __forceinline__ void compute_independent(const FmDecodeParams& p, con
     float all[8][Map::kRows / 2];  // unnormalised O^T, all columns
     clear_accumulators(all);
     const int tiles = max(range.tile_end - range.tile_begin, 0);
-    const int first_masked = range.first_masked(p) - range.tile_begin;
+    const int first_shared = first_shared_tile(p, range);
     if (p.splits > 1)  // the last item's part, which others read, lies where Q goes
       mbarrier_wait_acquire_cluster(shared_address(&control.parts_empty), parts_parity ^ 1);
     if (tiles > 0) load_raw_query<T, QkDim, Map>(p, range, smem, control);
@@ -153,10 +153,10 @@ __device__ __forceinline__ void compute_independent(const FmDecodeParams& p, con
       float s[Map::kRows / 2];
       const uint32_t scaled = Map::kBare ? 0 : control.scaled_tile(at);
       const OwnUnits units = load_own_units<Map>(smem, at, scaled);
-      const bool masked = i >= first_masked || control.present[at] != ~0ull;
+      const bool masked = i >= first_shared || control.present[at] != ~0ull;
       multiply_raw_query<T, M, Map>(s, smem, control, of_tile, scaled, units, p.box_shift);
       if (masked) {
-        mask_raw_tile<Map>(s, p, item, i, smem, control, at, own);
+        mask_raw_tile<Map>(s, p, item, i, first_shared, smem, control, at, own);
         named_barrier_of_warpgroup(kOwnBarrier + own());  // V is read before the next one
       }
       const ValuePlace<Map> values(smem, at, 0, p.box_shift);

@@ -63,11 +63,28 @@ __device__ __forceinline__ void clean_raw_values(const FmDecodeParams& p, const 
   }
 }
 
-// Masks S^T of tile `i` of an item, and takes from V what rows may not see; other warps see that after a barrier. `own`: finds
-// which warpgroup this is.
+// The first tile of an item with tokens that some rows see and others do not, counted from its first.
+__device__ __forceinline__ int first_shared_tile(const FmDecodeParams& p, const RowBlock& r) {
+  return p.causal && r.q_len > 1 ? r.first_masked(p) - r.tile_begin : 0x7FFFFFFF;
+}
+
+// Masks S^T of tile `i` of an item: absent tokens, those past the end, too, whose codes and scales are zeros; and where rows see different
+// ones, from `first_shared` on, what some do not, which is taken from V: other warps see that after a barrier. `own`: finds which
+// warpgroup this is.
 template <class Map, class Control, class Own>
-__device__ __forceinline__ void mask_raw_tile(float (&s)[Map::kRows / 2], const FmDecodeParams& p, int item, int i, uint32_t smem,
-                                              const Control& control, int at, Own own) {
+__device__ __forceinline__ void mask_raw_tile(float (&s)[Map::kRows / 2], const FmDecodeParams& p, int item, int i, int first_shared,
+                                              uint32_t smem, const Control& control, int at, Own own) {
+  using Layout = FewLayout<Map::kRows>;
+  if (i < first_shared) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const bool absent = !(control.present[at] >> Layout::token(h) & 1);
+#pragma unroll
+      for (int c = 0; c < Layout::kColumns; ++c)
+        if (absent) s[Layout::value(c, h)] = kNegInf;
+    }
+    return;
+  }
   const RowBlock r = load_row_block<Map>(p, item);
   mask_few<Map>(p, r, s, r.tile_begin + i, control.present[at]);
   named_barrier_of_warpgroup(kOwnBarrier + own());  // every warp has read K

@@ -261,7 +261,7 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
     FewAccumulators<Map::kRows> o;
     clear_accumulators(o);
     const int tiles = max(range.tile_end - range.tile_begin, 0);
-    const int first_masked = range.first_masked(p) - range.tile_begin;
+    const int first_shared = first_shared_tile(p, range);
     if constexpr (Map::kSplits)
       if (p.splits > 1)  // the last item's part, which others read, lies where Q goes
         mbarrier_wait_acquire_cluster(shared_address(&control.parts_empty), parts_parity ^ 1);
@@ -275,9 +275,9 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
         mbarrier_wait(shared_address(&control.tile_full[at]), place.parity());
         const uint32_t scaled = Map::kBare ? 0 : control.scaled_tile(at);
         units = load_own_units<Map>(smem, at, scaled);
-        const bool masked = i >= first_masked || control.present[at] != ~0ull;
+        const bool masked = i >= first_shared || control.present[at] != ~0ull;
         multiply_raw_query<T, M, Map>(s, smem, control, place, scaled, units, p.box_shift);
-        if (masked) mask_raw_tile<Map>(s, p, item, i, smem, control, at, own);
+        if (masked) mask_raw_tile<Map>(s, p, item, i, first_shared, smem, control, at, own);
       }
       if (i > 0) {
         const RawPlace<Map> last = place.last();
