@@ -145,7 +145,20 @@ __device__ __forceinline__ void multiply_codes_query(float (&s)[Map::kRows / 2],
   }
 }
 
-// Scores of absent tokens and of keys a row does not see become -inf.
+// Scores of absent tokens become -inf.
+template <class Map>
+__device__ __forceinline__ void mask_absent(float (&s)[Map::kRows / 2], uint64_t present) {
+  using Layout = FewLayout<Map::kRows>;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const bool absent = !(present >> Layout::token(h) & 1);
+#pragma unroll
+    for (int c = 0; c < Layout::kColumns; ++c)
+      if (absent) s[Layout::value(c, h)] = kNegInf;
+  }
+}
+
+// Those, and scores of keys that a row does not see.
 template <class Map>
 __device__ __forceinline__ void mask_few(const FmDecodeParams& p, const RowBlock& r, float (&s)[Map::kRows / 2],
                                          int tile, uint64_t present) {
@@ -397,10 +410,11 @@ __device__ __forceinline__ void compute_few_scores(const FmDecodeParams& p, cons
     for (int tile = r.tile_begin; tile < r.tile_end; ++tile) {
       float s[Map::kRows / 2];
       float2 units = make_float2(0.f, 0.f);
-      bool absent, masked;
+      bool absent, masked, shared;
       const auto look = [&] {
         absent = opaque(control.present[place.rope()] != ~0ull);
-        masked = opaque(absent | (tile >= first_masked));
+        shared = opaque((p.causal && r.q_len > 1) & (tile >= first_masked));  // by some rows and not by others
+        masked = Map::kTokens ? absent | shared : opaque(absent | (tile >= first_masked));
       };
       if constexpr (Map::kCodes) {
         multiply_codes_query<T, M, QkDim, Map>(s, smem, control, place);
@@ -410,9 +424,14 @@ __device__ __forceinline__ void compute_few_scores(const FmDecodeParams& p, cons
       } else {
         multiply_key_query<M, QkDim, Map>(s, shared_address(smem), control, place, look);
       }
-      // Tokens that some rows see and others do not, or that have no page; whole pages: not those past the end.
-      const bool cleans = masked && (Map::kTokens || (p.causal && r.q_len > 1) || absent);
-      if (masked) mask_few<Map>(p, r, s, tile, control.present[place.rope()]);
+      // Tokens that some rows see and others do not; whole pages: those without a page, too, but not those past the end.
+      const bool cleans = shared || (!Map::kTokens && absent);
+      if (masked) {
+        if (Map::kTokens && !shared)
+          mask_absent<Map>(s, control.present[place.rope()]);
+        else
+          mask_few<Map>(p, r, s, tile, control.present[place.rope()]);
+      }
       state.update(s, scale_log2, units, control, place.rope());
       state.weigh(s, scale_log2);
       if constexpr (Map::kCodes) state.count_weights(s, units_of<Map>(smem).of_tile[place.rope()].token);

@@ -150,6 +150,28 @@ __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const RowM
   }
 }
 
+// Rows of a preparing warp that are absent become zeros: few of them one after another, by all lanes, many by a lane each.
+template <class Map>
+__device__ __forceinline__ void clear_absent_rows(const FmDecodeParams& p, uint32_t smem, int place, int warp, uint32_t present) {
+  constexpr uint32_t kBytes = Map::kSwizzled ? Map::kQkDim : Map::kRowBytes;
+  if (present == ~0u) return;
+  const auto clear = [&](int token, uint32_t i) {
+    if (i < kBytes) store_shared(RowLayout<Map>{p.box_shift}.piece(smem, place, 32 * warp + token, i), make_uint4(0, 0, 0, 0));
+  };
+  if (__popc(present) < 20) {
+    const int lane = TokenWarps<Map>::lane();
+#pragma unroll 1
+    for (uint32_t i = present >> lane & 1 ? kBytes : 0; i < kBytes; i += 16) clear(lane, i);
+  } else {
+#pragma unroll 1
+    for (uint32_t absent = ~present; absent != 0; absent &= absent - 1) {
+      const int token = __ffs(absent) - 1;
+      clear(token, TokenWarps<Map>::lane() * 16), clear(token, 512 + TokenWarps<Map>::lane() * 16);
+    }
+  }
+  __syncwarp();
+}
+
 // A lane's row when it has come: what it counts in, its scales, what of it is not codes.
 template <class Map>
 struct RowPreparation {
@@ -376,12 +398,9 @@ __device__ __forceinline__ void prepare_rows(const FmDecodeParams& p, const Firs
     const int at = place.at();
     mbarrier_wait(shared_address(&control.landed[at][warp]), place.parity());
     const int format = Map::kBare ? FM_KV_FP8 : control.format[at], token = 32 * warp + lane;
-    const bool present = reinterpret_cast<const uint32_t*>(&control.present[at])[warp] >> lane & 1;
-    if (!present) {
-#pragma unroll 1
-      for (uint32_t i = 0; i < (Map::kSwizzled ? Map::kQkDim : Map::kRowBytes); i += 16)
-        store_shared(RowLayout<Map>{p.box_shift}.piece(smem, at, token, i), make_uint4(0, 0, 0, 0));
-    }
+    const uint32_t& all = reinterpret_cast<const uint32_t*>(&control.present[at])[warp];
+    clear_absent_rows<Map>(p, smem, at, warp, all);
+    const bool present = all >> TokenWarps<Map>::lane() & 1;
     const RowPreparation<Map> row = {Map::row(smem, at, token), Map::scales(smem, at), token, present};
     RowUnit unit(0);
     const auto leave_scaled = [&](bool fractions) {

@@ -74,15 +74,8 @@ __device__ __forceinline__ int first_shared_tile(const FmDecodeParams& p, const 
 template <class Map, class Control, class Own>
 __device__ __forceinline__ void mask_raw_tile(float (&s)[Map::kRows / 2], const FmDecodeParams& p, int item, int i, int first_shared,
                                               uint32_t smem, const Control& control, int at, Own own) {
-  using Layout = FewLayout<Map::kRows>;
   if (i < first_shared) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const bool absent = !(control.present[at] >> Layout::token(h) & 1);
-#pragma unroll
-      for (int c = 0; c < Layout::kColumns; ++c)
-        if (absent) s[Layout::value(c, h)] = kNegInf;
-    }
+    mask_absent<Map>(s, control.present[at]);
     return;
   }
   const RowBlock r = load_row_block<Map>(p, item);

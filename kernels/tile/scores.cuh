@@ -366,6 +366,16 @@ __device__ __forceinline__ void mask_tile(const FmDecodeParams& p, const RowBloc
     }
 }
 
+// The same of absent tokens alone, where no row sees less than others.
+__device__ __forceinline__ void mask_absent(float (&s)[32], uint64_t present) {
+  present >>= 2 * (warpgroup_thread() % 4);
+#pragma unroll
+  for (int g = 0; g < 8; ++g)
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+      if (!(present >> (8 * g + e) & 1)) s[4 * g + e] = s[4 * g + 2 + e] = kNegInf;
+}
+
 // Stores P.
 template <class T>
 __device__ __forceinline__ void store_weights(const float (&s)[32], uint32_t to) {
@@ -446,8 +456,9 @@ __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, const Fi
       bool masked, cleans;
       const auto look = [&] {  // whether scores are masked, and V cleaned; without branches
         const bool absent = control.present[place.rope()] != ~0ull;
-        masked = opaque(absent | (tile >= control.first_masked));
-        cleans = Map::kTokens ? masked : opaque(absent | (tile >= control.first_shared));
+        const bool shared = tile >= control.first_shared;
+        masked = opaque(absent | (Map::kTokens ? shared : tile >= control.first_masked));
+        cleans = opaque(Map::kTokens ? shared : absent | shared);  // single tokens: absent ones are zeros
       };
       if constexpr (Map::kCodes) {
         multiply_query_codes<T, M, QkDim, Map>(s, q, smem, control, place, held);
@@ -455,7 +466,12 @@ __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, const Fi
       } else {
         multiply_query_key<M, QkDim, Map>(s, q, shared_address(smem), control, place, held, ready, look);
       }
-      if (masked) mask_tile(p, load_row_block<Map>(p, item), s, tile, control.present[place.rope()]);
+      if (masked) {
+        if (Map::kTokens && !cleans)
+          mask_absent(s, control.present[place.rope()]);
+        else
+          mask_tile(p, load_row_block<Map>(p, item), s, tile, control.present[place.rope()]);
+      }
       const int row0 = accumulator_row(warpgroup_thread());
       const float scale[2] = {score_scale<Map>(p, smem, row0), score_scale<Map>(p, smem, row0 + 8)};
       float2 shrink;
@@ -471,7 +487,7 @@ __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, const Fi
       if constexpr (!Map::kTokens) state.weigh(s, scale);  // here warps wait for each other less; with tokens it takes longer
       store_weights<M>(s, shared_address(smem) + Map::rope_offset(place.rope()));
       if constexpr (Map::kCodes && QkDim > kLatent) scale_values<Map>(smem, place);
-      if (masked) {
+      if (Map::kTokens ? cleans : masked) {
         const RowBlock r = load_row_block<Map>(p, item);
         if (!Map::kTokens)
           clear_past_end<Map>(r.seq_len - tile * kTileTokens, shared_address(smem), place, {0, 1, 2, 3});
