@@ -56,9 +56,11 @@
 namespace fm {
 
 // How K gets to shared memory: whole pages of 16-bit numbers (load_tma.cuh); or single tokens of them (load_tokens.cuh); or
-// rows of e4m3 codes as they lie in the cache (raw_rows.cuh), Bare where they have no scales; or tokens of any cache, as
-// halves (load_tokens.cuh). With all but the first two what is multiplied is in half precision.
-enum class Loader { Tma, Gather, Codes, Raw, Bare };
+// rows of codes as they lie in the cache (raw_rows.cuh), Raw of e4m3 ones, Bare where they have no scales, Fine where some are e2m1; or
+// tokens of any cache, as halves (load_tokens.cuh). With all but the first two what is multiplied is in half precision.
+enum class Loader { Tma, Gather, Codes, Raw, Bare, Fine };
+template <Loader L>
+constexpr bool kKeepsRows = L == Loader::Raw || L == Loader::Bare || L == Loader::Fine;
 
 template <class T, Loader L, int Rows>
 struct Kernel {
@@ -217,16 +219,17 @@ __device__ __forceinline__ void decode_few(const CUtensorMap& latent_map, const 
 }
 
 // A CTA that keeps rows of codes as they lie in the cache.
-template <class T, int QkDim, int Rows, bool Bare>
+template <class T, int QkDim, Loader L, int Rows>
 __device__ __forceinline__ void decode_raw(const CUtensorMap& rows_map, const CUtensorMap& tails_map, const FmDecodeParams& p,
                                            uint8_t* shared) {
-  using Map = RawMap<Rows, QkDim, Bare>;
+  constexpr bool kBare = L == Loader::Bare;
+  using Map = RawMap<Rows, QkDim, kBare, L == Loader::Fine>;
   using Control = std::conditional_t<Map::kIndependent, IndependentControl<Rows>, RawControl<Rows>>;
   static_assert(Map::kControlOffset + sizeof(Control) <= FM_DECODE_SMEM_BYTES);
   constexpr int kCompute = 232, kLoader = 40;  // registers, of 168 that the launch gives
   // In a register: the compiler finds the address anew otherwise, wherever it is used, and waits for it each time. That made `fp8` with
   // 16 rows, which loads limit, 1 to 2 % slower.
-  const uint32_t smem = Rows == 16 && Bare ? shared_address(shared) : opaque(shared_address(shared));
+  const uint32_t smem = Rows == 16 && kBare ? shared_address(shared) : opaque(shared_address(shared));
   Control& control = *reinterpret_cast<Control*>(__cvta_shared_to_generic(smem + Map::kControlOffset));
   const FirstItem first = load_first_item<Map>(p);
   if (threadIdx.x == 0) {
@@ -252,10 +255,11 @@ __device__ __forceinline__ void decode_raw(const CUtensorMap& rows_map, const CU
   if (!Map::kSplits && p.multicast > 1) cluster_barrier();  // no CTA leaves while another may still write to its shared memory
 }
 
-constexpr int decode_threads(Loader loader, int rows) {
-  if (loader == Loader::Raw || loader == Loader::Bare) return FM_DECODE_THREADS_RAW;
-  if (loader == Loader::Tma || rows == kTileRows) return FM_DECODE_THREADS;
-  return rows == 16 && loader == Loader::Gather ? FM_DECODE_THREADS_4_LOADERS : FM_DECODE_THREADS_2_LOADERS;
+template <Loader L, int Rows>
+constexpr int decode_threads() {
+  if (kKeepsRows<L>) return FM_DECODE_THREADS_RAW;
+  if (L == Loader::Tma || Rows == kTileRows) return FM_DECODE_THREADS;
+  return Rows == 16 && L == Loader::Gather ? FM_DECODE_THREADS_4_LOADERS : FM_DECODE_THREADS_2_LOADERS;
 }
 
 template <class T, int QkDim, Loader L, int Rows>
@@ -263,8 +267,8 @@ __device__ __forceinline__ void decode(const CUtensorMap& latent_map, const CUte
                                        const FmDecodeParams& p) {
   uint8_t* smem = launch_shared();
   let_next_launch_begin();
-  if constexpr (L == Loader::Raw || L == Loader::Bare)
-    decode_raw<T, QkDim, Rows, L == Loader::Bare>(latent_map, rope_map, p, smem);
+  if constexpr (kKeepsRows<L>)
+    decode_raw<T, QkDim, L, Rows>(latent_map, rope_map, p, smem);
   else if constexpr (Rows == kTileRows)
     decode_wide<T, QkDim, L>(latent_map, rope_map, p, smem);
   else
@@ -272,7 +276,7 @@ __device__ __forceinline__ void decode(const CUtensorMap& latent_map, const CUte
 }
 
 #define FM_DECODE_KERNEL(NAME, TYPE, QK_DIM, LOADER, ROWS)                                                      \
-  extern "C" __global__ void __launch_bounds__(fm::decode_threads(fm::Loader::LOADER, ROWS), 1)                  \
+  extern "C" __global__ void __launch_bounds__((fm::decode_threads<fm::Loader::LOADER, ROWS>()), 1)                 \
       NAME(const __grid_constant__ CUtensorMap latent_map, const __grid_constant__ CUtensorMap rope_map,        \
            const __grid_constant__ FmDecodeParams params) {                                                     \
     fm::decode<TYPE, QK_DIM, fm::Loader::LOADER, ROWS>(latent_map, rope_map, params);                           \

@@ -210,6 +210,13 @@ impl KvFormat {
         self.is_quantised() && self != Self::Fp4V41
     }
 
+    /// Whether rows of these caches are e2m1 codes beside e4m3 ones, all of 512 columns: each of sixteen with a scale of its own.
+    pub(crate) fn have_fine_scales(formats: &[Self]) -> bool {
+        let has_e2m1 = formats.contains(&Self::Fp4V41);
+        let others = [Self::Fp8, Self::Fp8V41, Self::Fp8V41Split, Self::Fp4V41];
+        has_e2m1 && formats.iter().all(|format| others.contains(format))
+    }
+
     /// The row widths that a cache of this format can have.
     ///
     /// ```

@@ -162,7 +162,10 @@ fn keys(args: &PlanArgs) -> Keys {
     let formats = [format, if extra { args.extra_kv_format } else { format }];
     let all = |is: fn(KvFormat) -> bool| formats.iter().all(|format| format.is_some_and(is));
     let coded = format.is_some_and(KvFormat::is_quantised);
-    if extra && !all(KvFormat::is_e4m3) && !all(|format| !format.is_quantised()) {
+    let known: Option<Vec<KvFormat>> = formats.into_iter().collect();
+    let rows_of_codes =
+        all(KvFormat::is_e4m3) || known.is_some_and(|formats| KvFormat::have_fine_scales(&formats));
+    if extra && !rows_of_codes && !all(|format| !format.is_quantised()) {
         Keys::Mixed
     } else if coded {
         Keys::Codes
@@ -320,11 +323,12 @@ mod tests {
 
     #[test]
     fn caches_are_mixed_unless_both_are_known_to_be_of_one_kind() {
-        use KvFormat::{Bf16, Fp4V41, Fp8, Fp8V4, Fp8V32};
+        use KvFormat::{Bf16, Fp4V41, Fp8, Fp8V4, Fp8V32, Fp8V41};
         for (main, extra, keys) in [
             (Bf16, Bf16, Keys::Rows),
             (Fp8, Fp8V32, Keys::Codes),
             (Fp8V4, Fp8V4, Keys::Codes),
+            (Fp8V41, Fp4V41, Keys::Codes),
         ] {
             assert_eq!(listed(5, Some(main), Some(extra)), keys);
         }

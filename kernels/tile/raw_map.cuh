@@ -28,8 +28,8 @@ constexpr float kNoReference = 3e38f;  // minus a reference that every score exc
 // What numbers of a tile count in. A row's is a power of two, so that halves hold its numbers; scales are relative to it.
 template <int Groups, bool Twice>
 struct alignas(16) RawScales {
-  // Each half once; or twice, as products need it, and so far apart that a warp's eight tokens are in different banks.
-  static constexpr uint32_t kTokenBytes = Twice ? Groups * 4 + 16 : Groups * 2;
+  // Each half once; or twice, as products need it. Where those of a token fill banks, the next one's begin 16 bytes on.
+  static constexpr uint32_t kTokenBytes = Twice ? Groups * 4 + 16 : Groups == 32 ? Groups * 2 + 16 : Groups * 2;
   uint8_t of_token[kTileTokens][kTokenBytes];  // -> scores: powers of two
   uint16_t of_column[Groups][kTileTokens];  // -> values: whole scales, halves, in the order of lane_token
   float unit[kTileTokens];                  // what the row counts in, over what rows mostly do; 0: absent
@@ -41,10 +41,11 @@ __device__ __forceinline__ int lane_token(int token) {
   return token % 8 / 2 * 16 + token / 16 * 4 + token / 8 % 2 * 2 + token % 2;
 }
 
-// Bare: rows are codes alone, without scales.
-template <int Rows, int QkDim, bool Bare>
+// Bare: rows are codes alone, without scales. Fine: some have scales of 16 columns, and come as e2m1 codes (raw_e2m1.cuh); none has
+// columns that are not codes.
+template <int Rows, int QkDim, bool Bare, bool Fine = false>
 struct RawMap {
-  static constexpr bool kBare = Bare;
+  static constexpr bool kBare = Bare, kFine = Fine;
   static constexpr int kQkDim = QkDim, kRows = Rows, kPlaces = Rows == kTileRows ? 3 : 4;
   static constexpr bool kTokens = true, kCodes = true, kRaw = true, kPeaks = true, kSplits = Rows < kTileRows,
                         kHandsQueryOn = false;
@@ -54,7 +55,7 @@ struct RawMap {
   static constexpr bool kHasRope = QkDim > kLatent;
   static constexpr bool kFloatScaled = kHasRope && !kBare;  // by blocks of 128 columns
   static constexpr bool kSwizzled = kBare && Rows == FM_SWIZZLED_ROWS;  // rows that come in boxes; RowLayout
-  static constexpr bool kMayBePlain = !kHasRope && !kBare;    // the last columns of V may be halves
+  static constexpr bool kMayBePlain = !kHasRope && !kBare && !kFine;  // the last columns of V may be halves
   static constexpr bool kHasRest = !kBare;                    // rows may have a part that is not codes
   // Whether it is found while a cluster's parts are waited for where rows go: worth 4 % for few requests, and 1 % for `fp8` with
   // 16 rows, but of rows of 576 with scales the compiler orders the loop anew then (4 % longer).
@@ -63,7 +64,7 @@ struct RawMap {
   // What rows mostly count in, as a power of two, and the units of others are relative to. Halves hold all bits of codes with float32
   // scales of 2^-15 up to 2^-3 that count in 2^-10, of codes with powers of two of 2^-14 up to 2 that count in one.
   static constexpr int kUnitLog2 = kFloatScaled ? -10 : 0;
-  static constexpr int kGroups = kHasRope ? 4 : 16;  // of columns
+  static constexpr int kGroups = kHasRope ? 4 : kFine ? 32 : 16;  // of columns
   static constexpr int kKeyGroups = (kBare ? QkDim : kLatent) / 32;  // of 32 columns of K that are codes
   // How much is under way at a time, as registers allow: groups of 32 columns of K that are multiplied while the next ones are
   // converted, and groups of products of V, each with a block of 64 columns; groups and pairs of blocks whose codes are being loaded.
@@ -72,7 +73,7 @@ struct RawMap {
   static constexpr int kValueCodesAhead = kSplits && !kTight ? 3 : 2;
   // Of a row: an odd multiple of 16, for ldmatrix.
   static constexpr uint32_t kRowBytes =
-      kBare ? QkDim + FM_BARE_ROW_GAP : kHasRope ? FM_RAW_ROW_BYTES_576 : FM_RAW_ROW_BYTES_512;
+      kBare ? QkDim + FM_BARE_ROW_GAP : kHasRope ? FM_RAW_ROW_BYTES_576 : kFine ? kLatent + 16 : FM_RAW_ROW_BYTES_512;
   // Rows of 576: where float32 scales lie, and the rope part as Q has it. Rows of 512: where the part that is not codes
   // begins, and where scales of the two kinds lie.
   static constexpr uint32_t kFloatScales = 512, kRope = 528;
@@ -85,7 +86,7 @@ struct RawMap {
   static constexpr uint32_t kWeightsEnd = kWeightsOffset + kPlaces * kQueryChunkBytes;
   static constexpr uint32_t kUsedBefore = kSplits && kPartBytes > kWeightsEnd ? kPartBytes : kWeightsEnd;
   static constexpr uint32_t kCodesOffset = kSwizzled ? (kUsedBefore + kAtomBytes - 1) / kAtomBytes * kAtomBytes : kUsedBefore;
-  static constexpr bool kTwice = Rows == kTileRows && !kHasRope;  // scales of K are stored twice
+  static constexpr bool kTwice = Rows == kTileRows && !kHasRope && !kFine;  // scales of K are stored twice
   using Scales = RawScales<kGroups, kTwice>;
   static constexpr uint32_t kScalesOffset = kCodesOffset + kPlaces * kTileTokens * kRowBytes;
   static constexpr uint32_t kControlOffset = kScalesOffset + kPlaces * sizeof(Scales);

@@ -80,9 +80,14 @@ struct KeyPlace {
   __device__ __forceinline__ uint32_t rope() const {
     return matrices + Map::kRope - (Blocks ? warpgroup_thread() % 32 / 16 * 112 : 0);
   }
-  // The scales of k16 step k of a group, as pairs, of token lane / 4 and that 8 on; `loaded` is what load_scales gave.
+  // The scales of k16 step k of a group, as pairs, of token lane / 4 and that 8 on; `loaded` is what load_scales gave: the scales of
+  // both steps, where these have their own.
   template <int Group>
   __device__ __forceinline__ uint2 scales_of(int k, const uint32_t (&loaded)[2]) const {
+    if constexpr (Map::kFine) {
+      const uint32_t of_step = k == 0 ? 0x1010 : 0x3232;
+      return make_uint2(__byte_perm(loaded[0], 0, of_step), __byte_perm(loaded[1], 0, of_step));
+    }
     if constexpr (!Blocks) return make_uint2(loaded[0], loaded[1]);
     const int block = key_column<Blocks, Group>(k) / 128;
     return make_uint2(all[0][block], all[1][block]);
@@ -94,8 +99,8 @@ struct KeyPlace {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const uint32_t of_token = scales + h * 8 * Map::Scales::kTokenBytes;
-      if constexpr (Map::kTwice) {
-        scale[h] = load_shared_word(of_token + kGroup * 4);
+      if constexpr (Map::kTwice || Map::kFine) {
+        scale[h] = load_shared_word(of_token + (Map::kFine ? Group : kGroup) * 4);
       } else {
         const uint32_t v = Map::kHasRope ? all[h][kGroup / 2 % 2] : load_shared_word(of_token + kGroup / 2 * 4);
         scale[h] = __byte_perm(v, 0, kGroup % 2 ? 0x3232 : 0x1010);

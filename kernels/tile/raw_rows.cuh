@@ -3,7 +3,8 @@
 // that (tile_full); and then the scales of V and the part of a row that is not codes, as it will be multiplied, which is last
 // (rest_full). Rows that are absent become zeros.
 //
-// fp8 and fp8_v32 (576 columns); fp8, fp8_v4, fp8_v41 and fp8_v41_split (512). Bare rows are of fp8 alone.
+// fp8 and fp8_v32 (576 columns); fp8, fp8_v4, fp8_v41 and fp8_v41_split (512); fp4_v41 beside these but fp8_v4 (RawMap::kFine). Bare rows
+// are of fp8 alone.
 #pragma once
 #include <cuda.h>
 #include <cuda_fp16.h>
@@ -19,6 +20,7 @@
 #include "../ptx/shared.cuh"
 #include "coded_rows.cuh"
 #include "codes.cuh"
+#include "raw_e2m1.cuh"
 #include "raw_map.cuh"
 #include "shared_map.cuh"
 #include "token_cursor.cuh"
@@ -41,6 +43,7 @@ __device__ __forceinline__ void init_raw_barriers(Control& control) {
 template <class Map>
 __device__ __forceinline__ uint32_t raw_bytes(int format) {
   if (Map::kHasRope) return format == FM_KV_FP8 ? 576 : 656;
+  if (Map::kFine && format == FM_KV_FP4_V41) return kE2m1RowBytes;
   return format == FM_KV_FP8_V4 ? 576 : format == FM_KV_FP8_V41 ? 528 : 512;
 }
 
@@ -175,6 +178,8 @@ __device__ __forceinline__ void clear_absent_rows(const FmDecodeParams& p, uint3
 // A lane's row when it has come: what it counts in, its scales, what of it is not codes.
 template <class Map>
 struct RowPreparation {
+  // Scales of a row of e4m3 codes, two to a word.
+  static constexpr int kPairs = Map::kFine ? 8 : Map::kGroups / 2;
   uint32_t row, scales;  // shared addresses
   int token;
   bool present;
@@ -184,9 +189,15 @@ struct RowPreparation {
   }
   // The scales of groups for the scores, pairs of halves; Alike: two of one number each.
   template <bool Alike = false>
-  __device__ __forceinline__ void leave_of_token(const uint32_t (&halves)[Map::kGroups / 2]) const {
+  __device__ __forceinline__ void leave_of_token(const uint32_t (&halves)[kPairs]) const {
     const uint32_t to = scales + token * Map::Scales::kTokenBytes;
-    if constexpr (Map::kGroups == 4) {
+    if constexpr (Map::kFine) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const auto twice = [&](int j) { return __byte_perm(halves[2 * i + j / 2], 0, j % 2 ? 0x3232 : 0x1010); };
+        store_shared(to + 16 * i, make_uint4(twice(0), twice(1), twice(2), twice(3)));
+      }
+    } else if constexpr (Map::kGroups == 4) {
       store_shared(to, make_uint2(halves[0], halves[1]));
     } else {
 #pragma unroll
@@ -203,11 +214,22 @@ struct RowPreparation {
     }
   }
   // And for the values.
-  __device__ __forceinline__ void leave_of_column(const uint32_t (&halves)[Map::kGroups / 2]) const {
+  __device__ __forceinline__ void leave_of_column(const uint32_t (&halves)[kPairs]) const {
     const uint32_t to = scales + offsetof(typename Map::Scales, of_column) + lane_token(opaque(token)) * 2;
+    if constexpr (Map::kFine) {  // those that leave_of_token has left
+#pragma unroll 1
+      for (int i = 0; i < Map::kGroups; i += 8) {
+        const uint4 v = load_shared_4(scales + token * Map::Scales::kTokenBytes + i * 2);
+        const uint32_t words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-    for (int i = 0; i < Map::kGroups; ++i)
-      store_shared_bytes<2>(to + i * kTileTokens * 2, present ? halves[i / 2] >> i % 2 * 16 & 0xFFFF : 0);
+        for (int j = 0; j < 8; ++j)
+          store_shared_bytes<2>(to + (i + j) * (kTileTokens * 2), present ? words[j / 2] >> j % 2 * 16 & 0xFFFF : 0);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < Map::kGroups; ++i)
+        store_shared_bytes<2>(to + i * kTileTokens * 2, present ? halves[i / 2] >> i % 2 * 16 & 0xFFFF : 0);
+    }
   }
 
   // Rows of 576: their unit and scales for the scores, `pairs`; returns whether scales are more than powers of two.
@@ -276,14 +298,16 @@ struct RowPreparation {
   }
 
   // Rows of 512: their unit and scales for the scores; `pairs` are also those for the values.
-  __device__ __forceinline__ void prepare_latent(int format, RowUnit& unit, uint32_t (&pairs)[Map::kGroups / 2]) const {
+  __device__ __forceinline__ void prepare_latent(int format, RowUnit& unit, uint32_t (&pairs)[kPairs]) const {
     if (Map::kBare) return;
     unit = RowUnit::power(Map::kUnitLog2);
-    if (format == FM_KV_FP8) {
+    if (Map::kFine && format == FM_KV_FP4_V41) {  // of which halves hold all products
+      expand_e2m1_row(row, scales + token * Map::Scales::kTokenBytes);
+    } else if (format == FM_KV_FP8) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) pairs[i] = 0x3C003C00u;
       leave_of_token(pairs);
-    } else if (format == FM_KV_FP8_V4) {  // seven scales, of two groups each
+    } else if (Map::kMayBePlain && format == FM_KV_FP8_V4) {  // seven scales, of two groups each
       const float2 v = load_shared_2(row + Map::kScalesAfterPlain);
       const uint32_t words[2] = {__float_as_uint(v.x), __float_as_uint(v.y)};
       const uint32_t beyond = RowUnit::bytes_beyond(words[0]) | (RowUnit::bytes_beyond(words[1]) & 0xFFFFFFu);
@@ -341,7 +365,7 @@ struct RowPreparation {
     return pair;
   }
   // A warp's rows of which some do not count in one: what this one counts in and its scales relative to that.
-  __device__ __forceinline__ void scales_with_plain(const uint32_t (&words)[2], RowUnit& unit, uint32_t (&pairs)[Map::kGroups / 2]) const {
+  __device__ __forceinline__ void scales_with_plain(const uint32_t (&words)[2], RowUnit& unit, uint32_t (&pairs)[kPairs]) const {
     uint32_t top = 0, largest = 0;
 #pragma unroll 1
     for (int i = 0; i < 8; ++i) largest = max(largest, largest_bf16(load_shared_4(row + Map::kPlain + 16 * i)));
@@ -355,7 +379,7 @@ struct RowPreparation {
       pairs[i] = scales_over(inverse, byte, byte);
     }
   }
-  __device__ __forceinline__ void scales_of_groups(const uint32_t (&words)[4], RowUnit& unit, uint32_t (&pairs)[Map::kGroups / 2]) const {
+  __device__ __forceinline__ void scales_of_groups(const uint32_t (&words)[4], RowUnit& unit, uint32_t (&pairs)[kPairs]) const {
     uint32_t top = 0;
 #pragma unroll
     for (int i = 0; i < 16; ++i) top = max(top, scale_byte(words[i / 4], i));
@@ -418,13 +442,13 @@ __device__ __forceinline__ void prepare_rows(const FmDecodeParams& p, const Firs
         if (!kRopeCounts<T> || units) row.template prepare_rope<T>(format, unit);
       }
     } else {
-      uint32_t pairs[Map::kGroups / 2];
+      uint32_t pairs[RowPreparation<Map>::kPairs];
       row.prepare_latent(format, unit, pairs);
       const bool units = leave_scaled(false);
       if constexpr (!Map::kHasRest) fence_async_shared();
       arrive_once_per_warp(shared_address(&control.tile_full[at]));
       if constexpr (!Map::kBare) row.leave_of_column(pairs);
-      if (format == FM_KV_FP8_V4) row.prepare_plain(unit, units);
+      if (Map::kMayBePlain && format == FM_KV_FP8_V4) row.prepare_plain(unit, units);
     }
     if constexpr (Map::kHasRest) {
       fence_async_shared();  // before the next copies to the place

@@ -97,7 +97,12 @@ fn of_lists<'a>(problem: &SparseProblem, plan: &'a Plan) -> Result<Attention<'a>
 /// The CTAs of a team read the same tiles: two of them, a cluster, load these once where the loader can.
 fn ctas_that_share(loader: Loader, plan: &Plan) -> i32 {
     let pairs = plan.schedule.choice.team % 2 == 0;
-    if pairs && matches!(loader, Loader::Tma | Loader::Raw | Loader::Bare) {
+    if pairs
+        && matches!(
+            loader,
+            Loader::Tma | Loader::Raw | Loader::Bare | Loader::Fine
+        )
+    {
         2
     } else {
         1
@@ -112,7 +117,7 @@ fn kernel(dtype: DType, q: &TwoParts<3>, loader: Loader, plan: &Plan) -> Result<
         let rule = "one made for the format of the caches";
         return Err(Error::invalid("plan", value, rule));
     };
-    if is_fp16(dtype) && loader == Loader::Codes {
+    if is_fp16(dtype) && matches!(loader, Loader::Codes | Loader::Fine) {
         let rule = "bf16 beside a quantised cache";
         return Err(Error::unsupported("q", dtype, rule));
     }

@@ -22,7 +22,9 @@ pub(super) enum Loader {
     Raw,
     /// The same of codes that have no scales.
     Bare,
-    /// Tokens of either, and of e2m1 codes, turned to half as they come.
+    /// Rows of e4m3 codes beside rows of e2m1 codes, which become such.
+    Fine,
+    /// Tokens of any cache, turned to half as they come.
     Codes,
 }
 
@@ -33,6 +35,8 @@ impl Loader {
             Self::Bare
         } else if formats.iter().all(|format| format.is_e4m3()) {
             Self::Raw
+        } else if KvFormat::have_fine_scales(formats) {
+            Self::Fine
         } else if formats.iter().any(|format| format.is_quantised()) {
             Self::Codes
         } else {
@@ -58,11 +62,15 @@ pub(super) enum Variant {
     Bare16,
     Codes64,
     Codes16,
+    Fine64,
+    Fine32,
+    Fine16,
 }
 
 impl Variant {
-    /// Those of fp16 queries first: a quantised cache beside one of another kind takes bf16 ones.
-    pub const ALL: [Self; 14] = [
+    /// Those of fp16 queries first: a quantised cache beside one of another kind takes bf16 ones. Last those of rows of 512
+    /// columns alone.
+    pub const ALL: [Self; 17] = [
         Self::Tma64,
         Self::Gather64,
         Self::Raw64,
@@ -77,35 +85,39 @@ impl Variant {
         Self::Bare16,
         Self::Codes64,
         Self::Codes16,
+        Self::Fine64,
+        Self::Fine32,
+        Self::Fine16,
     ];
-    /// How many have kernels of fp16 queries.
-    const OF_FP16: usize = 12;
 
-    /// The variants of a type of queries.
-    fn of_type(fp16: bool) -> &'static [Self] {
-        if fp16 {
-            &Self::ALL[..Self::OF_FP16]
-        } else {
-            &Self::ALL
+    /// How many have kernels of a type of queries, and of a width.
+    const fn count(fp16: bool, rope: bool) -> usize {
+        match (fp16, rope) {
+            (true, _) => 12,
+            (false, true) => 14,
+            (false, false) => Self::ALL.len(),
         }
     }
 
-    /// For the rows that the choice of a plan has. Of caches of two kinds there is no kernel of 32 rows.
+    /// For the rows that the choice of a plan has. Of caches of which any may be of any kind there is no kernel of 32 rows.
     pub const fn of(loader: Loader, rows: i32) -> Option<Self> {
         Some(match (loader, rows) {
             (Loader::Tma, 64) => Self::Tma64,
             (Loader::Gather, 64) => Self::Gather64,
             (Loader::Raw, 64) => Self::Raw64,
             (Loader::Bare, 64) => Self::Bare64,
+            (Loader::Fine, 64) => Self::Fine64,
             (Loader::Codes, 64) => Self::Codes64,
             (Loader::Tma, 32) => Self::Tma32,
             (Loader::Gather, 32) => Self::Gather32,
             (Loader::Raw, 32) => Self::Raw32,
             (Loader::Bare, 32) => Self::Bare32,
+            (Loader::Fine, 32) => Self::Fine32,
             (Loader::Tma, 16) => Self::Tma16,
             (Loader::Gather, 16) => Self::Gather16,
             (Loader::Raw, 16) => Self::Raw16,
             (Loader::Bare, 16) => Self::Bare16,
+            (Loader::Fine, 16) => Self::Fine16,
             (Loader::Codes, 16) => Self::Codes16,
             _ => return None,
         })
@@ -123,7 +135,10 @@ impl Variant {
             | Self::Raw16
             | Self::Bare64
             | Self::Bare32
-            | Self::Bare16 => FM_DECODE_THREADS_RAW,
+            | Self::Bare16
+            | Self::Fine64
+            | Self::Fine32
+            | Self::Fine16 => FM_DECODE_THREADS_RAW,
         }
     }
 }
@@ -149,11 +164,12 @@ impl Numbers {
 
 /// The decode kernels in the order of their indices: type, width, variant.
 #[rustfmt::skip]
-const DECODE: [&CStr; 52] = [
+const DECODE: [&CStr; 55] = [
     c"fm_decode_bf16_512_tma_64", c"fm_decode_bf16_512_gather_64", c"fm_decode_bf16_512_raw_64", c"fm_decode_bf16_512_bare_64",
     c"fm_decode_bf16_512_tma_32", c"fm_decode_bf16_512_gather_32", c"fm_decode_bf16_512_raw_32", c"fm_decode_bf16_512_bare_32",
     c"fm_decode_bf16_512_tma_16", c"fm_decode_bf16_512_gather_16", c"fm_decode_bf16_512_raw_16", c"fm_decode_bf16_512_bare_16",
     c"fm_decode_bf16_512_codes_64", c"fm_decode_bf16_512_codes_16",
+    c"fm_decode_bf16_512_fine_64", c"fm_decode_bf16_512_fine_32", c"fm_decode_bf16_512_fine_16",
     c"fm_decode_bf16_576_tma_64", c"fm_decode_bf16_576_gather_64", c"fm_decode_bf16_576_raw_64", c"fm_decode_bf16_576_bare_64",
     c"fm_decode_bf16_576_tma_32", c"fm_decode_bf16_576_gather_32", c"fm_decode_bf16_576_raw_32", c"fm_decode_bf16_576_bare_32",
     c"fm_decode_bf16_576_tma_16", c"fm_decode_bf16_576_gather_16", c"fm_decode_bf16_576_raw_16", c"fm_decode_bf16_576_bare_16",
@@ -225,7 +241,8 @@ impl Kernel {
         ];
         for fp16 in [false, true] {
             for rope in [false, true] {
-                all.extend(Variant::of_type(fp16).iter().map(|variant| Self::Decode {
+                let variants = &Variant::ALL[..Variant::count(fp16, rope)];
+                all.extend(variants.iter().map(|variant| Self::Decode {
                     fp16,
                     rope,
                     variant: *variant,
@@ -263,12 +280,9 @@ impl Kernel {
                 rope,
                 variant,
             } => {
-                let (all, rope) = (Variant::ALL.len(), rope as usize);
-                let before = if fp16 {
-                    2 * all + rope * Variant::OF_FP16
-                } else {
-                    rope * all
-                };
+                let of_bf16 = Variant::count(false, false) + Variant::count(false, true);
+                let narrow = if rope { Variant::count(fp16, false) } else { 0 };
+                let before = if fp16 { of_bf16 + narrow } else { narrow };
                 before + variant as usize
             }
             _ => 0,
@@ -281,6 +295,7 @@ impl Kernel {
             Self::Plan(_) => "plan",
             Self::Decode { fp16, variant, .. } => match (variant, fp16) {
                 (Variant::Codes64 | Variant::Codes16, _) => "decode_codes_bf16",
+                (Variant::Fine64 | Variant::Fine32 | Variant::Fine16, _) => "decode_fine_bf16",
                 (Variant::Raw64 | Variant::Raw32 | Variant::Raw16, false) => "decode_raw_bf16",
                 (Variant::Raw64 | Variant::Raw32 | Variant::Raw16, true) => "decode_raw_fp16",
                 (Variant::Bare64 | Variant::Bare32 | Variant::Bare16, false) => "decode_bare_bf16",
@@ -415,8 +430,8 @@ mod tests {
 
     #[test]
     fn every_loader_has_kernels_of_64_and_16_rows_and_only_mixed_caches_none_of_32() {
-        use Loader::{Bare, Codes, Gather, Raw, Tma};
-        for loader in [Tma, Gather, Raw, Bare, Codes] {
+        use Loader::{Bare, Codes, Fine, Gather, Raw, Tma};
+        for loader in [Tma, Gather, Raw, Bare, Fine, Codes] {
             for rows in [64, 32, 16] {
                 let variant = Variant::of(loader, rows).map(|variant| format!("{variant:?}"));
                 let is_there = loader != Codes || rows != 32;
@@ -430,13 +445,13 @@ mod tests {
         let threads = |variant| {
             let kernel = Kernel::Decode {
                 fp16: false,
-                rope: true,
+                rope: false,
                 variant,
             };
             kernel.decode_threads()
         };
         let expected = [
-            512, 512, 384, 384, 512, 640, 384, 384, 512, 896, 384, 384, 512, 640,
+            512, 512, 384, 384, 512, 640, 384, 384, 512, 896, 384, 384, 512, 640, 384, 384, 384,
         ];
         assert_eq!(Variant::ALL.map(threads), expected);
     }
@@ -458,7 +473,7 @@ mod tests {
 
     #[test]
     fn the_loader_can_read_every_cache() {
-        use KvFormat::{Bf16, Fp4V41, Fp8, Fp8V4, Fp8V32};
+        use KvFormat::{Bf16, Fp4V41, Fp8, Fp8V4, Fp8V32, Fp8V41, Fp8V41Split};
         for (formats, loader) in [
             (&[Bf16, Bf16][..], Loader::Gather),
             (&[Fp8], Loader::Bare),
@@ -466,6 +481,10 @@ mod tests {
             (&[Fp8V32], Loader::Raw),
             (&[Bf16, Fp4V41], Loader::Codes),
             (&[Fp8V4, Fp4V41], Loader::Codes),
+            (&[Fp8V41, Fp4V41], Loader::Fine),
+            (&[Fp8V41Split, Fp4V41], Loader::Fine),
+            (&[Fp8, Fp4V41], Loader::Fine),
+            (&[Fp8V32, Fp4V41], Loader::Codes),
             (&[Bf16, Fp8V32], Loader::Codes),
             (&[Fp8V4, Fp8V4], Loader::Raw),
             (&[Fp8, Fp8V32], Loader::Raw),

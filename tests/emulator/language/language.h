@@ -150,6 +150,7 @@ inline uint32_t __float_as_uint(float value) { return emulation::bits_as<uint32_
 inline int __popc(uint32_t bits) { return __builtin_popcount(bits); }
 inline int __popcll(uint64_t bits) { return __builtin_popcountll(bits); }
 inline int __clz(uint32_t bits) { return bits == 0 ? 32 : __builtin_clz(bits); }
+inline int __ffs(uint32_t bits) { return __builtin_ffs(int(bits)); }
 inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selector) {
   const uint64_t bytes = uint64_t(high) << 32 | low;
   uint32_t result = 0;
