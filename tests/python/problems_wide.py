@@ -30,10 +30,18 @@ class Spread:
 
 
 def tokens(form: formats.Format, sizes: torch.Tensor, spread: Spread, drawn: dict) -> formats.Tokens:
-    """Tokens of sizes ``2**sizes [t]``: any code that is not NaN, and float32 scales that are no powers of two."""
+    """Tokens of sizes ``2**sizes [t]``: any code that is not NaN, and float32 scales that are no powers of two. Of e2m1
+    codes any, and any scales, whatever the sizes."""
     t, groups = len(sizes), form.coded // form.group
-    codes = torch.randint(254, (t, form.code_bytes), dtype=torch.uint8, **drawn)
-    codes += codes >= 0x7F
+
+    def e4m3(width):
+        codes = torch.randint(254, (t, width), dtype=torch.uint8, **drawn)
+        return codes + (codes >= 0x7F)
+
+    if form.codes == "e2m1":
+        codes = torch.randint(256, (t, form.code_bytes), dtype=torch.uint8, **drawn)
+        return formats.Tokens(codes, e4m3(form.scale_bytes), codes[:, :0])
+    codes = e4m3(form.code_bytes)
     # The largest code is nearly 2^9.
     powers = sizes[:, None] + spread.whole - 9 - torch.randint(spread.groups + 1, (t, groups), **drawn)
     if form.scale == "float32":

@@ -14,7 +14,7 @@ import reference_formats as formats
 import tolerance
 from problems_wide import Spread
 
-FORMS = {form.name: form for form in formats.FORMATS if form.scale in ("float32", "ue8m0")}
+FORMS = {form.name: form for form in formats.FORMATS if form.scale is not None}
 V32 = FORMS["fp8_v32"]
 LENS = [200, 130, 300, 65]
 each_number_of_heads = pytest.mark.parametrize("h", [16, 32, 64, 128])
@@ -120,6 +120,16 @@ def test_sparse_attention_over_float32_scales(device, rope, power, h):
 )
 def test_sparse_attention_over_ue8m0_scales(device, names, whole, h):
     _check_sparse(names, Spread((-20, 0), 14, whole=whole), device, h, 0)
+
+
+# Every code under every scale, of either sign: numbers of up to 2,688.
+@pytest.mark.parametrize("h", [8, 16, 32, 64, 128])
+@pytest.mark.parametrize(
+    "spread", [Spread((-3, 12), 14), Spread((8, 11), 14), Spread((-40, 0), 3)], ids=["any", "large", "small"]
+)
+@pytest.mark.parametrize("main", ["fp8_v41", "fp8_v41_split", "fp8_v4"])
+def test_sparse_attention_beside_e2m1_codes(device, main, spread, h):
+    _check_sparse((main, "fp4_v41"), spread, device, h, 0)
 
 
 # At the ends of what counts in one (docs/sparse.md): scales of 2^-14 to 2; a row's 16-bit numbers, eight times
