@@ -121,7 +121,7 @@ def decode(bench: Bench) -> None:
 def quantised(bench: Bench) -> None:
     """Dense decode over quantised caches."""
     asked: tuple[Column, ...] = (("target us", "target", "{:g}"), ("target", "verdict", "{}"))
-    title = "Dense decode over quantised caches, b=128, s_q=1, seq 4096, page 64"
+    title = "Dense decode over quantised caches, b=128, s_q=1, seq 4096 or so, page 64"
     bench.report.table("quantised", title, (SHAPE, US, SUSTAINED, FLOOR, *asked, *RATES, *ERRORS))
     for row in shapes.QUANTISED:
         if not bench.wanted(row.case.name):

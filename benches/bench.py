@@ -37,6 +37,8 @@ TABLES = {
     "quantised": attention_tables.quantised,
     "sparse": sparse_tables.sparse,
     "sparse_v4": sparse_tables.sparse_v4,
+    "sparse_v41": sparse_tables.sparse_v41,
+    "sparse_absent": sparse_tables.sparse_absent,
     "sparse_prefill": sparse_tables.sparse_prefill,
     "cache_ops": cache_tables.cache_ops,
     "index_ops": cache_tables.index_ops,

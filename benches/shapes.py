@@ -161,18 +161,22 @@ DECODE = (
 
 @dataclass(frozen=True)
 class Quantised:
-    """One line of the dense table over quantised caches: b=128, s_q=1, seq 4096."""
+    """One line of the dense table over quantised caches: b=128, s_q=1, seq 4096, or lengths of a normal distribution of
+    that mean and the standard deviation ``spread``."""
 
     kv_format: str
     q_e4m3: bool
     heads: int
-    target_us: float
+    target_us: float | None
+    spread: int = 0
 
     @property
     def case(self) -> Case:
         """The call, such as ``fp8, q e4m3, h=16``."""
-        name = f"{self.kv_format}, q {'e4m3' if self.q_e4m3 else 'bf16'}, h={self.heads}"
-        return replace(even(128, 4096, self.heads, name=name), kv_format=self.kv_format, q_e4m3=self.q_e4m3)
+        lengths = f" N(4096, {self.spread})," if self.spread else ""
+        name = f"{self.kv_format}, q {'e4m3' if self.q_e4m3 else 'bf16'},{lengths} h={self.heads}"
+        call = replace(even(128, 4096, self.heads, name=name), kv_format=self.kv_format, q_e4m3=self.q_e4m3)
+        return replace(call, seq_lens=normal_lengths(128, 4096, self.spread)) if self.spread else call
 
 
 QUANTISED = tuple(
@@ -183,6 +187,8 @@ QUANTISED = tuple(
         ("fp8_v32", False, (86, 88, 112, 232)),
     )
     for heads, target in zip((16, 32, 64, 128), targets, strict=True)
+) + tuple(
+    Quantised(kv_format, False, heads, None, 2048) for kv_format in ("fp8", "fp8_v32") for heads in (16, 32, 64, 128)
 )
 
 PREFILL_TARGET = 650.0  # TFLOP/s, where a shape has a target

@@ -52,32 +52,39 @@ class SparseInputs:
         self.case = case
         options = {"device": device, "dtype": torch.bfloat16}
         rows = (case.batch, case.s_q)
-        self.parts = [self._part(case.page_size, case.topk, rows, options)]
+        self.parts = [self._part(case.kv_format, case.page_size, case.topk, rows, options)]
         self.options: dict[str, object] = {} if case.kv_format not in TOKEN_BYTES else {"kv_format": case.kv_format}
         self.sink = None
         if case.extra:
-            self.parts.append(self._part(case.extra_page_size, case.extra, rows, options))
+            self.parts.append(self._part(case.formats[1], case.extra_page_size, case.extra, rows, options))
             self.sink = torch.randn(case.heads, device=device)
             extra, indices = self.parts[1]
             self.options |= {"extra_kv_cache": extra, "extra_indices": indices, "attn_sink": self.sink}
+            if case.formats[1] in TOKEN_BYTES:
+                self.options["extra_kv_format"] = case.formats[1]
         self.q = torch.randn(*rows, case.heads, case.d_qk, **options).mul_(3)
         self.out = torch.full((*rows, case.heads, D_V), NAN, **options)
         self.lse = torch.full((*rows, case.heads), NAN, device=device)
 
-    def _part(self, page_size: int, topk: int, rows: tuple[int, int], options: dict) -> tuple[torch.Tensor, ...]:
+    def _part(
+        self, kv_format: str, page_size: int, topk: int, rows: tuple[int, int], options: dict
+    ) -> tuple[torch.Tensor, ...]:
         case = self.case
         pages = -(-case.pool // page_size)
-        cache = cache_of(case.kv_format, case.batch * pages, page_size, case.d_qk, **options)
+        cache = cache_of(kv_format, case.batch * pages, page_size, case.d_qk, **options)
         indices = drawn(rows, topk, pages * page_size, options["device"])
         first = torch.arange(case.batch, device=options["device"], dtype=torch.int32) * (pages * page_size)
-        return cache, indices + first[:, None, None]
+        indices += first[:, None, None]
+        if case.absent:
+            indices[torch.rand(indices.shape, device=indices.device) < case.absent] = -1
+        return cache, indices
 
     def plan(self) -> ferromla.Plan:
         """A plan for these shapes."""
         case = self.case
         shapes = {"batch": case.batch, "q_len": case.s_q, "topk": case.topk, "extra_topk": case.extra}
-        kv_format = format_name(case.kv_format, self.q.dtype)
-        formats = {"kv_format": kv_format, "extra_kv_format": kv_format}
+        names = [format_name(kv_format, self.q.dtype) for kv_format in case.formats]
+        formats = {"kv_format": names[0], "extra_kv_format": names[-1]}
         return ferromla.Plan.sparse(num_heads=case.heads, device=self.q.device, **formats, **shapes)
 
     def call(self, plan: ferromla.Plan) -> Call:
@@ -91,9 +98,10 @@ class SparseInputs:
         compared = Compared(self.q.device)
         for row in evenly(list(range(self.case.rows)), COMPARED_TOKENS):
             request, token = divmod(row, self.case.s_q)
-            chosen = [
-                token_rows(cache, self.case.kv_format, indices[request, token].long()) for cache, indices in self.parts
-            ]
+            chosen = []
+            for (cache, indices), kv_format in zip(self.parts, self.case.formats, strict=True):
+                ids = indices[request, token].long()
+                chosen.append(token_rows(cache, kv_format, ids[ids >= 0]))
             want, want_lse, _ = attention(self.q[request, token], torch.cat(chosen), self.sink)
             compared.add(self.out[request, token], want, self.lse[request, token], want_lse)
         return compared.errors()

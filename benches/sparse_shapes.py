@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from shapes import D_V, READ_RATE, TOKEN_BYTES
+from shapes import D_V, MATRIX_RATE, READ_RATE, TOKEN_BYTES
 
 # Tokens of each request that indices are drawn from.
 POOL = 32 << 10
@@ -15,19 +15,27 @@ def token_bytes(kv_format: str, d_qk: int) -> int:
     return TOKEN_BYTES.get(kv_format, 2 * d_qk)
 
 
+def floor_us(moved: int) -> float:
+    """Of an operation that only moves bytes."""
+    return moved / READ_RATE / 1e3
+
+
 @dataclass(frozen=True)
 class Sparse:
-    """One sparse decode. ``extra`` entries are of a second cache; with them there is a sink."""
+    """One sparse decode. ``extra`` entries are of a second cache; with them there is a sink. Each entry is -1 with the
+    probability ``absent``."""
 
     batch: int
     s_q: int
     heads: int
     topk: int
-    floor_us: float
-    target_us: float
+    floor_us: float | None
+    target_us: float | None
     flashmla_us: float | None
     extra: int = 0
     kv_format: str = "fp8_v32"
+    extra_format: str | None = None  # another than kv_format
+    absent: float = 0.0
     d_qk: int = 576
     page_size: int = 64
     extra_page_size: int = 64
@@ -37,7 +45,13 @@ class Sparse:
     def name(self) -> str:
         """Such as ``b128-q2-h128-k2048``."""
         keys = f"{self.topk}+{self.extra}" if self.extra else f"{self.topk}"
-        return f"b{self.batch}-q{self.s_q}-h{self.heads}-k{keys}"
+        absent = f"-absent{self.absent:g}" if self.absent else ""
+        return f"b{self.batch}-q{self.s_q}-h{self.heads}-k{keys}{absent}"
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Of its caches."""
+        return (self.kv_format, self.extra_format or self.kv_format) if self.extra else (self.kv_format,)
 
     @property
     def rows(self) -> int:
@@ -51,8 +65,9 @@ class Sparse:
 
     @property
     def bytes_moved(self) -> int:
-        """Each attended token once per query token that attends to it, indices, queries and results once."""
-        row = self.keys * (token_bytes(self.kv_format, self.d_qk) + 4)
+        """Each listed token once per query token that lists it, indices, queries and results once."""
+        keys = zip((self.topk, self.extra)[: len(self.formats)], self.formats, strict=True)
+        row = sum(count * (token_bytes(kv_format, self.d_qk) + 4) for count, kv_format in keys)
         return self.rows * (row + self.heads * (self.d_qk + D_V) * 2)
 
     @property
@@ -101,6 +116,28 @@ SPARSE_V4 = (
 )
 
 
+def _unasked(call: Sparse) -> Sparse:
+    """With the larger of reading at the rate of streams and of multiplying as its floor."""
+    return replace(call, floor_us=max(floor_us(call.bytes_moved), call.operations / MATRIX_RATE / 1e6))
+
+
+def _v41(batch: int, heads: int, extra: int) -> Sparse:
+    call = Sparse(batch, 2, heads, 128, None, None, None, extra, "fp8_v41", "fp4_v41")
+    return _unasked(replace(call, d_qk=512, page_size=256))
+
+
+SPARSE_V41 = tuple(_v41(batch, heads, 512) for heads in (16, 64, 128) for batch in (2, 64, 128)) + tuple(
+    _v41(128, heads, 1024) for heads in (16, 64, 128)
+)
+
+SPARSE_ABSENT = tuple(
+    _unasked(Sparse(128, 1, heads, 2048, None, None, None, kv_format=kv_format, absent=absent))
+    for kv_format in ("fp8_v32", "bf16")
+    for heads in (16, 64, 128)
+    for absent in (0.0, 0.05)
+)
+
+
 @dataclass(frozen=True)
 class SparsePrefill:
     """One sparse prefill in bf16."""
@@ -142,11 +179,6 @@ SPARSE_PREFILL = (
     SparsePrefill(4096, 32768, 128, 512, 1024, 2178, 1266, 1700),
     SparsePrefill(4096, 32768, 64, 576, 2048, 2275, 1345, 1850),
 )
-
-
-def floor_us(moved: int) -> float:
-    """Of an operation that only moves bytes."""
-    return moved / READ_RATE / 1e3
 
 
 CACHE_FORMATS = ("bf16", *TOKEN_BYTES)

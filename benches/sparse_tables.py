@@ -14,8 +14,11 @@ from sparse_inputs import SparseInputs, SparsePrefillInputs
 from sparse_shapes import Sparse
 
 ASKED: tuple[Column, ...] = (("target us", "target", "{:g}"), ("target", "verdict", "{}"))
+FORMAT: Column = ("format", "kv_format", "{}")
 PEER: tuple[Column, ...] = (("x FlashMLA", "ratio", "{:.2f}"), ("FlashMLA us", "flashmla_us", "{:g}"))
-COLUMNS = (SHAPE, US, SUSTAINED, FLOOR, *ASKED, *RATES, *ERRORS, *PEER)
+MEASURED = (SHAPE, US, SUSTAINED, FLOOR)
+COLUMNS = (*MEASURED, *ASKED, *RATES, *ERRORS, *PEER)
+UNASKED = (*MEASURED, *RATES, *ERRORS)
 
 
 def _row(bench: Bench, row, sets: Sequence, layers: Sequence[Call]) -> None:
@@ -24,6 +27,7 @@ def _row(bench: Bench, row, sets: Sequence, layers: Sequence[Call]) -> None:
     peer = row.flashmla_us
     bench.report.row(
         name=row.name,
+        kv_format=getattr(row, "kv_format", None),
         us=us,
         sustained_us=sustained_us,
         floor=row.floor_us / us,
@@ -62,6 +66,19 @@ def sparse_v4(bench: Bench) -> None:
     title = "Sparse decode, fp8_v4, page 256, with an extra cache of page 64 and a sink"
     bench.report.table("sparse_v4", title, COLUMNS)
     _decode(bench, sparse_shapes.SPARSE_V4)
+
+
+def sparse_v41(bench: Bench) -> None:
+    """Sparse decode over fp8_v41 with an extra cache of fp4_v41 and a sink."""
+    title = "Sparse decode, fp8_v41, page 256, with an extra cache of fp4_v41, page 64, and a sink"
+    bench.report.table("sparse_v41", title, UNASKED)
+    _decode(bench, sparse_shapes.SPARSE_V41)
+
+
+def sparse_absent(bench: Bench) -> None:
+    """Sparse decode over lists in which some entries are -1."""
+    bench.report.table("sparse_absent", "Sparse decode, lists with entries of -1", (SHAPE, FORMAT, *UNASKED[1:]))
+    _decode(bench, sparse_shapes.SPARSE_ABSENT)
 
 
 def sparse_prefill(bench: Bench) -> None:
