@@ -22,7 +22,7 @@ use crate::tensor::{self, Tensor};
 ///     indices: `[b, s_q, topk]` int32, `page * P + offset` each. An entry outside the cache (-1, say) is no
 ///         key, wherever it stands; one that stands twice counts twice.
 ///     topk_lengths: `[b]` or `[b, s_q]` int32: only so many leading entries of a list count, clamped to
-///         `[0, topk]`; None for all.
+///         `[0, topk]`; None for all. What is behind them takes no time; entries of -1 take as much as others.
 ///     attn_sink: `[h]` float32: `out` is multiplied by `exp(lse) / (exp(lse) + exp(sink))`.
 ///     extra_kv_cache, extra_indices, extra_topk_lengths: keys from a second cache, with a page size of its
 ///         own, that join the same softmax: `[b, s_q, extra_topk]` indices, and lengths as `topk_lengths`.
@@ -131,7 +131,7 @@ pub fn sparse_decode<'py>(
 ///     indices: `[t, topk]` or `[t, 1, topk]` int32: rows of `kv`, or `page * P + offset`. An entry outside (-1,
 ///         say) is no key, wherever it stands; one that stands twice counts twice.
 ///     topk_lengths: `[t]` int32: only so many leading entries of a list count, clamped to `[0, topk]`; None for
-///         all.
+///         all. What is behind them takes no time; entries of -1 take as much as others.
 ///     attn_sink: `[h]` float32: `out` is multiplied by `exp(lse) / (exp(lse) + exp(sink))`.
 ///     softmax_scale: factor of the scores, above 0; `d_qk ** -0.5` when None.
 ///     kv_format: `"bf16"`, `"fp16"`, or None for the dtype of `kv`.
