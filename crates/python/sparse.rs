@@ -122,7 +122,8 @@ pub fn sparse_decode<'py>(
 /// Attention of many query tokens, each over keys of its own choice.
 ///
 /// Symbols: `t` query tokens, `h` query heads, `d_qk` 576 (512 latent, then 64 rotary) or 512. The keys of a token
-/// are never split, so its result depends on nothing else in the call.
+/// are never split, so its result depends on nothing else in the call; fewer tokens than the GPU has SMs take less
+/// time as requests of `sparse_decode`, which splits lists.
 ///
 /// Args:
 ///     q: `[t, h, d_qk]` bfloat16 or float16, or the pair `([t, h, 512], [t, h, 64])`.
