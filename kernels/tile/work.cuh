@@ -227,7 +227,7 @@ __device__ __forceinline__ float row_factor(const FmDecodeParams& p, const RowBl
     if (write) *end.partial_lse() = lse2;
     return factor;
   }
-  const float lse = lse2 * kLn2;
+  const float lse = __fmul_rn(lse2, kLn2);  // rounded wherever this is, not a part of what follows
   if (write) *end.lse() = lse;
   if (!end.has_sink() || sum == 0.f) return factor * p.value_scale;
   return factor * p.value_scale / (1.f + __expf(end.sink() - lse));

@@ -125,7 +125,7 @@ def test_sparse_attention_over_ue8m0_scales(device, names, whole, h):
 # Every code under every scale, of either sign: numbers of up to 2,688.
 @pytest.mark.parametrize("h", [8, 16, 32, 64, 128])
 @pytest.mark.parametrize(
-    "spread", [Spread((-3, 12), 14), Spread((8, 11), 14), Spread((-40, 0), 3)], ids=["any", "large", "small"]
+    "spread", [Spread((-3, 12), 14), Spread((8, 11), 14), Spread((-20, 0), 3)], ids=["any", "large", "small"]
 )
 @pytest.mark.parametrize("main", ["fp8_v41", "fp8_v41_split", "fp8_v4"])
 def test_sparse_attention_beside_e2m1_codes(device, main, spread, h):
