@@ -1,4 +1,4 @@
-"""Units of few rows in two parts, which the CTA that comes second adds up: whoever that is, the result is the same."""
+"""Units in two parts: whichever of two CTAs adds them up, or half of them, the result is the same."""
 
 from __future__ import annotations
 
@@ -28,3 +28,11 @@ def test_a_part_of_which_no_row_sees_a_key_is_added_up_too(cuda, kv_format):
     if kv_format is not None:
         problem = problem.quantised(kv_format)
     problem.check(num_splits=2)
+
+
+# Of so many numbers that a last bit of float32 is seen in some that are rounded to 16 bits.
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_many_rows_are_the_same_each_time(cuda, dtype):
+    problem = problems.make(lens=[78, 112, 117], s_q=16, h=128, dtype=dtype, device=cuda)
+    problem.check_repeats(60, num_splits=2, causal=False, attn_sink=torch.linspace(-1, 1, 128, device=cuda))
