@@ -50,7 +50,7 @@ struct RawMap {
   static constexpr bool kTokens = true, kCodes = true, kRaw = true, kPeaks = true, kSplits = Rows < kTileRows,
                         kHandsQueryOn = false;
   // Whether a computing warpgroup has whole tiles (raw_independent.cuh), or half of the columns of all (raw_values.cuh).
-  // With 32 rows and scales that is as fast or slower (docs/sparse.md, "Whole tiles"); without scales registers are tight.
+  // With 32 rows and scales that is as fast or slower (docs/tried-sparse.md, "Whole tiles"); without scales registers are tight.
   static constexpr bool kIndependent = Rows == 16 || (Rows == 32 && Bare), kTight = Rows == 32 && kIndependent;
   static constexpr bool kHasRope = QkDim > kLatent;
   static constexpr bool kFloatScaled = kHasRope && !kBare;  // by blocks of 128 columns

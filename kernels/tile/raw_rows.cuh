@@ -473,7 +473,7 @@ __device__ __forceinline__ void load_raw_tiles(const FmDecodeParams& p, const Ro
   const bool asks = TokenWarps<Map>::thread() < 64;
   const auto ask = [&] { ask_for_rows<QkDim, Map>(p, maps, first, smem, control); };
   const auto prepare = [&] { prepare_rows<T, Map>(p, first, smem, control); };
-  // What comes first lies first in the instruction cache, which is worth 1 to 3 %, either way (docs/sparse.md, "Instructions").
+  // What comes first lies first in the instruction cache, which is worth 1 to 3 %, either way (docs/tried-sparse.md, "Instructions").
   if constexpr (Map::kSplits) {
     if (!asks)
       prepare();
