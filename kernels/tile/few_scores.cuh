@@ -160,7 +160,7 @@ __device__ __forceinline__ void mask_absent(float (&s)[Map::kRows / 2], uint64_t
 
 // Those, and scores of keys that a row does not see.
 template <class Map>
-__device__ __forceinline__ void mask_few(const FmDecodeParams& p, const RowBlock& r, float (&s)[Map::kRows / 2],
+__device__ __forceinline__ void mask_unseen(const FmDecodeParams& p, const RowBlock& r, float (&s)[Map::kRows / 2],
                                          int tile, uint64_t present) {
   using Layout = FewLayout<Map::kRows>;
   const int lane = warpgroup_thread() % 32, token = Layout::token(0);
@@ -186,6 +186,17 @@ __device__ __forceinline__ void mask_few(const FmDecodeParams& p, const RowBlock
 #pragma unroll
     for (int h = 0; h < 2; ++h)
       if (hidden[h] >> c & 1) s[Layout::value(c, h)] = kNegInf;
+}
+
+// Masks a tile. `shared`: some rows see tokens of it that others do not; where none does, single tokens are absent or not, those past the
+// end, too.
+template <class Map>
+__device__ __forceinline__ void mask_few(const FmDecodeParams& p, const RowBlock& r, float (&s)[Map::kRows / 2], int tile, bool shared,
+                                         uint64_t present) {
+  if (Map::kTokens && !shared)
+    mask_absent<Map>(s, present);
+  else
+    mask_unseen<Map>(p, r, s, tile, present);
 }
 
 // The logarithm of a power of two, or of 0.
@@ -413,7 +424,7 @@ __device__ __forceinline__ void compute_few_scores(const FmDecodeParams& p, cons
       bool absent, masked, shared;
       const auto look = [&] {
         absent = opaque(control.present[place.rope()] != ~0ull);
-        shared = opaque((p.causal && r.q_len > 1) & (tile >= first_masked));  // by some rows and not by others
+        shared = opaque(r.rows_differ(p) & (tile >= first_masked));  // by some rows and not by others
         masked = Map::kTokens ? absent | shared : opaque(absent | (tile >= first_masked));
       };
       if constexpr (Map::kCodes) {
@@ -426,12 +437,7 @@ __device__ __forceinline__ void compute_few_scores(const FmDecodeParams& p, cons
       }
       // Tokens that some rows see and others do not; whole pages: those without a page, too, but not those past the end.
       const bool cleans = shared || (!Map::kTokens && absent);
-      if (masked) {
-        if (Map::kTokens && !shared)
-          mask_absent<Map>(s, control.present[place.rope()]);
-        else
-          mask_few<Map>(p, r, s, tile, control.present[place.rope()]);
-      }
+      if (masked) mask_few<Map>(p, r, s, tile, shared, control.present[place.rope()]);
       state.update(s, scale_log2, units, control, place.rope());
       state.weigh(s, scale_log2);
       if constexpr (Map::kCodes) state.count_weights(s, units_of<Map>(smem).of_tile[place.rope()].token);

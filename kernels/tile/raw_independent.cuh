@@ -136,7 +136,7 @@ __device__ __forceinline__ void compute_independent(const FmDecodeParams& p, con
     float all[8][Map::kRows / 2];  // unnormalised O^T, all columns
     clear_accumulators(all);
     const int tiles = max(range.tile_end - range.tile_begin, 0);
-    const int first_shared = first_shared_tile(p, range);
+    const int first_shared = range.rows_differ(p) ? range.first_masked(p) - range.tile_begin : kNoTile;
     if (p.splits > 1)  // the last item's part, which others read, lies where Q goes
       mbarrier_wait_acquire_cluster(shared_address(&control.parts_empty), parts_parity ^ 1);
     if (tiles > 0) load_raw_query<T, QkDim, Map>(p, range, smem, control);

@@ -63,13 +63,8 @@ __device__ __forceinline__ void clean_raw_values(const FmDecodeParams& p, const 
   }
 }
 
-// The first tile of an item with tokens that some rows see and others do not, counted from its first.
-__device__ __forceinline__ int first_shared_tile(const FmDecodeParams& p, const RowBlock& r) {
-  return p.causal && r.q_len > 1 ? r.first_masked(p) - r.tile_begin : 0x7FFFFFFF;
-}
-
 // Masks S^T of tile `i` of an item: absent tokens, those past the end, too, whose codes and scales are zeros; and where rows see different
-// ones, from `first_shared` on, what some do not, which is taken from V: other warps see that after a barrier. `own`: finds which
+// ones, from tile `first_shared` of the item on, what some do not, which is taken from V: other warps see that after a barrier. `own`: finds which
 // warpgroup this is.
 template <class Map, class Control, class Own>
 __device__ __forceinline__ void mask_raw_tile(float (&s)[Map::kRows / 2], const FmDecodeParams& p, int item, int i, int first_shared,
@@ -79,7 +74,7 @@ __device__ __forceinline__ void mask_raw_tile(float (&s)[Map::kRows / 2], const 
     return;
   }
   const RowBlock r = load_row_block<Map>(p, item);
-  mask_few<Map>(p, r, s, r.tile_begin + i, control.present[at]);
+  mask_unseen<Map>(p, r, s, r.tile_begin + i, control.present[at]);
   named_barrier_of_warpgroup(kOwnBarrier + own());  // every warp has read K
   const bool plain = Map::kMayBePlain && control.format[at] == FM_KV_FP8_V4;
   clean_raw_values<Map>(p, r, smem, at, plain, r.tile_begin + i, control.present[at]);

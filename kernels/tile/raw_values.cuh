@@ -261,7 +261,7 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
     FewAccumulators<Map::kRows> o;
     clear_accumulators(o);
     const int tiles = max(range.tile_end - range.tile_begin, 0);
-    const int first_shared = first_shared_tile(p, range);
+    const int first_shared = range.rows_differ(p) ? range.first_masked(p) - range.tile_begin : kNoTile;
     if constexpr (Map::kSplits)
       if (p.splits > 1)  // the last item's part, which others read, lies where Q goes
         mbarrier_wait_acquire_cluster(shared_address(&control.parts_empty), parts_parity ^ 1);

@@ -350,7 +350,7 @@ __device__ __forceinline__ void announce_rescale(bool moved, float2 shrink, Deco
 }
 
 // Scores of absent tokens and of keys a row does not see become -inf.
-__device__ __forceinline__ void mask_tile(const FmDecodeParams& p, const RowBlock& r, float (&s)[32], int tile,
+__device__ __forceinline__ void mask_unseen(const FmDecodeParams& p, const RowBlock& r, float (&s)[32], int tile,
                                           uint64_t present) {
   const int thread = warpgroup_thread(), row0 = accumulator_row(thread), lane = thread % 32;
   const int start = tile * kTileTokens;
@@ -374,6 +374,16 @@ __device__ __forceinline__ void mask_absent(float (&s)[32], uint64_t present) {
 #pragma unroll
     for (int e = 0; e < 2; ++e)
       if (!(present >> (8 * g + e) & 1)) s[4 * g + e] = s[4 * g + 2 + e] = kNegInf;
+}
+
+// Masks a tile. `shared`: some rows see tokens of it that others do not; where none does, single tokens are absent or not, those past the
+// end, too.
+template <class Map>
+__device__ __forceinline__ void mask_tile(const FmDecodeParams& p, int item, float (&s)[32], int tile, bool shared, const uint64_t& present) {
+  if (Map::kTokens && !shared)
+    mask_absent(s, present);
+  else
+    mask_unseen(p, load_row_block<Map>(p, item), s, tile, present);
 }
 
 // Stores P.
@@ -440,7 +450,7 @@ __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, const Fi
     WeightFactors weights;  // of codes only
     if (warpgroup_thread() == 0) {
       control.first_masked = range.first_masked(p);
-      control.first_shared = p.causal && range.q_len > 1 ? control.first_masked : 0x7FFFFFFF;
+      control.first_shared = range.rows_differ(p) ? control.first_masked : kNoTile;
     }
     if (!range.empty()) {
       if constexpr (Map::kCodes)
@@ -466,12 +476,7 @@ __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, const Fi
       } else {
         multiply_query_key<M, QkDim, Map>(s, q, shared_address(smem), control, place, held, ready, look);
       }
-      if (masked) {
-        if (Map::kTokens && !cleans)
-          mask_absent(s, control.present[place.rope()]);
-        else
-          mask_tile(p, load_row_block<Map>(p, item), s, tile, control.present[place.rope()]);
-      }
+      if (masked) mask_tile<Map>(p, item, s, tile, cleans, control.present[place.rope()]);
       const int row0 = accumulator_row(warpgroup_thread());
       const float scale[2] = {score_scale<Map>(p, smem, row0), score_scale<Map>(p, smem, row0 + 8)};
       float2 shrink;

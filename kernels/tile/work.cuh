@@ -12,6 +12,7 @@
 namespace fm {
 
 constexpr float kNegInf = -__builtin_huge_valf();
+constexpr int kNoTile = 0x7FFFFFFF;  // after all tiles of a sequence
 constexpr float kLn2 = 0.6931471805599453f;
 
 // The query token of a row within (request, KV head). Where there is one token only, without the division, which takes
@@ -46,6 +47,8 @@ struct RowBlock {
   __device__ __forceinline__ int first_masked(const FmDecodeParams& p) const {
     return min(visible(p, row_begin), seq_len) / kTileTokens;
   }
+  // Whether rows see different tokens: from that tile on, if they do.
+  __device__ __forceinline__ bool rows_differ(const FmDecodeParams& p) const { return p.causal && q_len > 1; }
   // Of the last tile's tokens those before the end of the sequence: kTileTokens and more if it ends later.
   __device__ __forceinline__ int in_last_tile() const { return seq_len - (tile_end - 1) * kTileTokens; }
 };
