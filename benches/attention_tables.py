@@ -178,6 +178,44 @@ def prefill(bench: Bench) -> None:
             bench.forget()
 
 
+COPIES: tuple[Column, ...] = (
+    SHAPE,
+    ("format", "kv_format", "{}"),
+    ("us", "direct_us", "{:.1f}"),
+    ("by way of a copy us", "us", "{:.1f}"),
+    ("ratio", "ratio", "{:.3f}"),
+    ("TFLOP/s", "tflop_s", "{:.0f}"),
+    *ERRORS,
+)
+
+
+def copied(kv_format: str, direct_us: float, us: float, operations: int) -> dict[str, object]:
+    """The values of a row of ``COPIES``: times over a quantised cache, and over a copy of it that the call makes."""
+    times = {"direct_us": direct_us, "us": us, "ratio": us / direct_us}
+    return {"kv_format": kv_format, **times, "tflop_s": operations / us / 1e6}
+
+
+def prefill_copies(bench: Bench) -> None:
+    """Prefill over quantised caches, and over copies of their pages in bf16 that the call makes, measured in turn."""
+    bench.report.table("prefill_copies", "Prefill over quantised caches, and over copies in bf16, page 64", COPIES)
+    for kv_format in shapes.PREFILL_FORMATS:
+        for case in (row.case(heads, kv_format) for row in shapes.PREFILL_COPIES for heads in shapes.HEADS):
+            if not bench.wanted(case.name):
+                continue
+            sets = bench.inputs(case)
+            plan = sets[0].plan("bf16")
+            # The copies last: the outputs that are checked are theirs.
+            over_copies = [inputs.gathered_call(plan) for inputs in sets]
+            direct_us, us = times_us(calls(sets), over_copies, device=bench.device)
+            bench.report.row(
+                name=case.name,
+                **copied(kv_format, direct_us, us, sets[0].case.operations),
+                **bench.checked(case.name, sets, SAMPLED_REQUESTS),
+            )
+            del sets, over_copies
+            bench.forget()
+
+
 def ratio_columns(base: str) -> Sequence[Column]:
     """Of a table that compares times with those of ``base``."""
     return (

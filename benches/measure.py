@@ -108,15 +108,16 @@ class Inputs:
         scales = self.formats.get("q_scale")
         return q if scales is None else q * scales.flatten(0, -2)[rows].double()[..., None]
 
-    def plan(self, **options) -> ferromla.Plan:
-        """A plan for these lengths."""
+    def plan(self, kv_format: str | None = None, **options) -> ferromla.Plan:
+        """A plan for these lengths; of another format than the cache's where one is given."""
         case = self.case
         shapes = {"num_heads": case.heads, "page_size": case.page_size}
         if case.ragged:
             shapes |= {"qo_indptr": self.indptr, "num_tokens": case.q_tokens}
         else:  # the bound on lengths that a call without a plan takes
             shapes |= {"q_len": case.q_lens[0], "max_seq_len": self.table.shape[1] * case.page_size}
-        return ferromla.Plan(self.lens, kv_format=format_name(case.kv_format, self.cache.dtype), **shapes, **options)
+        own_format = format_name(case.kv_format, self.cache.dtype)
+        return ferromla.Plan(self.lens, kv_format=kv_format or own_format, **shapes, **options)
 
     def call(self, plan: ferromla.Plan | None) -> Call:
         """The operation into the outputs."""
@@ -124,6 +125,21 @@ class Inputs:
         if self.case.ragged:
             return lambda: ferromla.prefill(self.q, self.cache, self.table, self.lens, self.indptr, **options)
         return lambda: ferromla.decode(self.q, self.cache, self.table, self.lens, **options)
+
+    def gathered_call(self, plan: ferromla.Plan) -> Call:
+        """A prefill over a copy of the requests' pages in bfloat16, made by the call. ``plan`` is one for bf16."""
+        requests, columns = self.table.shape
+        slots = torch.arange(self.case.page_size, device=self.table.device)
+        ids = (self.table.long()[..., None] * self.case.page_size + slots).flatten()
+        rows = torch.empty(len(ids), D_QK, device=ids.device, dtype=torch.bfloat16)
+        pages = rows.view(-1, self.case.page_size, D_QK)
+        table = torch.arange(requests * columns, device=ids.device, dtype=torch.int32).view(requests, columns)
+
+        def call() -> None:
+            ferromla.gather_kv(self.cache, ids=ids, kv_format=self.case.kv_format, out=rows)
+            ferromla.prefill(self.q, pages, table, self.lens, self.indptr, plan=plan, out=self.out, lse=self.lse)
+
+        return call
 
 
 def rotated(case: Case, dtype: torch.dtype, device: torch.device) -> list[Inputs]:

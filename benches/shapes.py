@@ -203,9 +203,9 @@ class Prefill:
     q_lens: tuple[int, ...]
     target_tflop_s: float | None = None
 
-    def case(self, heads: int) -> Case:
+    def case(self, heads: int, kv_format: str = "bf16") -> Case:
         """The call."""
-        return Case(f"{self.name}, h={heads}", self.seq_lens, self.q_lens, heads, ragged=True)
+        return Case(f"{self.name}, h={heads}", self.seq_lens, self.q_lens, heads, ragged=True, kv_format=kv_format)
 
 
 PREFILL = (
@@ -216,6 +216,10 @@ PREFILL = (
     Prefill("64 x 1 to 4 at 4096", (4096,) * 64, (1, 2, 3, 4) * 16),
 )
 HEADS = (16, 128)
+
+# Of those, over caches of these formats, and over copies of them in bf16.
+PREFILL_COPIES = PREFILL[:1] + PREFILL[2:3]
+PREFILL_FORMATS = ("fp8", "fp8_v32")
 
 PAGE_SIZES = (1, 16, 32, 64, 128, 256)
 PAGE_HEADS = (16, 64)

@@ -113,7 +113,7 @@ class SparsePrefillInputs:
     def __init__(self, case: SparsePrefill, device: torch.device) -> None:
         self.case = case
         options = {"device": device, "dtype": torch.bfloat16}
-        self.kv = torch.randn(case.cached, case.d_qk, **options).mul_(0.1)
+        self.kv = cache_of(case.kv_format, case.cached, 1, case.d_qk, **options)[:, 0]
         self.indices = drawn((case.tokens,), case.topk, case.cached, device)
         self.q = torch.randn(case.tokens, case.heads, case.d_qk, **options).mul_(3)
         self.out = torch.full((case.tokens, case.heads, D_V), NAN, **options)
@@ -121,15 +121,30 @@ class SparsePrefillInputs:
 
     def call(self) -> Call:
         """The operation into the outputs."""
-        outputs = {"out": self.out, "max_logits": self.max_logits, "lse": self.lse}
-        return lambda: ferromla.sparse_prefill(self.q, self.kv, self.indices, **outputs)
+        options = {} if self.case.kv_format not in TOKEN_BYTES else {"kv_format": self.case.kv_format}
+        return lambda: ferromla.sparse_prefill(self.q, self.kv, self.indices, **self._outputs, **options)
+
+    def copied_call(self) -> Call:
+        """The same over a copy of the cached tokens in bfloat16, made by the call."""
+        pages, kv_format = self.kv[:, None], self.case.kv_format
+        copy = torch.empty(*pages.shape[:2], self.case.d_qk, device=pages.device, dtype=torch.bfloat16)
+
+        def call() -> None:
+            ferromla.dequantize_kv(pages, kv_format, out=copy)
+            ferromla.sparse_prefill(self.q, copy[:, 0], self.indices, **self._outputs)
+
+        return call
+
+    @property
+    def _outputs(self) -> dict[str, torch.Tensor]:
+        return {"out": self.out, "max_logits": self.max_logits, "lse": self.lse}
 
     def errors(self) -> Errors:
         """Of the outputs as they stand, over evenly chosen query tokens; the error of max_logits counts as one of
         lse."""
         compared = Compared(self.q.device)
         for token in evenly(list(range(self.case.tokens)), COMPARED_TOKENS):
-            keys = self.kv[self.indices[token].long()].double()
+            keys = token_rows(self.kv[:, None], self.case.kv_format, self.indices[token].long())
             want, *want_rows = attention(self.q[token], keys, None)
             rows = torch.stack((self.lse[token], self.max_logits[token]))
             compared.add(self.out[token], want, rows, torch.stack(want_rows))

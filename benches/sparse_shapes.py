@@ -140,7 +140,7 @@ SPARSE_ABSENT = tuple(
 
 @dataclass(frozen=True)
 class SparsePrefill:
-    """One sparse prefill in bf16."""
+    """One sparse prefill, queries in bf16."""
 
     tokens: int
     cached: int
@@ -150,6 +150,7 @@ class SparsePrefill:
     flashmla_us: float
     floor_us: float
     target_us: float
+    kv_format: str = "bf16"
 
     @property
     def name(self) -> str:
@@ -160,7 +161,7 @@ class SparsePrefill:
     def bytes_moved(self) -> int:
         """The rows once, indices, queries and results once."""
         each = self.heads * (self.d_qk + D_V) * 2 + 4 * self.topk
-        return self.cached * self.d_qk * 2 + self.tokens * each
+        return self.cached * token_bytes(self.kv_format, self.d_qk) + self.tokens * each
 
     @property
     def operations(self) -> int:
@@ -180,6 +181,10 @@ SPARSE_PREFILL = (
     SparsePrefill(4096, 32768, 64, 576, 2048, 2275, 1345, 1850),
 )
 
+# Of those, over quantised caches, and over copies of them in bf16.
+SPARSE_PREFILL_COPIES = tuple(replace(row, kv_format="fp8_v32") for row in SPARSE_PREFILL if row.d_qk == 576) + tuple(
+    replace(row, kv_format="fp8_v41") for row in SPARSE_PREFILL if row.d_qk == 512
+)
 
 CACHE_FORMATS = ("bf16", *TOKEN_BYTES)
 APPENDED = (128, 8192)  # new tokens: a decode step's and a chunk's

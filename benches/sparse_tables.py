@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 import sparse_shapes
-from attention_tables import FLOOR, RATES, SUSTAINED, Bench, short_and_sustained_us
-from measure import Call, set_count
+from attention_tables import COPIES, FLOOR, RATES, SUSTAINED, Bench, copied, short_and_sustained_us
+from measure import Call, set_count, times_us
 from report import ERRORS, SHAPE, US, Column
 from sparse_inputs import SparseInputs, SparsePrefillInputs
 from sparse_shapes import Sparse
@@ -27,7 +27,7 @@ def _row(bench: Bench, row, sets: Sequence, layers: Sequence[Call]) -> None:
     peer = row.flashmla_us
     bench.report.row(
         name=row.name,
-        kv_format=getattr(row, "kv_format", None),
+        kv_format=row.kv_format,
         us=us,
         sustained_us=sustained_us,
         floor=row.floor_us / us,
@@ -92,4 +92,26 @@ def sparse_prefill(bench: Bench) -> None:
         sets = [SparsePrefillInputs(case, bench.device) for _ in range(set_count(case.bytes_moved, bench.device))]
         _row(bench, row, sets, [one.call() for one in sets])
         del sets
+        bench.forget()
+
+
+def sparse_prefill_copies(bench: Bench) -> None:
+    """Sparse prefill over quantised caches, and over copies of them in bf16 that the call makes, measured in turn."""
+    title = "Sparse prefill over quantised caches, and over copies in bf16"
+    bench.report.table("sparse_prefill_copies", title, COPIES)
+    for row in sparse_shapes.SPARSE_PREFILL_COPIES:
+        if not bench.wanted(row.name):
+            continue
+        torch.manual_seed(0)
+        case = row.small() if bench.small else row
+        sets = [SparsePrefillInputs(case, bench.device) for _ in range(set_count(case.bytes_moved, bench.device))]
+        # The copies last: the outputs that are checked are theirs.
+        direct = [one.call() for one in sets]
+        direct_us, us = times_us(direct, [one.copied_call() for one in sets], device=bench.device)
+        bench.report.row(
+            name=row.name,
+            **copied(row.kv_format, direct_us, us, case.operations),
+            **bench.judged(row.name, sets[0].errors()),
+        )
+        del sets, direct
         bench.forget()

@@ -126,6 +126,21 @@ pub enum KvFormat {
     Fp4V41,
 }
 
+/// As what rows of caches are multiplied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Operands {
+    /// The 16-bit numbers that they are.
+    Halves,
+    /// e4m3 codes, as they lie in the cache, with their scales.
+    Codes,
+    /// Those of caches without scales.
+    BareCodes,
+    /// e4m3 codes, some of which e2m1 codes have become: sixteen columns have a scale.
+    FineCodes,
+    /// Halves that any of them are converted to as they come.
+    Converted,
+}
+
 impl KvFormat {
     /// Every format that has a name.
     pub const ALL: [Self; 8] = [
@@ -205,17 +220,24 @@ impl KvFormat {
         self.dtype().is_none()
     }
 
-    /// Whether rows of its caches are e4m3 codes.
-    pub(crate) fn is_e4m3(self) -> bool {
-        self.is_quantised() && self != Self::Fp4V41
+    /// Of caches whose keys join the same softmax.
+    pub(crate) fn operands(formats: &[Self]) -> Operands {
+        let all = |is: fn(&Self) -> bool| formats.iter().all(is);
+        if all(|format| !format.is_quantised()) {
+            Operands::Halves
+        } else if all(|format| *format == Self::Fp8) {
+            Operands::BareCodes
+        } else if all(|format| format.is_quantised() && *format != Self::Fp4V41) {
+            Operands::Codes
+        } else if all(|format| Self::BESIDE_FP4.contains(format)) {
+            Operands::FineCodes
+        } else {
+            Operands::Converted
+        }
     }
 
-    /// Whether rows of these caches are e2m1 codes beside e4m3 ones, all of 512 columns: each of sixteen with a scale of its own.
-    pub(crate) fn have_fine_scales(formats: &[Self]) -> bool {
-        let has_e2m1 = formats.contains(&Self::Fp4V41);
-        let others = [Self::Fp8, Self::Fp8V41, Self::Fp8V41Split, Self::Fp4V41];
-        has_e2m1 && formats.iter().all(|format| others.contains(format))
-    }
+    /// Rows of 512 columns that lie as long as those of `fp4_v41` when these have become e4m3 codes.
+    const BESIDE_FP4: [Self; 4] = [Self::Fp8, Self::Fp8V41, Self::Fp8V41Split, Self::Fp4V41];
 
     /// The row widths that a cache of this format can have.
     ///

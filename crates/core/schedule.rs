@@ -10,7 +10,7 @@ use ferromla_schedule::{
 };
 
 use crate::check::{Access, Arg, Last, MAX_SEQ_LEN};
-use crate::dtype::{DType, Device, KvFormat};
+use crate::dtype::{DType, Device, KvFormat, Operands};
 use crate::error::{Error, Result};
 use crate::plan_args::{PlanArgs, Queries};
 use crate::problem::NOPE_DIM;
@@ -160,19 +160,15 @@ fn keys(args: &PlanArgs) -> Keys {
     let extra = matches!(args.queries, Queries::Sparse { extra_topk, .. } if extra_topk > 0);
     let format = args.kv_format;
     let formats = [format, if extra { args.extra_kv_format } else { format }];
-    let all = |is: fn(KvFormat) -> bool| formats.iter().all(|format| format.is_some_and(is));
-    let coded = format.is_some_and(KvFormat::is_quantised);
     let known: Option<Vec<KvFormat>> = formats.into_iter().collect();
-    let rows_of_codes =
-        all(KvFormat::is_e4m3) || known.is_some_and(|formats| KvFormat::have_fine_scales(&formats));
-    if extra && !rows_of_codes && !all(|format| !format.is_quantised()) {
-        Keys::Mixed
-    } else if coded {
-        Keys::Codes
-    } else if !lists && args.page_size % TOKENS_OF_A_BOX == 0 {
-        Keys::Pages
-    } else {
-        Keys::Rows
+    match known.map(|formats| KvFormat::operands(&formats)) {
+        None if extra => Keys::Mixed,
+        Some(Operands::Converted) => Keys::Mixed,
+        Some(Operands::Codes | Operands::BareCodes | Operands::FineCodes) => Keys::Codes,
+        None | Some(Operands::Halves) if !lists && args.page_size % TOKENS_OF_A_BOX == 0 => {
+            Keys::Pages
+        }
+        None | Some(Operands::Halves) => Keys::Rows,
     }
 }
 

@@ -216,19 +216,20 @@ struct RowPreparation {
   // And for the values.
   __device__ __forceinline__ void leave_of_column(const uint32_t (&halves)[kPairs]) const {
     const uint32_t to = scales + offsetof(typename Map::Scales, of_column) + lane_token(opaque(token)) * 2;
+    const auto store = [&](int group, uint32_t half) {
+      store_shared_bytes<2>(to + group * (kTileTokens * 2), present ? half & 0xFFFF : 0);
+    };
     if constexpr (Map::kFine) {  // those that leave_of_token has left
 #pragma unroll 1
       for (int i = 0; i < Map::kGroups; i += 8) {
         const uint4 v = load_shared_4(scales + token * Map::Scales::kTokenBytes + i * 2);
         const uint32_t words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-        for (int j = 0; j < 8; ++j)
-          store_shared_bytes<2>(to + (i + j) * (kTileTokens * 2), present ? words[j / 2] >> j % 2 * 16 & 0xFFFF : 0);
+        for (int j = 0; j < 8; ++j) store(i + j, words[j / 2] >> j % 2 * 16);
       }
     } else {
 #pragma unroll
-      for (int i = 0; i < Map::kGroups; ++i)
-        store_shared_bytes<2>(to + i * kTileTokens * 2, present ? halves[i / 2] >> i % 2 * 16 & 0xFFFF : 0);
+      for (int i = 0; i < Map::kGroups; ++i) store(i, halves[i / 2] >> i % 2 * 16);
     }
   }
 

@@ -3,7 +3,7 @@
 use ferromla_schedule::PlannerKernel;
 use std::ffi::CStr;
 
-use crate::dtype::{DType, KvFormat};
+use crate::dtype::{DType, KvFormat, Operands};
 use crate::params::{
     FM_DECODE_SMEM_BYTES, FM_DECODE_THREADS, FM_DECODE_THREADS_2_LOADERS,
     FM_DECODE_THREADS_4_LOADERS, FM_DECODE_THREADS_RAW,
@@ -31,16 +31,12 @@ pub(super) enum Loader {
 impl Loader {
     /// For tokens of caches of these formats.
     pub fn of_tokens(formats: &[KvFormat]) -> Self {
-        if formats.iter().all(|&format| format == KvFormat::Fp8) {
-            Self::Bare
-        } else if formats.iter().all(|format| format.is_e4m3()) {
-            Self::Raw
-        } else if KvFormat::have_fine_scales(formats) {
-            Self::Fine
-        } else if formats.iter().any(|format| format.is_quantised()) {
-            Self::Codes
-        } else {
-            Self::Gather
+        match KvFormat::operands(formats) {
+            Operands::Halves => Self::Gather,
+            Operands::Codes => Self::Raw,
+            Operands::BareCodes => Self::Bare,
+            Operands::FineCodes => Self::Fine,
+            Operands::Converted => Self::Codes,
         }
     }
 }
