@@ -30,10 +30,10 @@ def test_a_part_of_which_no_row_sees_a_key_is_added_up_too(cuda, kv_format):
     problem.check(num_splits=2)
 
 
-# Of so many numbers that a last bit of float32 is seen in some that are rounded to 16 bits.
+# Sinks are as large as lse, whose last bit is then seen in some of three million results. Which of two CTAs ends first changes from
+# call to call with so many units for the workers, and not with twice as many.
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_many_rows_are_the_same_each_time(cuda, dtype):
-    lens = [65 + 13 * i % 60 for i in range(24)]
-    problem = problems.make(lens=lens, s_q=16, h=128, dtype=dtype, device=cuda)
-    problem.check_repeats(60, num_splits=2, causal=False, attn_sink=torch.linspace(-1, 1, 128, device=cuda))
+    problem = problems.make(lens=[78, 112, 117], s_q=16, h=128, dtype=dtype, device=cuda)
+    problem.check_repeats(200, num_splits=2, causal=False, attn_sink=torch.linspace(2, 8, 128, device=cuda))
