@@ -30,8 +30,8 @@ def test_a_part_of_which_no_row_sees_a_key_is_added_up_too(cuda, kv_format):
     problem.check(num_splits=2)
 
 
-# Sinks are as large as lse, whose last bit is then seen in some of three million results. Which of two CTAs ends first changes from
-# call to call with so many units for the workers, and not with twice as many.
+# Sinks are as large as lse, whose last bit is then seen in some of three million results. Which of two CTAs ends first
+# changes from call to call with so many units for the workers, and not with twice as many.
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_many_rows_are_the_same_each_time(cuda, dtype):
