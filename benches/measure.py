@@ -51,6 +51,11 @@ def format_name(kv_format: str, dtype: torch.dtype) -> str:
     return kv_format if kv_format in TOKEN_BYTES else {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
 
 
+def format_options(kv_format: str) -> dict[str, object]:
+    """What a call over a cache of this format is told of it: nothing of 16-bit numbers."""
+    return {"kv_format": kv_format} if kv_format in TOKEN_BYTES else {}
+
+
 def numbers(cache: torch.Tensor, kv_format: str) -> torch.Tensor:
     """What a cache holds, without a rounding: dequantised to float32 where it is quantised."""
     if kv_format not in TOKEN_BYTES:
@@ -79,9 +84,7 @@ class Inputs:
         self._poison_tails(pages.to(device))
         tokens = (case.q_tokens,) if case.ragged else (len(lens), case.q_lens[0])
         self.q = torch.randn(*tokens, case.heads, D_QK, **options).mul_(3)
-        self.formats = {}
-        if case.kv_format in TOKEN_BYTES:
-            self.formats["kv_format"] = case.kv_format
+        self.formats = format_options(case.kv_format)
         if case.q_e4m3:
             scales = self.q.abs().amax(-1).float() / E4M3_MAX
             self.q = (self.q.float() / scales[..., None]).to(torch.float8_e4m3fn)

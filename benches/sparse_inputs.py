@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import ferromla
-from measure import NAN, TOKEN_BYTES, Call, Compared, Errors, cache_of, evenly, format_name, numbers
+from measure import NAN, TOKEN_BYTES, Call, Compared, Errors, cache_of, evenly, format_name, format_options, numbers
 from shapes import D_V
 from sparse_shapes import Sparse, SparsePrefill
 
@@ -53,7 +53,7 @@ class SparseInputs:
         options = {"device": device, "dtype": torch.bfloat16}
         rows = (case.batch, case.s_q)
         self.parts = [self._part(case.kv_format, case.page_size, case.topk, rows, options)]
-        self.options: dict[str, object] = {} if case.kv_format not in TOKEN_BYTES else {"kv_format": case.kv_format}
+        self.options = format_options(case.kv_format)
         self.sink = None
         if case.extra:
             self.parts.append(self._part(case.formats[1], case.extra_page_size, case.extra, rows, options))
@@ -121,8 +121,8 @@ class SparsePrefillInputs:
 
     def call(self) -> Call:
         """The operation into the outputs."""
-        options = {} if self.case.kv_format not in TOKEN_BYTES else {"kv_format": self.case.kv_format}
-        return lambda: ferromla.sparse_prefill(self.q, self.kv, self.indices, **self._outputs, **options)
+        options = {**self._outputs, **format_options(self.case.kv_format)}
+        return lambda: ferromla.sparse_prefill(self.q, self.kv, self.indices, **options)
 
     def copied_call(self) -> Call:
         """The same over a copy of the cached tokens in bfloat16, made by the call."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -11,7 +11,7 @@ from attention_tables import COPIES, FLOOR, RATES, SUSTAINED, Bench, copied, sho
 from measure import Call, set_count, times_us
 from report import ERRORS, SHAPE, US, Column
 from sparse_inputs import SparseInputs, SparsePrefillInputs
-from sparse_shapes import Sparse
+from sparse_shapes import Sparse, SparsePrefill
 
 ASKED: tuple[Column, ...] = (("target us", "target", "{:g}"), ("target", "verdict", "{}"))
 FORMAT: Column = ("format", "kv_format", "{}")
@@ -41,18 +41,24 @@ def _row(bench: Bench, row, sets: Sequence, layers: Sequence[Call]) -> None:
     )
 
 
-def _decode(bench: Bench, rows: Sequence[Sparse]) -> None:
+def _for_each(bench: Bench, rows: Sequence, inputs: Callable, measure: Callable) -> None:
+    """Calls ``measure(row, sets)`` for every row that is wanted, with rotated ``inputs(case, device)``."""
     for row in rows:
         if not bench.wanted(row.name):
             continue
         torch.manual_seed(0)
-        case = row.small() if bench.small else row
-        sets = [SparseInputs(case, bench.device) for _ in range(set_count(case.bytes_moved, bench.device))]
+        case = bench.sized(row)
+        measure(row, [inputs(case, bench.device) for _ in range(set_count(case.bytes_moved, bench.device))])
+        bench.forget()
+
+
+def _decode(bench: Bench, rows: Sequence[Sparse]) -> None:
+    def measure(row: Sparse, sets: list[SparseInputs]) -> None:
         # One plan for all: it depends on shapes only.
         plan = sets[0].plan()
         _row(bench, row, sets, [one.call(plan) for one in sets])
-        del sets, plan
-        bench.forget()
+
+    _for_each(bench, rows, SparseInputs, measure)
 
 
 def sparse(bench: Bench) -> None:
@@ -84,34 +90,23 @@ def sparse_absent(bench: Bench) -> None:
 def sparse_prefill(bench: Bench) -> None:
     """Sparse prefill in bf16."""
     bench.report.table("sparse_prefill", "Sparse prefill, bf16", COLUMNS)
-    for row in sparse_shapes.SPARSE_PREFILL:
-        if not bench.wanted(row.name):
-            continue
-        torch.manual_seed(0)
-        case = row.small() if bench.small else row
-        sets = [SparsePrefillInputs(case, bench.device) for _ in range(set_count(case.bytes_moved, bench.device))]
+
+    def measure(row: SparsePrefill, sets: list[SparsePrefillInputs]) -> None:
         _row(bench, row, sets, [one.call() for one in sets])
-        del sets
-        bench.forget()
+
+    _for_each(bench, sparse_shapes.SPARSE_PREFILL, SparsePrefillInputs, measure)
 
 
 def sparse_prefill_copies(bench: Bench) -> None:
     """Sparse prefill over quantised caches, and over copies of them in bf16 that the call makes, measured in turn."""
     title = "Sparse prefill over quantised caches, and over copies in bf16"
     bench.report.table("sparse_prefill_copies", title, COPIES)
-    for row in sparse_shapes.SPARSE_PREFILL_COPIES:
-        if not bench.wanted(row.name):
-            continue
-        torch.manual_seed(0)
-        case = row.small() if bench.small else row
-        sets = [SparsePrefillInputs(case, bench.device) for _ in range(set_count(case.bytes_moved, bench.device))]
+
+    def measure(row: SparsePrefill, sets: list[SparsePrefillInputs]) -> None:
         # The copies last: the outputs that are checked are theirs.
-        direct = [one.call() for one in sets]
-        direct_us, us = times_us(direct, [one.copied_call() for one in sets], device=bench.device)
-        bench.report.row(
-            name=row.name,
-            **copied(row.kv_format, direct_us, us, case.operations),
-            **bench.judged(row.name, sets[0].errors()),
-        )
-        del sets, direct
-        bench.forget()
+        rivals = [one.call() for one in sets], [one.copied_call() for one in sets]
+        direct_us, us = times_us(*rivals, device=bench.device)
+        values = copied(row.kv_format, direct_us, us, sets[0].case.operations)
+        bench.report.row(name=row.name, **values, **bench.judged(row.name, sets[0].errors()))
+
+    _for_each(bench, sparse_shapes.SPARSE_PREFILL_COPIES, SparsePrefillInputs, measure)

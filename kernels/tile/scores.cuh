@@ -302,7 +302,7 @@ __device__ __forceinline__ void mask_absent(float (&s)[32], uint64_t present) {
 }
 
 // Masks a tile. `shared`: some rows see tokens of it that others do not; where none does, single tokens are absent or not, those past the
-// end, too.
+// end, too. `present` by reference: read before the choice it changes the code of the loops.
 template <class Map>
 __device__ __forceinline__ void mask_tile(const FmDecodeParams& p, int item, float (&s)[32], int tile, bool shared, const uint64_t& present) {
   if (Map::kTokens && !shared)
