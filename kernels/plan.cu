@@ -4,8 +4,10 @@
 // One block, because every step needs the sum of the one before and a grid-wide barrier costs more than the
 // work. Its size is the caller's choice, a multiple of 32 up to 1024: best a thread for each unit, request and
 // cut, or for two units and requests, where they are that few. Then plan/small.cuh does the work, else plan/large.cuh.
+// Where many units have one part each, whatever their lengths, hardly anything needs a sum: several blocks (plan/one_part.cuh).
 #include "params.h"
 #include "plan/large.cuh"
+#include "plan/one_part.cuh"
 #include "plan/small.cuh"
 #include "ptx/launch.cuh"
 
@@ -46,4 +48,13 @@ extern "C" __global__ void __launch_bounds__(FM_PLAN_THREADS_OF_FEW, 1)
 extern "C" __global__ void __launch_bounds__(FM_PLAN_THREADS, 1)
     fm_plan_pairs(const __grid_constant__ FmPlanParams params) {
   ferromla::plan::plan<2, true>(params);
+}
+
+/* Of more than kMostDealtUnits units that are not ragged, of num_splits = 1. Any number of blocks. */
+extern "C" __global__ void __launch_bounds__(FM_PLAN_THREADS, 1)
+    fm_plan_one_part(const __grid_constant__ FmPlanParams params) {
+  __shared__ ferromla::plan::one_part::Shared shared;
+  fm::wait_for_earlier_launches();
+  ferromla::plan::one_part::plan(params, shared);
+  __threadfence(); /* as above */
 }

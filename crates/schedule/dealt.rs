@@ -13,7 +13,7 @@ use crate::layout::DivCeil;
 use crate::plan_layout::{FM_SPLIT_AUTO, FmPlanShape};
 
 /// More units are laid on a line: shares are long then, compared with parts.
-const MOST_DEALT_UNITS: usize = 512;
+pub(crate) const MOST_DEALT_UNITS: usize = 512;
 /// As are more parts of them, ...
 const MOST_DEALT_PARTS: usize = 2048;
 /// ... and those for more workers than any GPU has.

@@ -3,6 +3,7 @@
 
 use crate::algorithm::are_few;
 use crate::algorithm::end_of_keys;
+use crate::dealt::MOST_DEALT_UNITS;
 use crate::plan_layout::{
     FM_INVARIANT_TILES, FM_MAX_INVARIANT_PARTS, FM_PLAN_THREADS, FM_PLAN_THREADS_OF_FEW,
     FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_TILE_TOKENS, FmMerge, FmPlanHeader,
@@ -76,16 +77,22 @@ pub fn layout(shape: &FmPlanShape) -> Result<FmPlanLayout, PlanError> {
 /// Units, or ragged requests, up to which the device planner is faster with one to a thread than with two.
 const SINGLE_UNITS: i32 = 768;
 
-/// The launch of the device planner, one block.
+/// Units for each thread of the planner's first block where every unit has one part, and most blocks besides.
+const ONE_PART_UNITS: u32 = 8;
+const ONE_PART_BLOCKS: u32 = 256;
+
+/// The launch of the device planner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlannerLaunch {
-    /// Of the block.
+    /// One, but for [`PlannerKernel::OnePart`].
+    pub blocks: u32,
+    /// Of a block.
     pub threads: u32,
     /// Its entry point.
     pub kernel: PlannerKernel,
 }
 
-/// An entry point of the device planner. Each plans every batch; which is the fastest depends on its size.
+/// An entry point of the device planner. Each but the last plans every batch; which is the fastest depends on its size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlannerKernel {
     /// `fm_plan`: a thread has one unit, and one request of a ragged batch.
@@ -95,6 +102,8 @@ pub enum PlannerKernel {
     /// `fm_plan_few`: a thread has one, and the requests are so few that they may be shared out in more ways. Up to
     /// [`FM_PLAN_THREADS_OF_FEW`] threads.
     Few,
+    /// `fm_plan_one_part`: many units, none of which is ever cut (`num_splits` 1), with any number of blocks.
+    OnePart,
 }
 
 impl FmPlanLayout {
@@ -108,6 +117,17 @@ impl FmPlanLayout {
     pub fn planner(&self, shape: &FmPlanShape) -> PlannerLaunch {
         let requests = if shape.ragged != 0 { shape.batch } else { 0 };
         let units = self.units.max(requests);
+        if self.has_one_part_each(shape) {
+            let least = (units as u32).div_ceil(ONE_PART_UNITS);
+            let threads = least
+                .next_multiple_of(32)
+                .clamp(256, FM_PLAN_THREADS as u32);
+            return PlannerLaunch {
+                blocks: 1 + (units as u32).div_ceil(threads).min(ONE_PART_BLOCKS),
+                threads,
+                kernel: PlannerKernel::OnePart,
+            };
+        }
         let pairs = (SINGLE_UNITS + 1..=2 * FM_PLAN_THREADS).contains(&units);
         let least = (units as u32)
             .div_ceil(if pairs { 2 } else { 1 })
@@ -115,6 +135,7 @@ impl FmPlanLayout {
         let threads = least.next_multiple_of(32).min(FM_PLAN_THREADS as u32);
         let few = are_few(shape, 0) && threads <= FM_PLAN_THREADS_OF_FEW as u32;
         PlannerLaunch {
+            blocks: 1,
             threads,
             kernel: match pairs {
                 true => PlannerKernel::Pairs,
@@ -122,6 +143,14 @@ impl FmPlanLayout {
                 false => PlannerKernel::Many,
             },
         }
+    }
+
+    /// Whether there are many units, more than may be dealt out, and none is ever cut.
+    fn has_one_part_each(&self, shape: &FmPlanShape) -> bool {
+        shape.split_mode == FM_SPLIT_FIXED
+            && shape.num_splits == 1
+            && shape.ragged == 0
+            && self.units as usize > MOST_DEALT_UNITS
     }
 }
 

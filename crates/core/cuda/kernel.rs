@@ -206,7 +206,7 @@ pub(super) enum Kernel {
 }
 
 /// Kernels that are not decode kernels.
-const OTHERS: usize = 17;
+const OTHERS: usize = 18;
 
 impl Kernel {
     pub const COUNT: usize = OTHERS + DECODE.len();
@@ -234,6 +234,7 @@ impl Kernel {
             Self::CombineTopkWindow,
             Self::Plan(PlannerKernel::Pairs),
             Self::Plan(PlannerKernel::Few),
+            Self::Plan(PlannerKernel::OnePart),
         ];
         for fp16 in [false, true] {
             for rope in [false, true] {
@@ -264,6 +265,7 @@ impl Kernel {
             Self::CombineTopkWindow => 14,
             Self::Plan(PlannerKernel::Pairs) => 15,
             Self::Plan(PlannerKernel::Few) => 16,
+            Self::Plan(PlannerKernel::OnePart) => 17,
             Self::Decode { .. } => OTHERS + self.decode_index(),
         }
     }
@@ -315,6 +317,7 @@ impl Kernel {
             Self::Plan(PlannerKernel::Many) => c"fm_plan",
             Self::Plan(PlannerKernel::Pairs) => c"fm_plan_pairs",
             Self::Plan(PlannerKernel::Few) => c"fm_plan_few",
+            Self::Plan(PlannerKernel::OnePart) => c"fm_plan_one_part",
             Self::Append => c"fm_append",
             Self::Offsets => c"fm_offsets",
             Self::Gather => c"fm_gather",

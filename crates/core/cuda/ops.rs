@@ -45,7 +45,7 @@ pub(crate) unsafe fn plan(
     };
     let planner = plan.schedule.layout.planner(&plan.schedule.shape);
     let launch = Launch {
-        blocks: 1,
+        blocks: planner.blocks,
         threads: planner.threads,
         stream,
         ..Launch::default()

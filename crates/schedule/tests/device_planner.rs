@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use ferromla_schedule::plan_layout::{FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT};
-use ferromla_schedule::{PlanView, PlannerKernel, PlannerLaunch};
+use ferromla_schedule::{PlanShape, PlanView, PlannerKernel, PlannerLaunch};
 use proptest::prelude::prop;
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
@@ -80,7 +80,13 @@ impl Job {
         // The device plans with any whole warps and each kernel, best as the layout says.
         let best = planned.layout.planner(&planned.shape);
         let launch = match index % 8 {
+            _ if best.kernel == PlannerKernel::OnePart => PlannerLaunch {
+                blocks: [best.blocks, 1, 2, 5][index % 4],
+                threads: [best.threads, 32, 256][index % 3],
+                ..best
+            },
             0 | 4 | 6 => PlannerLaunch {
+                blocks: 1,
                 threads: 32 << (index / 8 % if index % 8 == 6 { 5 } else { 6 }),
                 kernel: match index % 8 {
                     0 => PlannerKernel::Many,
@@ -89,6 +95,7 @@ impl Job {
                 },
             },
             2 => PlannerLaunch {
+                blocks: 1,
                 threads: best.threads.div_ceil(2).next_multiple_of(32),
                 kernel: PlannerKernel::Pairs,
             },
@@ -108,6 +115,7 @@ impl Job {
         bytes.extend(bytemuck::bytes_of(&[
             i64::from(self.launch.threads),
             self.launch.kernel as i64,
+            i64::from(self.launch.blocks),
         ]));
         for array in &self.arrays {
             let (count, stride, data) = match array {
@@ -156,6 +164,8 @@ fn sparse_jobs() -> Vec<Job> {
         .collect();
     cases.extend([(FM_SPLIT_AUTO, 341, 3), (FM_SPLIT_AUTO, 1, 70_000)].map(many_lists));
     cases.extend([(FM_SPLIT_FIXED, 1, 3000), (FM_SPLIT_INVARIANT, 700, 2)].map(many_lists));
+    cases
+        .extend(one_part_each().flat_map(|case| [true, false].map(|given| lists_of(&case, given))));
     cases.extend(
         (1..300)
             .step_by(11)
@@ -166,6 +176,22 @@ fn sparse_jobs() -> Vec<Job> {
         Job::new(index, plan_sparse(&case), arrays, &case)
     };
     cases.into_iter().enumerate().map(job).collect()
+}
+
+/// Of one request, a list for each unit; where lengths are not given all count.
+fn lists_of(case: &Case, given: bool) -> SparseCase {
+    let one = PlanShape {
+        batch: 1,
+        ..case.shape
+    };
+    SparseCase {
+        shape: sparse_shape(one, case.shape.batch, case.shape.max_seq_len, 0),
+        topk_lengths: given.then(|| Lens {
+            data: case.seq_lens.clone(),
+            stride: [0, 1],
+        }),
+        extra_lengths: None,
+    }
 }
 
 fn many_lists((split_mode, batch, q_len): (i32, i32, i32)) -> SparseCase {
@@ -231,6 +257,7 @@ fn seeded_cases() -> Vec<Case> {
         [case.clone(), ragged(case, &q_lens)]
     }));
     cases.extend([(4, 256), (5, 256), (4, 257), (1, 66), (2, 16)].map(fixed_parts));
+    cases.extend(one_part_each());
     cases.push(many_units(FM_SPLIT_AUTO, 65_536));
     cases.push(many_ranges(FM_SPLIT_AUTO, 65_536));
     cases.extend([0, 1].map(around_the_longest_small_line));
@@ -310,6 +337,30 @@ fn fixed_parts((num_splits, workers): (i32, i32)) -> Case {
     case
 }
 
+/// So many units, whole ones, that several blocks plan: for few workers and for many, some without a tile, or all without a cost.
+fn one_part_each() -> impl Iterator<Item = Case> {
+    let batches = [513, 700, 1025, 2048, 4096, 4097, 9000, 70_000];
+    let ways = [
+        (132, 2, 25_000),
+        (66, 0, 25_000),
+        (5000, 1, 100),
+        (1, 0, 0),
+        (7, i32::MAX, i32::MAX - 63),
+    ];
+    let cases = batches.into_iter().zip(ways.into_iter().cycle());
+    cases.map(|(batch, (workers, fixed_cost, max_seq_len))| {
+        let mut case = many_units(FM_SPLIT_FIXED, batch);
+        (case.shape.num_splits, case.shape.workers) = (1, workers);
+        (case.shape.fixed_cost, case.shape.max_seq_len) = (fixed_cost, max_seq_len);
+        case.seq_lens
+            .iter_mut()
+            .skip(3)
+            .step_by(3)
+            .for_each(|len| *len = 0);
+        case
+    })
+}
+
 /// Ranges of 0 to 3 query tokens.
 fn many_ranges(split_mode: i32, batch: i32) -> Case {
     let case = many_units(split_mode, batch);
@@ -337,7 +388,7 @@ fn ragged(mut case: Case, q_lens: &[i32]) -> Case {
 
 /// The longest lengths and costs there are.
 fn longest(split_mode: i32) -> Case {
-    let shape = ferromla_schedule::PlanShape {
+    let shape = PlanShape {
         batch: 500,
         q_len: 1,
         group: 64,

@@ -191,7 +191,9 @@ fn of_many_units_a_planner_thread_has_two() {
             group: 16,
             ..SHAPE
         };
-        let PlannerLaunch { threads, kernel } = layout(&shape).unwrap().planner(&shape);
+        let PlannerLaunch {
+            threads, kernel, ..
+        } = layout(&shape).unwrap().planner(&shape);
         (layout(&shape).unwrap().units, threads, kernel)
     };
     assert_eq!(launch(256), (256, 256, Few));
@@ -200,6 +202,28 @@ fn of_many_units_a_planner_thread_has_two() {
     assert_eq!(launch(769), (769, 416, Pairs));
     assert_eq!(launch(2048), (2048, 1024, Pairs));
     assert_eq!(launch(2049), (2049, 1024, Many));
+}
+
+#[test]
+fn many_units_of_one_part_have_several_blocks() {
+    use PlannerKernel::{Few, Many, OnePart};
+    let launch = |batch, num_splits| {
+        let shape = PlanShape {
+            batch,
+            group: 16,
+            split_mode: FM_SPLIT_FIXED,
+            num_splits,
+            ..SHAPE
+        };
+        let launch = layout(&shape).unwrap().planner(&shape);
+        (launch.blocks, launch.threads, launch.kernel)
+    };
+    assert_eq!(launch(256, 1), (1, 256, Few));
+    assert_eq!(launch(512, 1), (1, 512, Many));
+    assert_eq!(launch(513, 1), (1 + 3, 256, OnePart));
+    assert_eq!(launch(4096, 1), (1 + 8, 512, OnePart));
+    assert_eq!(launch(1 << 20, 1), (1 + 256, 1024, OnePart));
+    assert_eq!(launch(4096, 2), (1, 1024, Many));
 }
 
 proptest! {
