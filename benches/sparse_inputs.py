@@ -119,9 +119,9 @@ class SparsePrefillInputs:
         self.out = torch.full((case.tokens, case.heads, D_V), NAN, **options)
         self.max_logits, self.lse = (torch.full((case.tokens, case.heads), NAN, device=device) for _ in range(2))
 
-    def call(self) -> Call:
+    def call(self, **options) -> Call:
         """The operation into the outputs."""
-        options = {**self._outputs, **format_options(self.case.kv_format)}
+        options |= {**self._outputs, **format_options(self.case.kv_format)}
         return lambda: ferromla.sparse_prefill(self.q, self.kv, self.indices, **options)
 
     def copied_call(self) -> Call:

@@ -186,6 +186,14 @@ SPARSE_PREFILL_COPIES = tuple(replace(row, kv_format="fp8_v32") for row in SPARS
     replace(row, kv_format="fp8_v41") for row in SPARSE_PREFILL if row.d_qk == 512
 )
 
+# Few tokens of the first of those, whose lists are split.
+SPARSE_PREFILL_FEW = tuple(
+    replace(SPARSE_PREFILL[0], tokens=tokens, heads=heads, kv_format=kv_format)
+    for kv_format in ("bf16", "fp8_v32")
+    for heads in (16, 128)
+    for tokens in (1, 16, 62, 140, 400)
+)
+
 CACHE_FORMATS = ("bf16", *TOKEN_BYTES)
 APPENDED = (128, 8192)  # new tokens: a decode step's and a chunk's
 WHOLE_PAGES = 4096  # of 64 tokens: what whole caches and gathers are measured over

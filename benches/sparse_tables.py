@@ -97,6 +97,29 @@ def sparse_prefill(bench: Bench) -> None:
     _for_each(bench, sparse_shapes.SPARSE_PREFILL, SparsePrefillInputs, measure)
 
 
+def sparse_prefill_few(bench: Bench) -> None:
+    """Sparse prefill of few tokens, whose lists are split, and with ``batch_invariant=True``, measured in turn."""
+    times: tuple[Column, ...] = (("batch_invariant us", "invariant_us", "{:.1f}"), ("ratio", "ratio", "{:.3f}"))
+    columns = (SHAPE, FORMAT, US, *times, *RATES[1:], *ERRORS)
+    bench.report.table("sparse_prefill_few", "Sparse prefill of few tokens, whose lists are split", columns)
+
+    def measure(row: SparsePrefill, sets: list[SparsePrefillInputs]) -> None:
+        # The split ones last: the outputs that are checked are theirs.
+        rivals = [one.call(batch_invariant=True) for one in sets], [one.call() for one in sets]
+        invariant_us, us = times_us(*rivals, device=bench.device)
+        bench.report.row(
+            name=row.name,
+            kv_format=row.kv_format,
+            us=us,
+            invariant_us=invariant_us,
+            ratio=us / invariant_us,
+            tflop_s=sets[0].case.operations / us / 1e6,
+            **bench.judged(row.name, sets[0].errors()),
+        )
+
+    _for_each(bench, sparse_shapes.SPARSE_PREFILL_FEW, SparsePrefillInputs, measure)
+
+
 def sparse_prefill_copies(bench: Bench) -> None:
     """Sparse prefill over quantised caches, and over copies of them in bf16 that the call makes, measured in turn."""
     title = "Sparse prefill over quantised caches, and over copies in bf16"

@@ -35,29 +35,32 @@ def plan(bench: Bench) -> None:
             for kind, seq_lens in lengths.items():
                 measure_plan(bench, f"b={batch}, {kind}, h={heads}", seq_lens, heads)
             ragged = f"b={batch}, N(4096, 2048), 2-3 query tokens, h={heads}"
-            measure_plan(bench, ragged, lengths["N(4096, 2048)"], heads, drafts)
+            measure_plan(
+                bench, ragged, lengths["N(4096, 2048)"], heads, {"qo_indptr": drafts, "num_tokens": int(drafts[-1])}
+            )
+        # As sparse_prefill plans them.
+        one_part = f"b={batch}, N(4096, 2048), num_splits=1, h=16"
+        measure_plan(bench, one_part, lengths["N(4096, 2048)"], 16, {"num_splits": 1})
 
 
 def measure_plan(
-    bench: Bench, name: str, seq_lens: tuple[int, ...], heads: int, indptr: torch.Tensor | None = None
+    bench: Bench, name: str, seq_lens: tuple[int, ...], heads: int, options: dict[str, object] | None = None
 ) -> None:
-    """One line of the table."""
+    """One line of the table. ``options``: of the plan, tensors on the host."""
     if not bench.wanted(name):
         return
     host = torch.tensor(seq_lens, dtype=torch.int32)
     lens = host.to(bench.device)
     shape = {"num_heads": heads, "page_size": shapes.PAGE_SIZE, "max_seq_len": MAX_SEQ_LEN, "device": bench.device}
-    on_host, on_device = {}, {}
-    if indptr is not None:
-        on_host = {"qo_indptr": indptr, "num_tokens": int(indptr[-1])}
-        on_device = on_host | {"qo_indptr": indptr.to(bench.device)}
+    on_host = options or {}
+    on_device = {name: value.to(bench.device) if torch.is_tensor(value) else value for name, value in on_host.items()}
     made = ferromla.Plan(lens, **shape, **on_device)
     same = entries(made, lens) == entries(ferromla.Plan(host, **shape, **on_host), host)
     if not same:
         bench.wrong.append(name)
     count = 2 if bench.small else PLANS
     (us,) = times_us([lambda: made.update(lens)] * count, device=bench.device)
-    target = shapes.PLAN_TARGET_US.get(len(seq_lens))
+    target = None if "num_splits" in on_host else shapes.PLAN_TARGET_US.get(len(seq_lens))
     bench.report.row(name=name, us=us, target=target, verdict=bench.verdict(us, target), same="yes" if same else "no")
 
 

@@ -90,11 +90,21 @@ typedef struct FmDecodeParams {
   int64_t out_stride[3];
   float* lse;
   int64_t lse_stride[3];
-  float* max_logits; /* or null; whole units only, and not by the TMA loader's kernels */
+  float* max_logits; /* or null; -inf beforehand where units may be split. Not by the TMA loader's kernels */
   int64_t max_logits_stride[3];
   float* partial_out; /* [slots, unit_rows, 512], each normalised, without value_scale; 64 rows: see split_rows.cuh */
   float* partial_lse; /* [slots, unit_rows], base 2 */
 } FmDecodeParams;
+
+/* Numbers that become `value`. */
+typedef struct FmFillParams {
+  float* to; /* [rows, columns] */
+  int64_t stride[2]; /* in elements */
+  int32_t rows;
+  int32_t columns;
+  float value;
+  int32_t reserved;
+} FmFillParams;
 
 #define FM_LATENT_BOX_CHUNKS 2 /* 64-wide column blocks in one TMA box of the latent part */
 #define FM_OFFSETS_THREADS 1024 /* one block: fm_offsets, fm_window_offsets */
@@ -305,6 +315,7 @@ static_assert(sizeof(FmMerge) == 128, "FmMerge");
 static_assert(sizeof(FmPlanLayout) == 80, "FmPlanLayout");
 static_assert(sizeof(FmPlanParams) == 232, "FmPlanParams");
 static_assert(sizeof(FmDecodeParams) == 520, "FmDecodeParams");
+static_assert(sizeof(FmFillParams) == 40, "FmFillParams");
 static_assert(sizeof(FmKvCache) == 104, "FmKvCache");
 static_assert(sizeof(FmMergeParams) == 208, "FmMergeParams");
 static_assert(sizeof(FmAppendParams) == 128, "FmAppendParams");

@@ -180,7 +180,7 @@ pub struct FmDecodeParams {
     pub out_stride: [i64; 3usize],
     pub lse: *mut f32,
     pub lse_stride: [i64; 3usize],
-    #[doc = " or null; whole units only, and not by the TMA loader's kernels"]
+    #[doc = " or null; -inf beforehand where units may be split. Not by the TMA loader's kernels"]
     pub max_logits: *mut f32,
     pub max_logits_stride: [i64; 3usize],
     #[doc = " [slots, unit_rows, 512], each normalised, without value_scale; 64 rows: see split_rows.cuh"]
@@ -263,6 +263,43 @@ const _: () = {
         [::core::mem::offset_of!(FmDecodeParams, partial_lse) - 512usize];
 };
 impl Default for FmDecodeParams {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[doc = " Numbers that become `value`."]
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct FmFillParams {
+    #[doc = " [rows, columns]"]
+    pub to: *mut f32,
+    #[doc = " in elements"]
+    pub stride: [i64; 2usize],
+    pub rows: i32,
+    pub columns: i32,
+    pub value: f32,
+    pub reserved: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of FmFillParams"][::core::mem::size_of::<FmFillParams>() - 40usize];
+    ["Alignment of FmFillParams"][::core::mem::align_of::<FmFillParams>() - 8usize];
+    ["Offset of field: FmFillParams::to"][::core::mem::offset_of!(FmFillParams, to) - 0usize];
+    ["Offset of field: FmFillParams::stride"]
+        [::core::mem::offset_of!(FmFillParams, stride) - 8usize];
+    ["Offset of field: FmFillParams::rows"][::core::mem::offset_of!(FmFillParams, rows) - 24usize];
+    ["Offset of field: FmFillParams::columns"]
+        [::core::mem::offset_of!(FmFillParams, columns) - 28usize];
+    ["Offset of field: FmFillParams::value"]
+        [::core::mem::offset_of!(FmFillParams, value) - 32usize];
+    ["Offset of field: FmFillParams::reserved"]
+        [::core::mem::offset_of!(FmFillParams, reserved) - 36usize];
+};
+impl Default for FmFillParams {
     fn default() -> Self {
         let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
         unsafe {

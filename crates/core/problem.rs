@@ -230,8 +230,7 @@ pub(crate) struct KeyLists {
     pub lens: Option<Strided<2>>,
 }
 
-/// `sparse_decode` and `sparse_prefill`. A prefill is one request (stride 0) of all tokens, writes `max_logits`
-/// and has a plan that splits nothing.
+/// `sparse_decode` and `sparse_prefill`. A prefill is one request (stride 0) of all tokens, and writes `max_logits`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SparseProblem {
     pub device: Device,

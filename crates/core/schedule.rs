@@ -21,6 +21,9 @@ const SECTION_ALIGNMENT: i128 = 256;
 const MIN_BYTES: i128 = 1024;
 /// Pages of a multiple of so many tokens are loaded by boxes.
 const TOKENS_OF_A_BOX: i64 = 8;
+/// Units of a sparse prefill above which no list is split: CTAs have so many then that sharing them out evenly gains less than planning
+/// that takes.
+const MOST_SPLIT_LISTS: i32 = 1024;
 /// Alignment of the workspace itself, in bytes.
 const WORKSPACE_ALIGNMENT: u64 = 16;
 
@@ -80,17 +83,39 @@ impl Schedule {
             causal: args.causal,
             max_seq_len,
             split: match args.num_splits {
-                _ if matches!(args.queries, Queries::SparsePrefill { .. }) => Split::Never,
+                _ if never_splits(args) => Split::Never,
                 Some(parts) => Split::Fixed(parts.min(i32::MAX as u32) as i32),
                 None if args.batch_invariant => Split::Invariant,
                 None => Split::Auto,
             },
             target,
         };
-        let choice = choose(&problem);
+        match args.queries {
+            Queries::SparsePrefill { .. } => Self::of_prefill(problem),
+            _ => Self::of(&problem),
+        }
+    }
+
+    /// Of a sparse prefill: of many lists none is split.
+    fn of_prefill(mut problem: ScheduleProblem) -> Result<Self> {
+        let schedule = Self::of(&problem)?;
+        if problem.split == Split::Never || schedule.layout.units <= MOST_SPLIT_LISTS {
+            return Ok(schedule);
+        }
+        problem.split = Split::Never;
+        Self::of(&problem)
+    }
+
+    fn of(problem: &ScheduleProblem) -> Result<Self> {
+        let choice = choose(problem);
         let shape = problem.shape_of(&choice);
         let layout = layout(&shape).map_err(plan_error)?;
         Self::place(shape, layout, choice)
+    }
+
+    /// Whether several CTAs may have a part of the same query rows.
+    pub fn may_split(&self) -> bool {
+        self.choice.splits > 1 || self.layout.max_slots > 0
     }
 
     fn place(shape: PlanShape, layout: PlanLayout, choice: Choice) -> Result<Self> {
@@ -149,6 +174,12 @@ impl Schedule {
             partial_lse: view.ptr() + self.partial_lse,
         })
     }
+}
+
+/// Whether a sparse prefill is to split no list whatever the number of tokens.
+fn never_splits(args: &PlanArgs) -> bool {
+    let prefills = matches!(args.queries, Queries::SparsePrefill { .. });
+    prefills && (args.batch_invariant || args.device == Device::Cpu)
 }
 
 /// What is read, as far as is known. A format that is not given is one of 16 bits, but beside another cache it may be any.
@@ -221,7 +252,7 @@ fn check(args: &PlanArgs) -> Result<()> {
                 ));
             }
             if let Some(parts) = args.num_splits {
-                let rule = "None for a sparse prefill, which splits nothing";
+                let rule = "None for a sparse prefill";
                 return Err(Error::invalid("num_splits", parts, rule));
             }
         }
@@ -304,6 +335,57 @@ mod tests {
             extra_kv_format,
             ..PlanArgs::new(Device::Cpu, 1, 32)
         })
+    }
+
+    #[test]
+    fn of_a_sparse_prefill_few_lists_are_split() {
+        let splits = |tokens, split, target| {
+            let problem = ScheduleProblem {
+                batch: 1,
+                queries: ScheduleQueries::Sparse {
+                    q_len: tokens,
+                    topk: 2048,
+                    extra_topk: 0,
+                },
+                group: 128,
+                kv_heads: 1,
+                keys: Keys::Rows,
+                causal: true,
+                max_seq_len: 2048,
+                split,
+                target,
+            };
+            Schedule::of_prefill(problem).unwrap().may_split()
+        };
+        let gpu = Target::Gpu {
+            sm_count: 132,
+            clusters: [66, 30, 15, 7],
+        };
+        for tokens in [1, 4, 62, 140, 1024] {
+            assert!(splits(tokens, Split::Auto, gpu), "{tokens}");
+            assert!(!splits(tokens, Split::Never, gpu), "{tokens}");
+        }
+        assert!(!splits(1025, Split::Auto, gpu));
+    }
+
+    #[test]
+    fn a_sparse_prefill_splits_nothing_on_a_cpu_or_where_results_are_to_depend_on_nothing_else() {
+        let args = PlanArgs {
+            queries: Queries::SparsePrefill {
+                num_tokens: 5,
+                topk: 2048,
+            },
+            ..PlanArgs::new(Device::Cpu, 1, 16)
+        };
+        assert!(!Schedule::new(&args).unwrap().may_split());
+        let on_gpu = |batch_invariant| {
+            never_splits(&PlanArgs {
+                device: Device::Cuda(0),
+                batch_invariant,
+                ..args
+            })
+        };
+        assert!(!on_gpu(false) && on_gpu(true));
     }
 
     #[test]

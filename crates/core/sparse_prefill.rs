@@ -30,6 +30,9 @@ pub struct SparsePrefillArgs {
     pub kv_format: Option<KvFormat>,
     /// `[h]` float32: `out *= exp(lse) / (exp(lse) + exp(sink))`; `lse` and `max_logits` stay as they are.
     pub attn_sink: Option<View>,
+    /// A token's result depends on nothing else in the call, bit for bit: no list is split. It costs time where there are so few tokens
+    /// that on CUDA their lists would be shared out.
+    pub batch_invariant: bool,
     /// `[t, h, 512]` in q's type.
     pub out: View,
     /// `[t, h]` float32: the largest scaled score; -inf where there is no key.
@@ -53,6 +56,7 @@ impl SparsePrefillArgs {
             softmax_scale: None,
             kv_format: None,
             attn_sink: None,
+            batch_invariant: false,
             out,
             max_logits,
             lse,
@@ -73,6 +77,7 @@ impl SparsePrefillArgs {
                 num_tokens: problem.q_len.into(),
                 topk: problem.main.topk.into(),
             },
+            batch_invariant: self.batch_invariant,
             ..plan_args(&problem)
         };
         let plan = PlanSource::of(None, call)?;
@@ -112,8 +117,8 @@ pub fn sparse_prefill_outputs(q: &Parts) -> Result<SparsePrefillOutputs> {
     })
 }
 
-/// Attention of `q` over the listed rows of `kv` into `out`, `max_logits` and `lse`. The keys of a token are never
-/// split, so its result depends on nothing else in the call.
+/// Attention of `q` over the listed rows of `kv` into `out`, `max_logits` and `lse`. On CUDA the lists of few tokens are split, unless
+/// [`SparsePrefillArgs::batch_invariant`] asks for none to be.
 ///
 /// # Errors
 /// As [`decode`](crate::decode).

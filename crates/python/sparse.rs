@@ -121,9 +121,7 @@ pub fn sparse_decode<'py>(
 
 /// Attention of many query tokens, each over keys of its own choice.
 ///
-/// Symbols: `t` query tokens, `h` query heads, `d_qk` 576 (512 latent, then 64 rotary) or 512. The keys of a token
-/// are never split, so its result depends on nothing else in the call; fewer tokens than the GPU has SMs take less
-/// time as requests of `sparse_decode`, which splits lists.
+/// Symbols: `t` query tokens, `h` query heads, `d_qk` 576 (512 latent, then 64 rotary) or 512.
 ///
 /// Args:
 ///     q: `[t, h, d_qk]` bfloat16 or float16, or the pair `([t, h, 512], [t, h, 64])`.
@@ -136,6 +134,8 @@ pub fn sparse_decode<'py>(
 ///     attn_sink: `[h]` float32: `out` is multiplied by `exp(lse) / (exp(lse) + exp(sink))`.
 ///     softmax_scale: factor of the scores, above 0; `d_qk ** -0.5` when None.
 ///     kv_format: `"bf16"`, `"fp16"`, or None for the dtype of `kv`.
+///     batch_invariant: a token's result depends on nothing else in the call, bit for bit: no list is split. Else, on CUDA, the lists of
+///         few tokens are shared out: without, 132 SMs take as long for one token as for 132.
 ///     out, max_logits, lse: `[t, h, 512]` in q's dtype, `[t, h]` and `[t, h]` float32 to write to.
 ///     workspace: uint8; without one the call allocates it through the caller's framework. What it needs does not
 ///         depend on the number of cached tokens.
@@ -157,7 +157,7 @@ pub fn sparse_decode<'py>(
 ///     ([8.0, -inf], [8.693099975585938, -inf])
 #[pyfunction]
 #[pyo3(signature = (q, kv, indices, *, topk_lengths=None, attn_sink=None, softmax_scale=None, kv_format=None,
-    out=None, max_logits=None, lse=None, workspace=None))]
+    batch_invariant=false, out=None, max_logits=None, lse=None, workspace=None))]
 // The public signature; the arguments become one struct at once.
 #[allow(clippy::too_many_arguments)]
 pub fn sparse_prefill<'py>(
@@ -169,6 +169,7 @@ pub fn sparse_prefill<'py>(
     attn_sink: Option<&Bound<'py, PyAny>>,
     softmax_scale: Option<f64>,
     kv_format: Option<&str>,
+    batch_invariant: bool,
     out: Option<&Bound<'py, PyAny>>,
     max_logits: Option<&Bound<'py, PyAny>>,
     lse: Option<&Bound<'py, PyAny>>,
@@ -195,6 +196,7 @@ pub fn sparse_prefill<'py>(
         softmax_scale,
         kv_format: arguments::kv_format(kv_format)?,
         attn_sink: attn_sink.as_ref().map(|sink| sink.view),
+        batch_invariant,
         stream: framework::current_stream(&q.first)?,
         ..SparsePrefillArgs::new(
             q.parts(),

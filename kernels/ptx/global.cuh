@@ -102,4 +102,13 @@ __device__ __forceinline__ uint64_t compare_and_swap(uint64_t* at, uint64_t expe
   return before;
 }
 
+// Raises a number in memory to `v`, if that is larger. By its bits: those of positive numbers ascend as integers do, those of negative ones
+// as unsigned ones descend.
+__device__ __forceinline__ void raise(float* at, float v) {
+  if (__float_as_uint(v) >> 31)
+    asm volatile("red.relaxed.gpu.global.min.u32 [%0], %1;" ::"l"(at), "r"(__float_as_uint(v)) : "memory");
+  else
+    asm volatile("red.relaxed.gpu.global.max.s32 [%0], %1;" ::"l"(at), "r"(__float_as_uint(v)) : "memory");
+}
+
 }  // namespace fm

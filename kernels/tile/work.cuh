@@ -241,10 +241,16 @@ __device__ __forceinline__ float row_factor(const FmDecodeParams& p, const RowBl
   return row_factor<Map>(p, r, RowEnd<Map>(p, r, block_row), reference, sum, write);
 }
 
-// Writes a row's highest scaled score where it is wanted; `peak` is in base 2. Only whole units want it.
+// Writes a row's highest scaled score where it is wanted; `peak` is in base 2. CTAs that have a part of the unit each, of their own or of
+// a cluster, raise what is there, -inf at first, whichever comes first.
 __device__ __forceinline__ void write_peak(const FmDecodeParams& p, const RowBlock& r, int block_row, float peak) {
   const int row = r.row_begin + block_row;
-  if (p.max_logits != nullptr && row < r.rows) p.max_logits[row_offset(p, r, row, p.max_logits_stride)] = peak * kLn2;
+  if (p.max_logits == nullptr || row >= r.rows) return;
+  float* to = p.max_logits + row_offset(p, r, row, p.max_logits_stride);
+  if (r.slot >= 0 || p.splits > 1)
+    raise(to, peak * kLn2);
+  else
+    *to = peak * kLn2;
 }
 
 // What a row's scores are multiplied with besides scale_log2: the scale of its e4m3 query.

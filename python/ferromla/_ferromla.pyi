@@ -170,6 +170,7 @@ def sparse_prefill(
     attn_sink: Tensor | None = None,
     softmax_scale: float | None = None,
     kv_format: str | None = None,
+    batch_invariant: bool = False,
     out: Tensor | None = None,
     max_logits: Tensor | None = None,
     lse: Tensor | None = None,

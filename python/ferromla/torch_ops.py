@@ -57,8 +57,8 @@ _SPARSE_NAMES = (
     "num_splits",
     "batch_invariant",
 )
-_SPARSE_PREFILL_OPTIONS = _LISTS + "float? softmax_scale=None, str? kv_format=None"
-_SPARSE_PREFILL_NAMES = ("topk_lengths", "attn_sink", "softmax_scale", "kv_format")
+_SPARSE_PREFILL_OPTIONS = _LISTS + "float? softmax_scale=None, str? kv_format=None, bool batch_invariant=False"
+_SPARSE_PREFILL_NAMES = ("topk_lengths", "attn_sink", "softmax_scale", "kv_format", "batch_invariant")
 _SPARSE_PREFILL_OUTPUTS = "Tensor(a!) out, Tensor(b!) max_logits, Tensor(c!) lse"
 _SCHEMAS = (
     f"decode({_INPUTS}, {_OPTIONS}) -> (Tensor, Tensor)",

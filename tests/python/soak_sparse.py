@@ -80,12 +80,12 @@ def draw(seed: int, index: int, limits: Limits) -> SparseSpec:
     operation = rng.choice(("sparse_decode", "sparse_decode", "sparse_prefill"))
     prefill = operation == "sparse_prefill"
     batch = 1 if prefill else rng.choice((0, 1, 1, 1, 2, 3, 5, 17))
-    s_q = rng.choice((1, 2, 5, 40)) if prefill else rng.choice((1, 1, 1, 2, 3))
+    s_q = rng.choice((1, 2, 5, 40, 140, 600)) if prefill else rng.choice((1, 1, 1, 2, 3))
     heads = rng.choice((1, 3, 8, 16, 16, 32, 33, 64, 64, 100, 128))
     topk = rng.choice((0, 1, 63, 64, 65, 128, 200, 512, 700, 2048))
     while batch * s_q * heads * (topk + 100) > limits.work // 4 and heads * topk > 1:
         heads, topk = max(1, heads // 2), topk // 2
-    kv_format = rng.choice(("bf16", "fp16") if prefill else FORMATS)
+    kv_format = rng.choice(FORMATS)
     d_qk = WIDTHS.get(kv_format) or rng.choice((576, 512))
     per_token = prefill or rng.random() < 0.5
     main = _cache(rng, kv_format, topk, (batch, s_q, per_token), limits)
@@ -112,7 +112,7 @@ def draw(seed: int, index: int, limits: Limits) -> SparseSpec:
         softmax_scale=None if rng.random() < 0.7 else rng.uniform(0.005, 0.04),
         sink=rng.choice((None, None, "finite", "infinite")),
         num_splits=num_splits,
-        batch_invariant=not prefill and num_splits is None and rng.random() < 0.2,
+        batch_invariant=num_splits is None and rng.random() < 0.2,
         planning="call" if prefill else rng.choice(("call", "call", "plan", "updated")),
         gaps=rng.random() < 0.3,
         repeat=rng.random() < 0.1,
@@ -209,7 +209,11 @@ class SparseProblem:
         if spec.operation == "sparse_prefill":
             options["topk_lengths"] = None if main.lens is None else main.lens[0]
             outputs = {"out": out[0], "max_logits": max_logits[0], "lse": lse[0]}
-            kv = main.cache.flatten(0, 1)
+            options["batch_invariant"] = spec.batch_invariant
+            plain = spec.main.kv_format in PLAIN
+            kv = main.cache.flatten(0, 1) if plain else main.cache
+            if not plain:
+                options["kv_format"] = spec.main.kv_format
             ferromla.sparse_prefill(self.q[0], kv, main.indices[0], **options, **outputs)
             return out, lse, max_logits
         if spec.main.kv_format not in PLAIN:

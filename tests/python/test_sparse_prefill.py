@@ -160,12 +160,33 @@ def test_nothing_to_attend(device, t, topk, s_kv):
     assert bool((out == 0).all() & (max_logits == -INF).all() & (lse == -INF).all())
 
 
-def test_a_token_does_not_depend_on_the_rest_of_the_call(device):
-    problem = problems_sparse.prefill(t=100, s_kv=900, topk=700, lens="row", device=device)
+def test_with_batch_invariant_a_token_does_not_depend_on_the_rest_of_the_call(device):
+    problem = problems_sparse.prefill(t=100, s_kv=900, topk=700, lens="row", device=device, batch_invariant=True)
     whole = problem.run()
     keys = problems_sparse.Keys(problem.keys.cache, problem.keys.indices[37:38], problem.keys.lens[37:38])
-    alone = problems_sparse.Prefill(problem.q[37:38], keys).run()
+    alone = problems_sparse.Prefill(problem.q[37:38], keys, problem.options).run()
     assert all(torch.equal(a[37:38], b) for a, b in zip(whole, alone, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("t", [1, 3, 9, 62, 140])
+@pytest.mark.parametrize("h", [16, 32, 64, 128])
+@pytest.mark.parametrize(
+    ("kv_format", "d_qk"), [("bf16", 576), ("bf16", 512), ("fp8_v32", 576), ("fp8_v4", 512), ("fp8", 576)]
+)
+def test_lists_of_few_tokens_are_shared_out(kv_format, d_qk, h, t, cuda):
+    """Several CTAs have a part of a token's scores: of the first token's one key, all but one have none."""
+    problem = problems_sparse.prefill(t, h, s_kv=3000, topk=2500, page=64, lens="row", d_qk=d_qk, device=cuda)
+    keys = problem.keys
+    keys.lens[0] = 2500
+    one = keys.indices[0][(keys.indices[0] >= 0) & (keys.indices[0] < 3000)][0].clone()
+    keys.indices[0] = -1
+    keys.indices[0, 1700] = one
+    if kv_format != "bf16":
+        problem.keys = keys.quantised(kv_format)
+    first = problem.check()
+    for _ in range(3):
+        assert all(torch.equal(a, b) for a, b in zip(first, problem.run(), strict=True))
 
 
 def test_the_largest_score_is_that_of_the_scaled_scores(device):

@@ -13,7 +13,7 @@ use crate::view::Stream;
 
 use super::engine::{Engine, Launch};
 use super::kernel::{Kernel, Loader, Variant, is_fp16};
-use super::ops::pointer;
+use super::ops::{lower, pointer};
 use super::{kv_cache, tensor_map};
 
 /// A kernel's launch, ready but for the device.
@@ -39,8 +39,14 @@ pub(crate) unsafe fn decode(ordinal: u32, problem: &AttentionProblem, plan: &Pla
 pub(crate) unsafe fn sparse(ordinal: u32, problem: &SparseProblem, plan: &Plan) -> Result<()> {
     let engine = Engine::get(ordinal)?;
     let _context = engine.enter()?;
+    let attention = of_lists(problem, plan)?;
+    if let Some(max_logits) = problem.max_logits.filter(|_| plan.schedule.may_split()) {
+        let dims = [problem.q_len, problem.heads];
+        // SAFETY: as below.
+        unsafe { lower(engine, max_logits, dims, problem.stream)? };
+    }
     // SAFETY: the caller's promise.
-    unsafe { of_lists(problem, plan)?.launch(engine) }
+    unsafe { attention.launch(engine) }
 }
 
 /// Over the tokens that a block table names.

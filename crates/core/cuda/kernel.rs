@@ -190,6 +190,7 @@ pub(super) enum Kernel {
     Merge {
         fp16: bool,
     },
+    Fill,
     Append,
     Offsets,
     Gather,
@@ -206,7 +207,7 @@ pub(super) enum Kernel {
 }
 
 /// Kernels that are not decode kernels.
-const OTHERS: usize = 18;
+const OTHERS: usize = 19;
 
 impl Kernel {
     pub const COUNT: usize = OTHERS + DECODE.len();
@@ -235,6 +236,7 @@ impl Kernel {
             Self::Plan(PlannerKernel::Pairs),
             Self::Plan(PlannerKernel::Few),
             Self::Plan(PlannerKernel::OnePart),
+            Self::Fill,
         ];
         for fp16 in [false, true] {
             for rope in [false, true] {
@@ -266,6 +268,7 @@ impl Kernel {
             Self::Plan(PlannerKernel::Pairs) => 15,
             Self::Plan(PlannerKernel::Few) => 16,
             Self::Plan(PlannerKernel::OnePart) => 17,
+            Self::Fill => 18,
             Self::Decode { .. } => OTHERS + self.decode_index(),
         }
     }
@@ -302,6 +305,7 @@ impl Kernel {
                 (_, true) => "decode_fp16",
             },
             Self::Merge { .. } => "merge",
+            Self::Fill => "fill",
             Self::Append | Self::Offsets | Self::Gather => "cache",
             Self::Quantise { .. } => "quantise",
             Self::Dequantise { .. } => "dequantise",
@@ -318,6 +322,7 @@ impl Kernel {
             Self::Plan(PlannerKernel::Pairs) => c"fm_plan_pairs",
             Self::Plan(PlannerKernel::Few) => c"fm_plan_few",
             Self::Plan(PlannerKernel::OnePart) => c"fm_plan_one_part",
+            Self::Fill => c"fm_fill",
             Self::Append => c"fm_append",
             Self::Offsets => c"fm_offsets",
             Self::Gather => c"fm_gather",

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use crate::error::Result;
 use crate::lengths::Lengths;
-use crate::params::{FM_ROW_THREADS, FmMergeParams, FmPlanParams};
+use crate::params::{FM_ROW_THREADS, FmFillParams, FmMergeParams, FmPlanParams};
 use crate::plan::Plan;
 use crate::problem::{MergeProblem, Strided};
 use crate::view::Stream;
@@ -65,6 +65,37 @@ pub(super) fn rows_launch(engine: &Engine, rows: i64, stream: Stream) -> Launch 
         stream,
         ..Launch::default()
     }
+}
+
+/// Makes numbers of one request, `[tokens, heads]`, -inf: what CTAs that have parts of the same rows raise afterwards.
+///
+/// # Safety
+/// The numbers are live device memory.
+pub(super) unsafe fn lower(
+    engine: &Engine,
+    numbers: Strided<3>,
+    [tokens, heads]: [i32; 2],
+    stream: Stream,
+) -> Result<()> {
+    let [_, token, head] = numbers.strides;
+    let mut params = FmFillParams {
+        to: numbers.ptr as *mut f32,
+        stride: [token, head],
+        rows: tokens,
+        columns: heads,
+        value: f32::NEG_INFINITY,
+        reserved: 0,
+    };
+    let threads = i64::from(FM_ROW_THREADS);
+    let needed = (i64::from(tokens) * i64::from(heads) + threads - 1) / threads;
+    let launch = Launch {
+        blocks: needed.clamp(1, STRIDING_BLOCKS * i64::from(engine.sm_count)) as u32,
+        threads: FM_ROW_THREADS as u32,
+        stream,
+        ..Launch::default()
+    };
+    // SAFETY: the kernel takes one FmFillParams; the memory is live (the caller's promise).
+    unsafe { engine.launch(Kernel::Fill, &launch, &mut [pointer(&mut params)]) }
 }
 
 /// # Safety

@@ -61,5 +61,8 @@ inline uint64_t compare_and_swap(uint64_t* at, uint64_t expected, uint64_t desir
   if (before == expected) *at = desired;
   return before;
 }
+inline void raise(float* at, float v) {
+  if (!(*at >= v)) *at = v;
+}
 
 }  // namespace fm
