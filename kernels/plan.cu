@@ -50,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(FM_PLAN_THREADS, 1)
   ferromla::plan::plan<2, true>(params);
 }
 
-/* Of more than kMostDealtUnits units that are not ragged, of num_splits = 1. Any number of blocks. */
+/* Of units that are not ragged: FM_SPLIT_REST, or num_splits = 1 for more than kMostDealtUnits of them. Any number of blocks. */
 extern "C" __global__ void __launch_bounds__(FM_PLAN_THREADS, 1)
     fm_plan_one_part(const __grid_constant__ FmPlanParams params) {
   __shared__ ferromla::plan::one_part::Shared shared;

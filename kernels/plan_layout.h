@@ -40,6 +40,7 @@
 #define FM_SPLIT_AUTO 0      /* wherever the even shares of the workers fall */
 #define FM_SPLIT_FIXED 1     /* into num_splits parts */
 #define FM_SPLIT_INVARIANT 2 /* into parts that depend on the unit's own length only */
+#define FM_SPLIT_REST 3      /* sparse only: not at all, but for equal lists that are left when all workers have as many */
 
 /* Everything that decides a plan except the lengths. */
 typedef struct FmPlanShape {

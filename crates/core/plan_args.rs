@@ -26,8 +26,8 @@ pub enum Queries {
         /// Entries of a token's list of the extra cache; 0 without one.
         extra_topk: i64,
     },
-    /// Tokens of one batch (1), each with a list of its own keys: `sparse_prefill`. None is split with `batch_invariant`, on the CPU,
-    /// or where there are many.
+    /// Tokens of one batch (1), each with a list of its own keys: `sparse_prefill`. None is split with `batch_invariant` or on the
+    /// CPU.
     SparsePrefill {
         /// Query tokens.
         num_tokens: i64,

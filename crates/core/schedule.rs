@@ -21,8 +21,8 @@ const SECTION_ALIGNMENT: i128 = 256;
 const MIN_BYTES: i128 = 1024;
 /// Pages of a multiple of so many tokens are loaded by boxes.
 const TOKENS_OF_A_BOX: i64 = 8;
-/// Units of a sparse prefill above which no list is split: CTAs have so many then that sharing them out evenly gains less than planning
-/// that takes.
+/// Units of a sparse prefill above which whole ones are shared out: CTAs have so many then that cutting them at even shares gains less than
+/// it costs.
 const MOST_SPLIT_LISTS: i32 = 1024;
 /// Alignment of the workspace itself, in bytes.
 const WORKSPACE_ALIGNMENT: u64 = 16;
@@ -96,13 +96,13 @@ impl Schedule {
         }
     }
 
-    /// Of a sparse prefill: of many lists none is split.
+    /// Of a sparse prefill: of many lists those are split that are left when all workers have as many, if any.
     fn of_prefill(mut problem: ScheduleProblem) -> Result<Self> {
         let schedule = Self::of(&problem)?;
         if problem.split == Split::Never || schedule.layout.units <= MOST_SPLIT_LISTS {
             return Ok(schedule);
         }
-        problem.split = Split::Never;
+        problem.split = Split::Rest;
         Self::of(&problem)
     }
 
@@ -365,7 +365,9 @@ mod tests {
             assert!(splits(tokens, Split::Auto, gpu), "{tokens}");
             assert!(!splits(tokens, Split::Never, gpu), "{tokens}");
         }
-        assert!(!splits(1025, Split::Auto, gpu));
+        // 1,025 lists of 66 teams are 15 to each and 35 more, 1,056 are 16 to each; 4,096 are 62 to each and 4 more.
+        assert!(!splits(1025, Split::Auto, gpu) && !splits(1056, Split::Auto, gpu));
+        assert!(splits(4096, Split::Auto, gpu) && !splits(4096, Split::Never, gpu));
     }
 
     #[test]

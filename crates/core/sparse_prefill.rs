@@ -30,8 +30,8 @@ pub struct SparsePrefillArgs {
     pub kv_format: Option<KvFormat>,
     /// `[h]` float32: `out *= exp(lse) / (exp(lse) + exp(sink))`; `lse` and `max_logits` stay as they are.
     pub attn_sink: Option<View>,
-    /// A token's result depends on nothing else in the call, bit for bit: no list is split. It costs time where there are so few tokens
-    /// that on CUDA their lists would be shared out.
+    /// A token's result depends on nothing else in the call, bit for bit: no list is split. It costs time on CUDA, where the lists of few
+    /// tokens are shared out, and of many those that are left when all multiprocessors have as many.
     pub batch_invariant: bool,
     /// `[t, h, 512]` in q's type.
     pub out: View,
@@ -117,7 +117,7 @@ pub fn sparse_prefill_outputs(q: &Parts) -> Result<SparsePrefillOutputs> {
     })
 }
 
-/// Attention of `q` over the listed rows of `kv` into `out`, `max_logits` and `lse`. On CUDA the lists of few tokens are split, unless
+/// Attention of `q` over the listed rows of `kv` into `out`, `max_logits` and `lse`. On CUDA some lists are split, unless
 /// [`SparsePrefillArgs::batch_invariant`] asks for none to be.
 ///
 /// # Errors

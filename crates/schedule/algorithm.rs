@@ -8,7 +8,8 @@
 use crate::layout::DivCeil;
 use crate::plan_layout::{
     FM_INVARIANT_TILES, FM_MAX_INVARIANT_PARTS, FM_MAX_SPLITS, FM_PLAN_VERSION, FM_SPLIT_AUTO,
-    FM_SPLIT_FIXED, FM_TILE_TOKENS, FmMerge, FmPlanHeader, FmPlanShape, FmWorkItem,
+    FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_TILE_TOKENS, FmMerge, FmPlanHeader, FmPlanShape,
+    FmWorkItem,
 };
 
 /// One request, one KV head, one block of query rows.
@@ -181,12 +182,12 @@ fn parts_by_count(shape: &FmPlanShape, line: &Line, unit: i32) -> Parts {
         return Parts::whole(0);
     }
     let tiles64 = i64::from(tiles);
-    let wanted = if shape.split_mode == FM_SPLIT_FIXED {
-        i64::from(shape.num_splits).clamp(1, tiles64)
-    } else {
-        tiles64
+    let wanted = match shape.split_mode {
+        FM_SPLIT_FIXED => i64::from(shape.num_splits).clamp(1, tiles64),
+        FM_SPLIT_INVARIANT => tiles64
             .div_ceil_positive(FM_INVARIANT_TILES)
-            .clamp(1, FM_MAX_INVARIANT_PARTS.into())
+            .clamp(1, FM_MAX_INVARIANT_PARTS.into()),
+        _ => 1,
     };
     let step = tiles64.div_ceil_positive(wanted);
     Parts::new(step, tiles64.div_ceil_positive(step) as i32, tiles)

@@ -4,7 +4,8 @@ use crate::algorithm::end_of_keys;
 use crate::equal_parts::{equal_parts_of, shortest_part};
 use crate::layout::{DivCeil, most_units};
 use crate::plan_layout::{
-    FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_TILE_ROWS, FM_TILE_TOKENS, FmPlanShape,
+    FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_SPLIT_REST, FM_TILE_ROWS, FM_TILE_TOKENS,
+    FmPlanShape,
 };
 use crate::{PlanError, layout};
 
@@ -97,6 +98,8 @@ pub enum Split {
     Invariant,
     /// Not at all, nor do the CTAs of a cluster share the tiles of a unit.
     Never,
+    /// Lists ([`Queries::Sparse`]) whose lengths are not given: those that are left when all workers have as many. Others as `Never`.
+    Rest,
 }
 
 /// How many query tokens the requests have.
@@ -291,6 +294,7 @@ impl Problem {
             Split::Fixed(parts) => (FM_SPLIT_FIXED, parts),
             Split::Invariant => (FM_SPLIT_INVARIANT, 0),
             Split::Never => (FM_SPLIT_FIXED, 1),
+            Split::Rest => (FM_SPLIT_REST, 0),
         };
         let any = FmPlanShape {
             batch: self.batch,
@@ -421,7 +425,9 @@ impl Problem {
     /// Clusters of CTAs that share an item, where every unit of few rows gets a cluster of its own that way and enough CTAs
     /// have work.
     fn shared(&self, rows: i32, sm_count: i32, clusters: [i32; 4]) -> Option<Choice> {
-        if rows == FM_TILE_ROWS || matches!(self.split, Split::Invariant | Split::Never) {
+        if rows == FM_TILE_ROWS
+            || matches!(self.split, Split::Invariant | Split::Never | Split::Rest)
+        {
             return None;
         }
         if self.lengths_may_differ() && (rows == 32 || self.keys == Keys::Codes) {

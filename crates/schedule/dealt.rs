@@ -10,7 +10,7 @@ use std::cmp::Reverse;
 
 use crate::algorithm::{Line, Parts, are_few, even_share, parts_of};
 use crate::layout::DivCeil;
-use crate::plan_layout::{FM_SPLIT_AUTO, FmPlanShape};
+use crate::plan_layout::{FM_SPLIT_AUTO, FM_SPLIT_REST, FmPlanShape};
 
 /// More units are laid on a line: shares are long then, compared with parts.
 pub(crate) const MOST_DEALT_UNITS: usize = 512;
@@ -102,7 +102,7 @@ fn round_of_step(step: usize, rounds: usize) -> usize {
 pub(crate) fn deal_parts(shape: &FmPlanShape, line: &Line) -> Option<Deal> {
     let few =
         line.units as usize <= MOST_DEALT_UNITS && shape.workers as usize <= MOST_DEALT_WORKERS;
-    if shape.split_mode == FM_SPLIT_AUTO || !few {
+    if matches!(shape.split_mode, FM_SPLIT_AUTO | FM_SPLIT_REST) || !few {
         return None;
     }
     let (mut items, mut longest) = (0, 0);

@@ -6,9 +6,10 @@ use crate::algorithm::end_of_keys;
 use crate::dealt::MOST_DEALT_UNITS;
 use crate::plan_layout::{
     FM_INVARIANT_TILES, FM_MAX_INVARIANT_PARTS, FM_PLAN_THREADS, FM_PLAN_THREADS_OF_FEW,
-    FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_TILE_TOKENS, FmMerge, FmPlanHeader,
-    FmPlanLayout, FmPlanShape, FmWorkItem,
+    FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_SPLIT_REST, FM_TILE_TOKENS, FmMerge,
+    FmPlanHeader, FmPlanLayout, FmPlanShape, FmWorkItem,
 };
+use crate::rest::Rest;
 use crate::{PlanError, WorkItem};
 
 const ALIGN: i64 = 16;
@@ -102,7 +103,8 @@ pub enum PlannerKernel {
     /// `fm_plan_few`: a thread has one, and the requests are so few that they may be shared out in more ways. Up to
     /// [`FM_PLAN_THREADS_OF_FEW`] threads.
     Few,
-    /// `fm_plan_one_part`: many units, none of which is ever cut (`num_splits` 1), with any number of blocks.
+    /// `fm_plan_one_part`: many units, none of which is ever cut (`num_splits` 1) or only what is left of equal ones
+    /// (`FM_SPLIT_REST`), with any number of blocks.
     OnePart,
 }
 
@@ -145,12 +147,11 @@ impl FmPlanLayout {
         }
     }
 
-    /// Whether there are many units, more than may be dealt out, and none is ever cut.
+    /// Whether there are many units, more than may be dealt out, and none is ever cut, or only what is left of equal ones.
     fn has_one_part_each(&self, shape: &FmPlanShape) -> bool {
-        shape.split_mode == FM_SPLIT_FIXED
-            && shape.num_splits == 1
-            && shape.ragged == 0
-            && self.units as usize > MOST_DEALT_UNITS
+        let many = self.units as usize > MOST_DEALT_UNITS && shape.ragged == 0;
+        let one = shape.split_mode == FM_SPLIT_FIXED && shape.num_splits == 1;
+        shape.split_mode == FM_SPLIT_REST || (one && many)
     }
 }
 
@@ -204,6 +205,14 @@ impl Capacity {
                 items: fits("items", i128::from(units) + i128::from(cuts))?,
                 merges,
                 slots: fits("slots", i128::from(merges) + i128::from(cuts))?,
+            });
+        }
+        if shape.split_mode == FM_SPLIT_REST {
+            let rest = Rest::of(shape, units, end_of_keys(shape.topk, shape.extra_topk));
+            return Ok(Self {
+                items: rest.map_or(units, |rest| rest.items(units)),
+                merges: rest.map_or(0, |rest| units - rest.whole(units)),
+                slots: rest.map_or(0, |rest| rest.cut()),
             });
         }
         let parts = max_parts(shape);
@@ -300,9 +309,15 @@ fn check(shape: &FmPlanShape) -> Result<(), PlanError> {
         shape.split_mode,
         matches!(
             shape.split_mode,
-            FM_SPLIT_AUTO | FM_SPLIT_FIXED | FM_SPLIT_INVARIANT
+            FM_SPLIT_AUTO | FM_SPLIT_FIXED | FM_SPLIT_INVARIANT | FM_SPLIT_REST
         ),
-        "0 (auto), 1 (fixed) or 2 (invariant)",
+        "0 (auto), 1 (fixed), 2 (invariant) or 3 (rest)",
+    )?;
+    one_of(
+        "split_mode",
+        shape.split_mode,
+        shape.split_mode != FM_SPLIT_REST || shape.ragged == 0,
+        "0, 1 or 2 where ragged is 1",
     )?;
     if shape.split_mode == FM_SPLIT_FIXED {
         at_least("num_splits", shape.num_splits, 1, "1 or more")?;

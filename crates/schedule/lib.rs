@@ -50,6 +50,7 @@ mod plan;
 #[allow(missing_docs)]
 #[rustfmt::skip]
 pub mod plan_layout;
+mod rest;
 mod turns;
 mod view;
 

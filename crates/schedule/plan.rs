@@ -11,8 +11,9 @@ use crate::dealt::{Deal, deal_parts, deal_whole};
 use crate::equal_parts::{EqualParts, equal_parts};
 use crate::lengths::{ListLens, Strided};
 use crate::plan_layout::{
-    FM_SPLIT_AUTO, FmMerge, FmPlanHeader, FmPlanLayout, FmPlanShape, FmWorkItem,
+    FM_SPLIT_AUTO, FM_SPLIT_REST, FmMerge, FmPlanHeader, FmPlanLayout, FmPlanShape, FmWorkItem,
 };
+use crate::rest::Rest;
 use crate::view::at_least_words;
 use crate::{PlanError, layout};
 
@@ -168,6 +169,8 @@ fn write(
             buffer.merges,
             buffer.worker_begin,
         )
+    } else if let Some(rest) = planner.rest(line.units) {
+        planner.write_rest(&rest, buffer.items, buffer.merges, buffer.worker_begin)
     } else if let Some(deal) = deal_whole(shape, &mut line).or_else(|| deal_parts(shape, &line)) {
         planner.write_dealt(
             &line,
@@ -351,6 +354,55 @@ impl Planner<'_> {
             *begin = equal.turns.first_item(self.shape, worker);
         }
         equal.tally()
+    }
+
+    /// `FM_SPLIT_REST`: what is left of lists that are all as long.
+    fn rest(&self, units: i32) -> Option<Rest> {
+        let all = matches!(
+            self.keys,
+            Keys::OfTokens {
+                main: None,
+                extra: None
+            }
+        );
+        if self.shape.split_mode != FM_SPLIT_REST || !all || units == 0 {
+            return None;
+        }
+        let (keys, _) = self.key_counts(0, 0);
+        Rest::of(self.shape, units, keys.into())
+    }
+
+    fn write_rest(
+        &self,
+        rest: &Rest,
+        items: &mut [FmWorkItem],
+        merges: &mut [FmMerge],
+        worker_begin: &mut [i32],
+    ) -> Tally {
+        let (units, parts) = (self.layout.units, rest.parts());
+        self.for_each_unit(|index, unit| {
+            let rank = index - rest.whole(units);
+            if rank < 0 {
+                let whole = Parts::whole(unit_tiles(self.shape, unit));
+                let item = rest.item_of_whole(index);
+                items[item as usize] = make_item(unit, &whole, 0, Tally::default());
+                return;
+            }
+            for j in 0..parts.count {
+                let item = rest.item_of_part(rank * parts.count + j);
+                items[item as usize] = make_item(unit, &parts, j, rest.before(rank));
+            }
+            merges[rank as usize] = make_merge(unit, &parts, rest.before(rank));
+        });
+        for (worker, begin) in (0..).zip(worker_begin.iter_mut()) {
+            *begin = rest.first_item(worker);
+        }
+        worker_begin[self.shape.workers as usize] = rest.items(units);
+        Tally {
+            items: rest.items(units),
+            merges: units - rest.whole(units),
+            slots: rest.cut(),
+        }
     }
 
     /// `FM_SPLIT_AUTO`: the common length of parts, for few units that are to be cut.

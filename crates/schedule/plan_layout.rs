@@ -11,6 +11,7 @@ pub const FM_INVARIANT_TILES: i32 = 64;
 pub const FM_SPLIT_AUTO: i32 = 0;
 pub const FM_SPLIT_FIXED: i32 = 1;
 pub const FM_SPLIT_INVARIANT: i32 = 2;
+pub const FM_SPLIT_REST: i32 = 3;
 #[doc = " Everything that decides a plan except the lengths."]
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone, PartialEq, Eq, bytemuck :: Pod, bytemuck :: Zeroable)]

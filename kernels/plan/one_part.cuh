@@ -1,18 +1,22 @@
-// Planning for many units of which none is cut, whatever its length (one part to each): those of sparse prefill. An item is a unit
-// then, so that nothing has to be added up to know its place: all blocks but the first write items, as many as there are units.
-// The first one finds where workers begin, in parallel:
+// Planning for many units of which none is cut, whatever its length (one part to each), or, of equal ones, those that are left when all
+// workers have as many (rest.h): those of sparse prefill. An item is a unit then, or its place follows from its number, so that nothing has
+// to be added up to know it: all blocks but the first write items, as many as there are units. The first one finds where
+// workers begin, in parallel:
 //
 //   measure        a thread per stretch of units: costs -> scan -> where the stretch stands on the line
 //   write_workers  a thread per stretch: the workers whose cuts fall on it, by going through its units again
 //
 // Lengths that change under a running planner give a plan for a mixture of both: which cuts fall on which stretch is known from one
 // reading, and a unit of the stretch is found for each whatever the second says.
+//
+// With FM_SPLIT_REST lengths that are not given are equal. Then workers begin where rest.h says, and nothing is measured.
 #pragma once
 #include <stdint.h>
 
 #include "../params.h"
 #include "../plan_algorithm.h"
 #include "block.cuh"
+#include "rest.h"
 
 namespace ferromla {
 namespace plan {
@@ -41,16 +45,56 @@ struct Planner {
     return unit;
   }
 
+  /* Of lists of one request, a unit each, without the divisions that a unit's place takes. */
   __device__ __forceinline__ Position cost_of(uint32_t index) const {
-    return Position{unit_tiles(shape, unit_at(index))} + shape.fixed_cost;
+    const bool simple = (shape.sparse_q_len > 0) & (shape.batch == 1) & (shape.kv_heads == 1) & (params.layout.blocks == 1);
+    Unit unit{0, 0, 0, static_cast<int32_t>(index), shape.q_len, 0, 0};
+    if (simple) {
+      load_list_lens(params, unit);
+    } else {
+      unit = unit_at(index);
+    }
+    return Position{unit_tiles(shape, unit)} + shape.fixed_cost;
+  }
+
+  /* Where no unit is cut, one whose `units` are 0. */
+  __device__ __forceinline__ Rest find_rest() const {
+    const bool equal = params.seq_lens == nullptr && params.extra_lens == nullptr && units > 0;
+    if (shape.split_mode != FM_SPLIT_REST || !equal) return {};
+    return rest_of(shape, units, unit_tiles(shape, unit_at(0)));
+  }
+
+  /* The items of a unit, and its merge. */
+  __device__ __forceinline__ void write_unit(const Rest& rest, uint32_t index) const {
+    FmWorkItem* items = section<FmWorkItem>(params, params.layout.items);
+    const Unit unit = unit_at(index);
+    const int32_t rank = static_cast<int32_t>(index - (units - rest.units));
+    if (rank < 0 || rest.units == 0) {
+      const int32_t item = rest.units == 0 ? index : rest.item_of_whole(index);
+      return store(items + item, make_item(unit, Parts<Position>{0, 0, 1, unit_tiles(shape, unit)}, 0, Tally{}));
+    }
+    const Parts<Position> parts{0, rest.step, rest.count, rest.tiles};
+    for (int32_t j = 0; j < rest.count; ++j) {
+      store(items + rest.item_of_part(rank * rest.count + j), make_item(unit, parts, j, rest.before(rank)));
+    }
+    store(section<FmMerge>(params, params.layout.merges) + rank, make_merge(unit, parts, rest.before(rank)));
   }
 
   /* Those of blocks `block`, block + blocks and so on, of as many units as there are threads. */
-  __device__ __forceinline__ void write_items(uint32_t block, uint32_t blocks) const {
-    FmWorkItem* items = section<FmWorkItem>(params, params.layout.items);
-    for (uint32_t index = block * blockDim.x + threadIdx.x; index < units; index += blocks * blockDim.x) {
-      const Unit unit = unit_at(index);
-      store(items + index, make_item(unit, Parts<Position>{0, 0, 1, unit_tiles(shape, unit)}, 0, Tally{}));
+  __device__ __forceinline__ void write_items(const Rest& rest, uint32_t block, uint32_t blocks) const {
+    for (uint32_t index = block * blockDim.x + threadIdx.x; index < units; index += blocks * blockDim.x) write_unit(rest, index);
+  }
+
+  /* The header and workers of units some of which are cut. */
+  __device__ __forceinline__ void write_workers(const Rest& rest) const {
+    int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
+    for (int32_t worker = threadIdx.x; worker < shape.workers; worker += blockDim.x) worker_begin[worker] = rest.first_item(worker);
+    if (threadIdx.x == 0) {
+      worker_begin[shape.workers] = rest.items(units);
+      const Position total = Position{units} * cost_of(0);
+      const Divisor<Position> share(even_share(total, Divisor<Position>(shape.workers)));
+      const Line<Position> line{total, share, int32_t(units), 0};
+      store(section<FmPlanHeader>(params, 0), make_header(line, Tally{rest.items(units), rest.units, rest.cut()}));
     }
   }
 
@@ -65,6 +109,7 @@ struct Planner {
     const Position begin = sum_before(own, shared, total);
     const Line<Position> line{total, Divisor<Position>(even_share(total, Divisor<Position>(shape.workers))), int32_t(units), 0};
     int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
+    for (int32_t worker = threadIdx.x + 1; worker < shape.workers && units == 0; worker += blockDim.x) worker_begin[worker] = 0;
     if (threadIdx.x == 0) {
       store(section<FmPlanHeader>(params, 0), make_header(line, Tally{line.units, 0, 0}));
       worker_begin[0] = 0, worker_begin[shape.workers] = line.units;
@@ -107,11 +152,17 @@ struct Planner {
 
 __device__ __forceinline__ void plan(const FmPlanParams& params, Shared& shared) {
   const Planner planner(params);
-  if (blockIdx.x == 0) planner.write_workers(shared);
+  const Rest rest = planner.find_rest();
+  if (blockIdx.x == 0) {
+    if (rest.units > 0)
+      planner.write_workers(rest);
+    else
+      planner.write_workers(shared);
+  }
   if (gridDim.x == 1)
-    planner.write_items(0, 1);
+    planner.write_items(rest, 0, 1);
   else if (blockIdx.x > 0)
-    planner.write_items(blockIdx.x - 1, gridDim.x - 1);
+    planner.write_items(rest, blockIdx.x - 1, gridDim.x - 1);
 }
 
 }  // namespace one_part

@@ -7,7 +7,9 @@ use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use ferromla_schedule::plan_layout::{FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT};
+use ferromla_schedule::plan_layout::{
+    FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_SPLIT_REST,
+};
 use ferromla_schedule::{PlanShape, PlanView, PlannerKernel, PlannerLaunch};
 use proptest::prelude::prop;
 use proptest::strategy::{Strategy, ValueTree};
@@ -166,6 +168,7 @@ fn sparse_jobs() -> Vec<Job> {
     cases.extend([(FM_SPLIT_FIXED, 1, 3000), (FM_SPLIT_INVARIANT, 700, 2)].map(many_lists));
     cases
         .extend(one_part_each().flat_map(|case| [true, false].map(|given| lists_of(&case, given))));
+    cases.extend(rests());
     cases.extend(
         (1..300)
             .step_by(11)
@@ -192,6 +195,49 @@ fn lists_of(case: &Case, given: bool) -> SparseCase {
         }),
         extra_lengths: None,
     }
+}
+
+/// Lists that are left when all workers have as many: cut, too many or too short to be cut, none, or of lengths that are given.
+fn rests() -> impl Iterator<Item = SparseCase> {
+    let batches = [
+        (0, 5),
+        (1, 5),
+        (1, 132),
+        (1, 136),
+        (2, 68),
+        (1, 200),
+        (3, 1000),
+        (1, 4096),
+        (4, 1024),
+        (1, 17_000),
+        (1, 70_000),
+    ];
+    let lists = [
+        (2048, 0),
+        (2000, 640),
+        (512, 0),
+        (700, 3),
+        (0, 0),
+        (20_000, 100),
+    ];
+    let all = batches
+        .into_iter()
+        .flat_map(move |batch| lists.map(|lists| (batch, lists)));
+    let all = all.zip((0usize..).map(|i| [132, 66, 7, 256][i % 4]));
+    all.enumerate()
+        .map(|(i, (((batch, q_len), (topk, extra)), workers))| {
+            let mut of = many_units(FM_SPLIT_REST, batch).shape;
+            (of.workers, of.split_cost, of.min_part) = (workers, 10, 1 + i as i32 % 3);
+            let lengths = many_units(FM_SPLIT_REST, batch * q_len).seq_lens;
+            SparseCase {
+                shape: sparse_shape(of, q_len, topk, extra),
+                topk_lengths: (i % 5 == 4).then(|| Lens {
+                    data: lengths,
+                    stride: [q_len as usize, 1],
+                }),
+                extra_lengths: None,
+            }
+        })
 }
 
 fn many_lists((split_mode, batch, q_len): (i32, i32, i32)) -> SparseCase {

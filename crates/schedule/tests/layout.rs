@@ -2,7 +2,9 @@
 
 mod support;
 
-use ferromla_schedule::plan_layout::{FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT};
+use ferromla_schedule::plan_layout::{
+    FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_SPLIT_REST,
+};
 use ferromla_schedule::{
     PlanError, PlanLayout, PlanShape, PlanView, PlannerKernel, PlannerLaunch, Strided, layout,
     plan_into,
@@ -290,10 +292,10 @@ fn fields_out_of_range_are_named() {
         ),
         (
             PlanShape {
-                split_mode: 3,
+                split_mode: 4,
                 ..SHAPE
             },
-            "split_mode is 3, must be 0 (auto), 1 (fixed) or 2 (invariant)",
+            "split_mode is 4, must be 0 (auto), 1 (fixed), 2 (invariant) or 3 (rest)",
         ),
         (
             PlanShape {
@@ -358,6 +360,13 @@ fn fields_out_of_range_are_named() {
                 ..SHAPE
             },
             "q_tokens is 3, must be 0 where ragged is 0",
+        ),
+        (
+            PlanShape {
+                split_mode: FM_SPLIT_REST,
+                ..RAGGED
+            },
+            "split_mode is 3, must be 0, 1 or 2 where ragged is 1",
         ),
         (
             PlanShape {

@@ -3,8 +3,8 @@
 mod support;
 
 use ferromla_schedule::{
-    Keys, ListLens, Merge, PlanShape, Problem, Queries, Split, Target, WorkItem, choose, layout,
-    plan_into, plan_sparse_into,
+    Keys, ListLens, Merge, PlanShape, PlanView, Problem, Queries, Split, Target, WorkItem, choose,
+    layout, plan_into, plan_sparse_into,
 };
 use proptest::prelude::*;
 use support::sparse::{plan_sparse, sparse_cases, sparse_shape};
@@ -249,4 +249,64 @@ fn units_that_are_never_split_have_no_cluster_either() {
     let shape = problem(16, queries, Split::Never).shape().unwrap();
     assert_eq!((shape.split_mode, shape.num_splits), (1, 1));
     assert_eq!(layout(&shape).unwrap().max_slots, 0);
+}
+
+#[test]
+fn lists_that_are_left_are_cut_where_all_are_as_long() {
+    let plan = |tokens, topk, group, lengths: Option<Vec<i32>>| {
+        let queries = Queries::Sparse {
+            q_len: tokens,
+            topk,
+            extra_topk: 0,
+        };
+        let problem = Problem {
+            batch: 1,
+            ..problem(group, queries, Split::Rest)
+        };
+        let shape = problem.shape().unwrap();
+        let mut words = vec![0; layout(&shape).unwrap().words()];
+        let lens = lengths.as_ref().map(|data| ListLens {
+            data,
+            stride: [0, 1],
+        });
+        plan_sparse_into(&shape, lens, None, &mut words).unwrap();
+        let plan = PlanView::new(&shape, &words).unwrap();
+        let mut tiles = vec![Vec::new(); tokens as usize];
+        for item in plan.items() {
+            assert_eq!(item.slot >= 0, item.parts > 1);
+            tiles[item.q_begin as usize].extend(item.tile_begin..item.tile_end);
+        }
+        let all: Vec<i32> = (0..(topk + 63) / 64).collect();
+        for (token, mut of_token) in tiles.into_iter().enumerate() {
+            of_token.sort_unstable();
+            let own = lengths.as_ref().map_or(topk, |lens| lens[token]);
+            assert_eq!(
+                of_token,
+                all[..(own as usize).div_ceil(64)],
+                "each tile once"
+            );
+        }
+        let workers = (0..plan.workers()).map(|worker| {
+            let items = plan.worker(worker);
+            let parts = items.iter().filter(|item| item.parts > 1).count();
+            assert!(
+                items.iter().rev().skip(1).all(|item| item.parts == 1),
+                "a part is the last item"
+            );
+            (items.len() - parts, parts)
+        });
+        let most = workers.fold((0, 0), |a, b| (a.0.max(b.0), a.1.max(b.1)));
+        (most, plan.merges().len(), plan.header().slots)
+    };
+    // 132 workers, then 66: so many whole units to a worker and parts, units that are cut, parts.
+    assert_eq!(plan(4096, 2048, 64, None), ((31, 1), 4, 4 * 16));
+    assert_eq!(plan(2048, 2048, 64, None), ((16, 0), 0, 0), "68 are left");
+    assert_eq!(plan(4096, 2048, 128, None), ((62, 1), 4, 4 * 16));
+    assert_eq!(plan(4096, 512, 64, None).1, 0, "short ones are not");
+    assert_eq!(
+        plan(4096, 2048, 64, Some(vec![2048; 4096])).1,
+        0,
+        "whose lengths may be others"
+    );
+    assert_eq!(plan(132 * 3, 2048, 64, None).1, 0);
 }

@@ -1,0 +1,49 @@
+// FM_SPLIT_REST: lists that are equal, since no lengths are given, and more than workers: each worker has as many whole ones, and those
+// that are left are cut into parts, one to a worker, if that takes less time than one of them does. `crates/schedule/rest.rs` is the
+// same in Rust.
+#pragma once
+#include "../plan_algorithm.h"
+#include "equal_parts.h"
+
+namespace ferromla {
+namespace plan {
+
+/* Whole units of a worker above which one more does not count. */
+constexpr int32_t kMostWholeBeforeRest = 128;
+
+struct Rest {
+  int32_t each;  /* whole units of a worker */
+  int32_t units; /* that are cut; 0: none is */
+  int32_t count; /* parts of each of these */
+  int32_t step;  /* tiles of a part, but for the last */
+  int32_t tiles; /* of a unit */
+
+  FM_BOTH int32_t cut() const { return units * count; }
+  /* Of so many units. */
+  FM_BOTH int32_t items(int32_t all) const { return all - units + cut(); }
+  /* The first item of a worker. */
+  FM_BOTH int32_t first_item(int32_t worker) const {
+    return worker * each + static_cast<int32_t>(smaller(worker, cut()));
+  }
+  /* Of a unit of a worker's whole ones. */
+  FM_BOTH int32_t item_of_whole(int32_t unit) const { return first_item(unit / each) + unit % each; }
+  /* Of a part of those that are cut, in their order: the last of its worker. */
+  FM_BOTH int32_t item_of_part(int32_t part) const { return first_item(part) + each; }
+  FM_BOTH Tally before(int32_t rank) const { return {0, rank, rank * count}; }
+};
+
+/* `tiles`: of each unit. */
+FM_BOTH Rest rest_of(const FmPlanShape& shape, int32_t units, int32_t tiles) {
+  const int32_t each = units / shape.workers, left = units % shape.workers;
+  const Rest none{each, 0, 0, 0, tiles};
+  if (each == 0 || each > kMostWholeBeforeRest || left == 0 || tiles == 0) return none;
+  const int32_t shortest = shortest_part(shape, tiles);
+  const int32_t most = static_cast<int32_t>(smaller(shape.workers / left, tiles / shortest));
+  if (most < 2) return none;
+  const int32_t step = (tiles + most - 1) / most;
+  const bool pays = int64_t{step} + shape.split_cost < tiles;
+  return pays ? Rest{each, left, (tiles + step - 1) / step, step, tiles} : none;
+}
+
+}  // namespace plan
+}  // namespace ferromla
