@@ -49,7 +49,7 @@ def test_tables_and_lines_are_chosen_by_name(tmp_path):
     done = _run("--tables", "decode,plan", "--rows", "h=16", "--json", str(tmp_path / "results.json"))
     assert done.returncode == 0, done.stdout + done.stderr
     tables = json.loads((tmp_path / "results.json").read_text())["tables"]
-    assert [len(rows) for rows in tables.values()] == [0, 9]
+    assert [len(rows) for rows in tables.values()] == [0, 12]
     assert "nosuch" in _run("--tables", "nosuch").stderr
 
 

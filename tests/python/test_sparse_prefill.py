@@ -189,6 +189,28 @@ def test_lists_of_few_tokens_are_shared_out(kv_format, d_qk, h, t, cuda):
         assert all(torch.equal(a, b) for a, b in zip(first, problem.run(), strict=True))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("h", [16, 32, 64, 128])
+@pytest.mark.parametrize(
+    ("kv_format", "d_qk"), [("bf16", 576), ("bf16", 512), ("fp8_v32", 576), ("fp8_v4", 512), ("fp8", 576)]
+)
+def test_equal_lists_that_are_left_are_cut(kv_format, d_qk, h, cuda):
+    """Every SM, or pair of SMs, has as many whole ones; each of the last 12 is cut."""
+    sms = torch.cuda.get_device_properties(cuda).multi_processor_count
+    shared = -(-1025 // sms) * sms
+    problem = problems_sparse.prefill(shared + 12, h, s_kv=3000, topk=2048, page=64, d_qk=d_qk, device=cuda)
+    if kv_format != "bf16":
+        problem.keys = problem.keys.quantised(kv_format)
+    first = problem.run()
+    which = torch.tensor([0, 1, *range(shared - 10, shared + 12)], device=cuda)
+    found = tolerance.prefill_faults(*(x[which] for x in first), *problem.expected(which, **problem.options))
+    assert not found, "\n".join(found)
+    assert all(torch.equal(a, b) for a, b in zip(first, problem.run(), strict=True))
+    whole = problem.run(batch_invariant=True)
+    assert all(torch.equal(a[:shared], b[:shared]) for a, b in zip(first, whole, strict=True))
+    assert not torch.equal(first[2][shared:], whole[2][shared:])
+
+
 def test_the_largest_score_is_that_of_the_scaled_scores(device):
     problem = problems_sparse.prefill(device=device, softmax_scale=0.25)
     problem.check()
