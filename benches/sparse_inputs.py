@@ -119,6 +119,13 @@ class SparsePrefillInputs:
         self.out = torch.full((case.tokens, case.heads, D_V), NAN, **options)
         self.max_logits, self.lse = (torch.full((case.tokens, case.heads), NAN, device=device) for _ in range(2))
 
+    def plan(self) -> ferromla.Plan:
+        """A plan for these shapes."""
+        case = self.case
+        shapes = {"num_tokens": case.tokens, "num_heads": case.heads, "topk": case.topk}
+        kv_format = format_name(case.kv_format, self.q.dtype)
+        return ferromla.Plan.sparse_prefill(kv_format=kv_format, device=self.q.device, **shapes)
+
     def call(self, **options) -> Call:
         """The operation into the outputs."""
         options |= {**self._outputs, **format_options(self.case.kv_format)}

@@ -92,25 +92,32 @@ def sparse_prefill(bench: Bench) -> None:
     bench.report.table("sparse_prefill", "Sparse prefill, bf16", COLUMNS)
 
     def measure(row: SparsePrefill, sets: list[SparsePrefillInputs]) -> None:
-        _row(bench, row, sets, [one.call() for one in sets])
+        plan = sets[0].plan()  # depends on shapes only
+        _row(bench, row, sets, [one.call(plan=plan) for one in sets])
 
     _for_each(bench, sparse_shapes.SPARSE_PREFILL, SparsePrefillInputs, measure)
 
 
 def sparse_prefill_few(bench: Bench) -> None:
     """Sparse prefill of few tokens, whose lists are split, and with ``batch_invariant=True``, measured in turn."""
-    times: tuple[Column, ...] = (("batch_invariant us", "invariant_us", "{:.1f}"), ("ratio", "ratio", "{:.3f}"))
+    times: tuple[Column, ...] = (
+        ("with a plan us", "planned_us", "{:.1f}"),
+        ("batch_invariant us", "invariant_us", "{:.1f}"),
+        ("ratio", "ratio", "{:.3f}"),
+    )
     columns = (SHAPE, FORMAT, US, *times, *RATES[1:], *ERRORS)
     bench.report.table("sparse_prefill_few", "Sparse prefill of few tokens, whose lists are split", columns)
 
     def measure(row: SparsePrefill, sets: list[SparsePrefillInputs]) -> None:
         # The split ones last: the outputs that are checked are theirs.
-        rivals = [one.call(batch_invariant=True) for one in sets], [one.call() for one in sets]
-        invariant_us, us = times_us(*rivals, device=bench.device)
+        plan = sets[0].plan()
+        rivals = [[one.call(**options) for one in sets] for options in ({"batch_invariant": True}, {"plan": plan}, {})]
+        invariant_us, planned_us, us = times_us(*rivals, device=bench.device)
         bench.report.row(
             name=row.name,
             kv_format=row.kv_format,
             us=us,
+            planned_us=planned_us,
             invariant_us=invariant_us,
             ratio=us / invariant_us,
             tflop_s=sets[0].case.operations / us / 1e6,

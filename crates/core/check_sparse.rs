@@ -62,7 +62,7 @@ pub(crate) fn decode(args: &SparseDecodeArgs<'_>) -> Result<SparseProblem> {
     })
 }
 
-pub(crate) fn prefill(args: &SparsePrefillArgs) -> Result<SparseProblem> {
+pub(crate) fn prefill(args: &SparsePrefillArgs<'_>) -> Result<SparseProblem> {
     let query = half_query(&args.q, true)?;
     let q = lead(&args.q, &Q);
     let main = GivenLists {

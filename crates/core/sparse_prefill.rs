@@ -4,6 +4,7 @@ use crate::check_attention;
 use crate::check_sparse;
 use crate::dtype::{DType, KvFormat};
 use crate::error::Result;
+use crate::plan::Plan;
 use crate::plan_args::{PlanArgs, Queries};
 use crate::plan_source::PlanSource;
 use crate::sparse::{CheckedSparse, plan_args};
@@ -13,7 +14,7 @@ use crate::view::{Dims, Parts, Stream, View};
 ///
 /// Symbols: `t` query tokens, `h` query heads, `d_qk` 576 or 512.
 #[derive(Debug, Clone)]
-pub struct SparsePrefillArgs {
+pub struct SparsePrefillArgs<'a> {
     /// `[t, h, d_qk]`, bf16 or fp16, or `([t, h, 512], [t, h, 64])`.
     pub q: Parts,
     /// `[n_tokens, d_qk]` in q's type, or a paged cache as [`SparseDecodeArgs`](crate::SparseDecodeArgs) takes it
@@ -30,6 +31,9 @@ pub struct SparsePrefillArgs {
     pub kv_format: Option<KvFormat>,
     /// `[h]` float32: `out *= exp(lse) / (exp(lse) + exp(sink))`; `lse` and `max_logits` stay as they are.
     pub attn_sink: Option<View>,
+    /// A schedule made before for these shapes ([`Queries::SparsePrefill`]); `None`: this call makes its own. The lengths that it was made or
+    /// last updated with count, not `topk_lengths`.
+    pub plan: Option<&'a Plan>,
     /// A token's result depends on nothing else in the call, bit for bit: no list is split. It costs time on CUDA, where the lists of few
     /// tokens are shared out, and of many those that are left when all multiprocessors have as many.
     pub batch_invariant: bool,
@@ -39,13 +43,13 @@ pub struct SparsePrefillArgs {
     pub max_logits: View,
     /// `[t, h]` float32: natural logarithm of the sum of exponentials; -inf where there is no key.
     pub lse: View,
-    /// `[bytes]` uint8, at least [`CheckedSparse::workspace_bytes`].
+    /// `[bytes]` uint8, at least [`CheckedSparse::workspace_bytes`]. Needed without a plan; ignored with one.
     pub workspace: Option<View>,
     /// Where to launch.
     pub stream: Stream,
 }
 
-impl SparsePrefillArgs {
+impl<'a> SparsePrefillArgs<'a> {
     /// Arguments with the defaults: all entries of the lists, no sink, no workspace, stream 0.
     pub fn new(q: Parts, kv: Parts, indices: View, out: View, max_logits: View, lse: View) -> Self {
         Self {
@@ -56,6 +60,7 @@ impl SparsePrefillArgs {
             softmax_scale: None,
             kv_format: None,
             attn_sink: None,
+            plan: None,
             batch_invariant: false,
             out,
             max_logits,
@@ -70,7 +75,7 @@ impl SparsePrefillArgs {
     ///
     /// # Errors
     /// As [`sparse_prefill`].
-    pub fn check(&self) -> Result<CheckedSparse<'static>> {
+    pub fn check(&self) -> Result<CheckedSparse<'a>> {
         let problem = check_sparse::prefill(self)?;
         let call = PlanArgs {
             queries: Queries::SparsePrefill {
@@ -80,7 +85,7 @@ impl SparsePrefillArgs {
             batch_invariant: self.batch_invariant,
             ..plan_args(&problem)
         };
-        let plan = PlanSource::of(None, call)?;
+        let plan = PlanSource::of(self.plan, call)?;
         Ok(CheckedSparse { problem, plan })
     }
 }
@@ -152,7 +157,7 @@ pub fn sparse_prefill_outputs(q: &Parts) -> Result<SparsePrefillOutputs> {
 /// assert!((lse[0] - (8.0 + 2f32.ln())).abs() < 1e-6);
 /// # Ok::<(), ferromla::Error>(())
 /// ```
-pub unsafe fn sparse_prefill(args: &SparsePrefillArgs) -> Result<()> {
+pub unsafe fn sparse_prefill(args: &SparsePrefillArgs<'_>) -> Result<()> {
     // SAFETY: the caller's promise.
     unsafe { args.check()?.run(args.workspace.as_ref()) }
 }

@@ -9,6 +9,7 @@ mod cache;
 mod errors;
 mod framework;
 mod indices;
+mod list_lens;
 mod plan;
 mod quantize;
 mod report;

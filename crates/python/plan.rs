@@ -2,12 +2,13 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use ferromla::{Device, PlanArgs, Queries, View};
+use ferromla::{Device, PlanArgs, Queries};
 use pyo3::prelude::*;
 
 use crate::arguments;
 use crate::errors;
 use crate::framework;
+use crate::list_lens::ListLens;
 use crate::tensor::{self, Tensor};
 
 /// The schedule of a decode or prefill, computed once per step and used by every layer.
@@ -66,6 +67,14 @@ impl Plan {
         &self.inner
     }
 
+    fn of_lists((inner, workspace): (ferromla::Plan, Tensor<'_>)) -> Self {
+        Self {
+            inner,
+            workspace: workspace.object.unbind(),
+            qo_indptr: Mutex::default(),
+        }
+    }
+
     /// Looks at or changes the last `qo_indptr`; runs no Python code, which could ask for it again.
     fn last_indptr<T>(&self, look: impl FnOnce(&mut Option<Py<PyAny>>) -> T) -> T {
         look(
@@ -90,29 +99,6 @@ fn tokens_of(indptr: &Tensor<'_>, given: Option<i64>) -> PyResult<i64> {
     }
     // SAFETY: the tensor is alive.
     unsafe { ferromla::num_tokens(&indptr.view) }.map_err(errors::to_python)
-}
-
-/// Lengths of the lists of keys.
-struct ListLens<'py> {
-    main: Option<Tensor<'py>>,
-    extra: Option<Tensor<'py>>,
-}
-
-impl<'py> ListLens<'py> {
-    fn read(main: Option<&Bound<'py, PyAny>>, extra: Option<&Bound<'py, PyAny>>) -> PyResult<Self> {
-        Ok(Self {
-            main: tensor::read_optional(main, "topk_lengths")?,
-            extra: tensor::read_optional(extra, "extra_topk_lengths")?,
-        })
-    }
-
-    fn first(&self) -> Option<&Tensor<'py>> {
-        self.main.as_ref().or(self.extra.as_ref())
-    }
-
-    fn views(&self) -> [Option<&View>; 2] {
-        [&self.main, &self.extra].map(|lens| lens.as_ref().map(|lens| &lens.view))
-    }
 }
 
 /// One of the two ways to say how many query tokens there are.
@@ -278,16 +264,9 @@ impl Plan {
         workspace: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Plan> {
         let lens = ListLens::read(topk_lengths, extra_topk_lengths)?;
-        let of_lens = lens
-            .first()
-            .and_then(|lens| lens.view.shape().first().copied());
-        let Some(batch) = batch.or(of_lens) else {
+        let Some(batch) = batch.or(lens.count()) else {
             let rule = "must be given where no topk_lengths say it";
             return Err(errors::invalid("batch", "None", rule));
-        };
-        let device = match device {
-            Some(given) => arguments::device(given)?,
-            None => lens.first().map_or(Device::Cpu, |lens| lens.view.device()),
         };
         let args = PlanArgs {
             queries: Queries::Sparse {
@@ -299,39 +278,70 @@ impl Plan {
             extra_kv_format: arguments::kv_format(extra_kv_format)?,
             num_splits: arguments::num_splits(num_splits)?,
             batch_invariant,
-            ..PlanArgs::new(device, batch, num_heads)
+            ..PlanArgs::new(lens.device(device)?, batch, num_heads)
         };
-        let workspace = match workspace {
-            Some(given) => tensor::read_output(given, "workspace")?,
-            None => {
-                let count = ferromla::workspace_bytes(&args).map_err(errors::to_python)?;
-                match lens.first() {
-                    Some(near) => framework::bytes(near, device, count)?,
-                    None => framework::bytes_anywhere(py, device, count)?,
-                }
-            }
+        Ok(Plan::of_lists(lens.plan(py, &args, workspace)?))
+    }
+
+    /// A plan for `sparse_prefill`: of one step, for all of its layers.
+    ///
+    /// Args:
+    ///     topk_lengths: `[t]` int32, how many leading entries of each list count; None for all.
+    ///     num_tokens: query tokens; needed where no lengths say it.
+    ///     num_heads: query heads.
+    ///     topk: entries of a list.
+    ///     kv_format: of the cache; None for any.
+    ///     batch_invariant: a token's result depends on nothing else in the call, bit for bit.
+    ///     device: where the attention will run; None for the device of the lengths.
+    ///     workspace: uint8 on that device; None allocates one.
+    ///
+    /// Raises:
+    ///     InvalidArgument, Unsupported: names the argument, its value and what is allowed.
+    ///
+    /// Example:
+    ///     >>> import numpy as np, ferromla
+    ///     >>> plan = ferromla.Plan.sparse_prefill(num_tokens=2, num_heads=16, topk=3)
+    ///     >>> q, kv = np.ones((2, 16, 512), np.float16), np.ones((100, 512), np.float16)
+    ///     >>> indices = np.array([[3, 99, 100], [-1, -1, -1]], np.int32)
+    ///     >>> out, max_logits, lse = ferromla.sparse_prefill(q, kv, indices, softmax_scale=1 / 64, plan=plan)
+    ///     >>> max_logits[:, 0].tolist(), plan.num_tokens, plan.topk
+    ///     ([8.0, -inf], 2, 3)
+    #[staticmethod]
+    #[pyo3(signature = (topk_lengths=None, *, num_tokens=None, num_heads, topk, kv_format=None, batch_invariant=false,
+        device=None, workspace=None))]
+    #[allow(clippy::too_many_arguments)] // the public signature
+    fn sparse_prefill<'py>(
+        py: Python<'py>,
+        topk_lengths: Option<&Bound<'py, PyAny>>,
+        num_tokens: Option<i64>,
+        num_heads: i64,
+        topk: i64,
+        kv_format: Option<&str>,
+        batch_invariant: bool,
+        device: Option<&Bound<'py, PyAny>>,
+        workspace: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Plan> {
+        let lens = ListLens::read(topk_lengths, None)?;
+        let Some(num_tokens) = num_tokens.or(lens.count()) else {
+            let rule = "must be given where no topk_lengths say it";
+            return Err(errors::invalid("num_tokens", "None", rule));
         };
-        let near = lens.first().unwrap_or(&workspace);
-        let stream = framework::stream_on(near, &workspace, device)?;
-        // SAFETY: as in `new`.
-        let inner = unsafe {
-            let [main, extra] = lens.views();
-            ferromla::Plan::new_sparse(&args, main, extra, workspace.view, stream)
+        let args = PlanArgs {
+            queries: Queries::SparsePrefill { num_tokens, topk },
+            kv_format: arguments::kv_format(kv_format)?,
+            batch_invariant,
+            ..PlanArgs::new(lens.device(device)?, 1, num_heads)
         };
-        Ok(Plan {
-            inner: inner.map_err(errors::to_python)?,
-            workspace: workspace.object.unbind(),
-            qo_indptr: Mutex::default(),
-        })
+        Ok(Plan::of_lists(lens.plan(py, &args, workspace)?))
     }
 
     /// Plans again in place, for lists of other lengths, on the current stream.
     ///
     /// Args:
-    ///     topk_lengths, extra_topk_lengths: as in `Plan.sparse`; None for all entries of every list.
+    ///     topk_lengths, extra_topk_lengths: as in `Plan.sparse` or `Plan.sparse_prefill`; None for all entries of every list.
     ///
     /// Raises:
-    ///     InvalidArgument: another shape, dtype or device; a plan that was not made by `Plan.sparse`.
+    ///     InvalidArgument: another shape, dtype or device; a plan that was made by neither.
     #[pyo3(signature = (topk_lengths=None, extra_topk_lengths=None))]
     fn update_sparse(
         &self,
@@ -348,11 +358,11 @@ impl Plan {
         unsafe { self.inner.update_sparse(main, extra, stream) }.map_err(errors::to_python)
     }
 
-    /// Entries of a token's list of keys; None for a plan not made by `Plan.sparse`.
+    /// Entries of a token's list of keys; None for a plan without lists.
     #[getter]
     fn topk(&self) -> Option<i64> {
         match self.inner.args().queries {
-            Queries::Sparse { topk, .. } => Some(topk),
+            Queries::Sparse { topk, .. } | Queries::SparsePrefill { topk, .. } => Some(topk),
             _ => None,
         }
     }

@@ -136,9 +136,10 @@ pub fn sparse_decode<'py>(
 ///     kv_format: `"bf16"`, `"fp16"`, or None for the dtype of `kv`.
 ///     batch_invariant: a token's result depends on nothing else in the call, bit for bit: no list is split. Else, on CUDA, the lists of
 ///         few tokens are shared out, of many those that are left when all SMs have as many: one token takes a third of the time.
+///     plan: a `Plan.sparse_prefill` for these shapes; the lengths it was made or updated with count then.
 ///     out, max_logits, lse: `[t, h, 512]` in q's dtype, `[t, h]` and `[t, h]` float32 to write to.
-///     workspace: uint8; without one the call allocates it through the caller's framework. What it needs does not
-///         depend on the number of cached tokens.
+///     workspace: uint8; without one, or a plan, the call allocates it through the caller's framework. What it needs does
+///         not depend on the number of cached tokens.
 ///
 /// Returns:
 ///     `(out, max_logits, lse)`: `out [t, h, 512]` in q's dtype, the largest scaled score of each row
@@ -157,7 +158,7 @@ pub fn sparse_decode<'py>(
 ///     ([8.0, -inf], [8.693099975585938, -inf])
 #[pyfunction]
 #[pyo3(signature = (q, kv, indices, *, topk_lengths=None, attn_sink=None, softmax_scale=None, kv_format=None,
-    batch_invariant=false, out=None, max_logits=None, lse=None, workspace=None))]
+    plan=None, batch_invariant=false, out=None, max_logits=None, lse=None, workspace=None))]
 // The public signature; the arguments become one struct at once.
 #[allow(clippy::too_many_arguments)]
 pub fn sparse_prefill<'py>(
@@ -169,6 +170,7 @@ pub fn sparse_prefill<'py>(
     attn_sink: Option<&Bound<'py, PyAny>>,
     softmax_scale: Option<f64>,
     kv_format: Option<&str>,
+    plan: Option<&Bound<'py, Plan>>,
     batch_invariant: bool,
     out: Option<&Bound<'py, PyAny>>,
     max_logits: Option<&Bound<'py, PyAny>>,
@@ -196,6 +198,7 @@ pub fn sparse_prefill<'py>(
         softmax_scale,
         kv_format: arguments::kv_format(kv_format)?,
         attn_sink: attn_sink.as_ref().map(|sink| sink.view),
+        plan: plan.map(|plan| plan.get().inner()),
         batch_invariant,
         stream: framework::current_stream(&q.first)?,
         ..SparsePrefillArgs::new(

@@ -76,6 +76,18 @@ class Plan:
         device: Any = None,
         workspace: Tensor | None = None,
     ) -> Plan: ...
+    @staticmethod
+    def sparse_prefill(
+        topk_lengths: Tensor | None = None,
+        *,
+        num_tokens: int | None = None,
+        num_heads: int,
+        topk: int,
+        kv_format: str | None = None,
+        batch_invariant: bool = False,
+        device: Any = None,
+        workspace: Tensor | None = None,
+    ) -> Plan: ...
     def update_sparse(self, topk_lengths: Tensor | None = None, extra_topk_lengths: Tensor | None = None) -> None: ...
     @property
     def topk(self) -> int | None: ...
@@ -170,6 +182,7 @@ def sparse_prefill(
     attn_sink: Tensor | None = None,
     softmax_scale: float | None = None,
     kv_format: str | None = None,
+    plan: Plan | None = None,
     batch_invariant: bool = False,
     out: Tensor | None = None,
     max_logits: Tensor | None = None,

@@ -211,6 +211,42 @@ def test_equal_lists_that_are_left_are_cut(kv_format, d_qk, h, cuda):
     assert not torch.equal(first[2][shared:], whole[2][shared:])
 
 
+@pytest.mark.parametrize("t", [9, 62, 1100])
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_a_plan_gives_what_a_call_without_one_does(device, t, batch_invariant):
+    problem = problems_sparse.prefill(
+        t, 4, s_kv=300, topk=200, lens="row", device=device, batch_invariant=batch_invariant
+    )
+    want, lens = problem.run(), problem.keys.lens
+    shapes = {"num_heads": 4, "topk": 200, "kv_format": "bf16", "batch_invariant": batch_invariant}
+    plan = ferromla.Plan.sparse_prefill(lens, **shapes)
+    assert (plan.num_tokens, plan.topk, plan.q_len, plan.batch) == (t, 200, None, 1)
+    for _ in range(2):
+        assert all(torch.equal(a, b) for a, b in zip(want, problem.run(plan=plan), strict=True))
+    # The plan's lengths count, not those of the call.
+    plan.update_sparse(torch.zeros_like(lens))
+    out, max_logits, lse = problem.run(plan=plan)
+    assert bool((out == 0).all() & (max_logits == -INF).all() & (lse == -INF).all())
+    plan.update_sparse()
+    every = problems_sparse.Keys(problem.keys.cache.nan_to_num(0), problem.keys.indices, torch.full_like(lens, 200))
+    everything = problems_sparse.Prefill(problem.q, every, problem.options)
+    everything.check(plan=plan)
+
+
+def test_a_plan_of_another_call_is_refused():
+    problem = problems_sparse.prefill()
+    shapes = {"num_tokens": 62, "num_heads": 16, "topk": 128}
+    for change in ({"num_tokens": 61}, {"num_heads": 8}, {"topk": 127}, {"kv_format": "fp8_v32"}):
+        with pytest.raises(ferromla.InvalidArgument):
+            problem.run(plan=ferromla.Plan.sparse_prefill(**shapes | change))
+    with pytest.raises(ferromla.InvalidArgument, match="batch_invariant"):
+        problem.run(plan=ferromla.Plan.sparse_prefill(**shapes), batch_invariant=True)
+    with pytest.raises(ferromla.InvalidArgument):
+        problem.run(plan=ferromla.Plan.sparse(batch=1, q_len=62, num_heads=16, topk=128))
+    with pytest.raises(ferromla.InvalidArgument, match="num_tokens"):
+        ferromla.Plan.sparse_prefill(num_heads=16, topk=128)
+
+
 def test_the_largest_score_is_that_of_the_scaled_scores(device):
     problem = problems_sparse.prefill(device=device, softmax_scale=0.25)
     problem.check()
