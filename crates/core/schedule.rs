@@ -114,6 +114,7 @@ impl Schedule {
     }
 
     /// Whether several CTAs may have a part of the same query rows.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only CTAs do"))]
     pub fn may_split(&self) -> bool {
         self.choice.splits > 1 || self.layout.max_slots > 0
     }

@@ -231,7 +231,7 @@ fn rests() -> impl Iterator<Item = SparseCase> {
             let lengths = many_units(FM_SPLIT_REST, batch * q_len).seq_lens;
             SparseCase {
                 shape: sparse_shape(of, q_len, topk, extra),
-                topk_lengths: (i % 5 == 4).then(|| Lens {
+                topk_lengths: (i % 5 == 4).then_some(Lens {
                     data: lengths,
                     stride: [q_len as usize, 1],
                 }),
