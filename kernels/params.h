@@ -17,7 +17,7 @@
 #define FM_SWIZZLED_ROWS 16 /* query rows of the kernels for fp8 alone whose boxes of rows are swizzled */
 #define FM_DECODE_SMEM_BYTES 232448
 
-/* plan.cu: one block plans the whole batch. */
+/* plan.cu: plans a batch. */
 typedef struct FmPlanParams {
   FmPlanShape shape;
   FmPlanLayout layout;

@@ -30,11 +30,11 @@
 #define FM_PLAN_VERSION 4
 #define FM_TILE_TOKENS 64 /* tokens of one KV tile */
 #define FM_TILE_ROWS 64   /* most query rows (token, head) of one CTA */
-#define FM_PLAN_THREADS 1024 /* the device plans with one block, of this many threads at most, ... */
+#define FM_PLAN_THREADS 1024 /* the device plans with blocks of this many threads at most, mostly one, ... */
 #define FM_PLAN_THREADS_OF_FEW 768 /* ... or this many with fm_plan_few */
 #define FM_MAX_SPLITS 8 /* most CTAs of a team, or of a cluster that shares the tiles of a part of a unit */
 #define FM_MAX_INVARIANT_PARTS 16
-#define FM_INVARIANT_TILES 64 /* batch_invariant cuts a request into ceil(tiles / this) parts */
+#define FM_INVARIANT_TILES 64 /* batch_invariant cuts a request into ceil(tiles / this) parts; lists of sparse prefill stay whole */
 
 /* How a unit may be cut into parts. */
 #define FM_SPLIT_AUTO 0      /* wherever the even shares of the workers fall */

@@ -30,7 +30,7 @@ pub const FM_LAYOUT_FP8_V4: i32 = 3;
 pub const FM_LAYOUT_FP8_V41: i32 = 4;
 pub const FM_LAYOUT_FP8_V41_SPLIT: i32 = 5;
 pub const FM_LAYOUT_FP4_V41: i32 = 6;
-#[doc = " plan.cu: one block plans the whole batch."]
+#[doc = " plan.cu: plans a batch."]
 #[repr(C)]
 pub struct FmPlanParams {
     pub shape: FmPlanShape,

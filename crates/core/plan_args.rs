@@ -99,7 +99,7 @@ pub struct PlanArgs {
     pub causal: bool,
     /// Fixes the parts every request is cut into; `None`: the scheduler chooses.
     pub num_splits: Option<u32>,
-    /// A request's result depends on nothing else in the batch, bit for bit.
+    /// A request's result depends on nothing else in the batch, bit for bit; of a sparse prefill, a token's.
     pub batch_invariant: bool,
     /// Longer lengths are clamped to this; `None`: no bound but int32's. On CUDA few requests that cannot be long are
     /// shared out more finely.

@@ -23,7 +23,7 @@ const MIN_BYTES: i128 = 1024;
 const TOKENS_OF_A_BOX: i64 = 8;
 /// Units of a sparse prefill above which whole ones are shared out: CTAs have so many then that cutting them at even shares gains less than
 /// it costs.
-const MOST_SPLIT_LISTS: i32 = 1024;
+const MOST_SPLIT_UNITS: i32 = 1024;
 /// Alignment of the workspace itself, in bytes.
 const WORKSPACE_ALIGNMENT: u64 = 16;
 
@@ -99,7 +99,7 @@ impl Schedule {
     /// Of a sparse prefill: of many lists those are split that are left when all workers have as many, if any.
     fn of_prefill(mut problem: ScheduleProblem) -> Result<Self> {
         let schedule = Self::of(&problem)?;
-        if problem.split == Split::Never || schedule.layout.units <= MOST_SPLIT_LISTS {
+        if problem.split == Split::Never || schedule.layout.units <= MOST_SPLIT_UNITS {
             return Ok(schedule);
         }
         problem.split = Split::Rest;

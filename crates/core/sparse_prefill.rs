@@ -44,6 +44,7 @@ pub struct SparsePrefillArgs<'a> {
     /// `[t, h]` float32: natural logarithm of the sum of exponentials; -inf where there is no key.
     pub lse: View,
     /// `[bytes]` uint8, at least [`CheckedSparse::workspace_bytes`]. Needed without a plan; ignored with one.
+    /// Where lists are split it holds partial results, up to 35 MB: few tokens may need more than many.
     pub workspace: Option<View>,
     /// Where to launch.
     pub stream: Stream,

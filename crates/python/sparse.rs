@@ -135,11 +135,11 @@ pub fn sparse_decode<'py>(
 ///     softmax_scale: factor of the scores, above 0; `d_qk ** -0.5` when None.
 ///     kv_format: `"bf16"`, `"fp16"`, or None for the dtype of `kv`.
 ///     batch_invariant: a token's result depends on nothing else in the call, bit for bit: no list is split. Else, on CUDA, the lists of
-///         few tokens are shared out, of many those that are left when all SMs have as many: one token takes a third of the time.
+///         few tokens are, of many those that are left when all SMs have as many.
 ///     plan: a `Plan.sparse_prefill` for these shapes; the lengths it was made or updated with count then.
 ///     out, max_logits, lse: `[t, h, 512]` in q's dtype, `[t, h]` and `[t, h]` float32 to write to.
 ///     workspace: uint8; without one, or a plan, the call allocates it through the caller's framework. What it needs does
-///         not depend on the number of cached tokens.
+///         not depend on the number of cached tokens; where lists are split it is up to 35 MB, and few tokens may need more than many.
 ///
 /// Returns:
 ///     `(out, max_logits, lse)`: `out [t, h, 512]` in q's dtype, the largest scaled score of each row

@@ -103,8 +103,8 @@ pub enum PlannerKernel {
     /// `fm_plan_few`: a thread has one, and the requests are so few that they may be shared out in more ways. Up to
     /// [`FM_PLAN_THREADS_OF_FEW`] threads.
     Few,
-    /// `fm_plan_one_part`: many units, none of which is ever cut (`num_splits` 1) or only what is left of equal ones
-    /// (`FM_SPLIT_REST`), with any number of blocks.
+    /// `fm_plan_one_part`: more than 512 units that are not ragged and have one part each (`num_splits` 1), or `FM_SPLIT_REST`; no other
+    /// batch. With any number of blocks, of which the first has stretches of units to a thread.
     OnePart,
 }
 
@@ -115,7 +115,7 @@ impl FmPlanLayout {
     }
 
     /// How the device planner is best launched: with a thread for each unit, request and cut of `shape`, in whole warps, or
-    /// for two of them where there are many.
+    /// for two of them where there are many; with several blocks where nothing but what is left of equal units is cut.
     pub fn planner(&self, shape: &FmPlanShape) -> PlannerLaunch {
         let requests = if shape.ragged != 0 { shape.batch } else { 0 };
         let units = self.units.max(requests);

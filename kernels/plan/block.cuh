@@ -1,4 +1,4 @@
-// What both ways of planning with one thread block need: scans, searches, stores.
+// What the ways of planning need: units, lengths, scans, searches, stores.
 #pragma once
 #include <stdint.h>
 #include <string.h>

@@ -103,8 +103,17 @@ class Plan:
     @classmethod
     def sparse(cls, *args: object, **options: object) -> Plan:
         """As ferromla.Plan.sparse."""
+        return cls._holding(_handing_over(cls.made_by.sparse)(*args, **options))
+
+    @classmethod
+    def sparse_prefill(cls, *args: object, **options: object) -> Plan:
+        """As ferromla.Plan.sparse_prefill."""
+        return cls._holding(_handing_over(cls.made_by.sparse_prefill)(*args, **options))
+
+    @classmethod
+    def _holding(cls, plan: object) -> Plan:
         made = cls.__new__(cls)
-        made.plan = _handing_over(cls.made_by.sparse)(*args, **options)
+        made.plan = plan
         return made
 
     def __getattr__(self, name: str) -> object:

@@ -146,6 +146,13 @@ def sparse_attention(kv_format, d_qk, extra, h, with_extra, number):
     decode.check()
     decode.check(num_splits=2)
     prefill.check()
+    # Lists that several CTAs have parts of.
+    few = problems_sparse.prefill(
+        (3, 9)[number % 2], s_kv=900, topk=(2500, 2048)[number % 2], lens="row", page=64, **common
+    )
+    if kv_format not in ("bf16", "fp16"):
+        few.keys = few.keys.quantised(kv_format)
+    few.check()
 
 
 def cache_operations() -> None:

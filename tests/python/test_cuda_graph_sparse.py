@@ -137,20 +137,21 @@ def test_layers_replay_for_other_lists_lengths_and_pages(cuda, formats, planning
 
 
 @pytest.mark.parametrize("kv_format", ["bf16", "fp8_v32"])
-def test_a_sparse_prefill_replays_for_other_lists_and_lengths(cuda, kv_format):
-    problem = problems_sparse.prefill(t=70, h=64, s_kv=400, page=64, topk=300, lens="row", device=cuda)
+@pytest.mark.parametrize(("t", "h", "topk"), [(70, 64, 300), (62, 64, 2500), (9, 16, 2500), (3, 128, 2500)])
+def test_a_sparse_prefill_replays_for_other_lists_and_lengths(cuda, kv_format, t, h, topk):
+    """Lists of few tokens are split: the highest scores of the replay before must not stay."""
+    problem = problems_sparse.prefill(t=t, h=h, s_kv=400, page=64, topk=topk, lens="row", device=cuda)
     keys = problem.keys = _clean(problem.keys, kv_format)
     tokens = keys.cache.shape[0] * keys.cache.shape[1]
-    kept = []
-
-    def run():
-        kept[:] = problem.run()
-
-    graph = graphs.captured(run)
+    out, lse = problems.poisoned_outputs(problem.q)
+    outputs = {"out": out, "max_logits": torch.empty_like(lse), "lse": lse}
+    graph = graphs.captured(lambda: problem.run(**outputs))
     drawn = problems.drawing(5, cuda)
-    for most in (5, 64, 310, 0):
+    for most in (5, 64, topk + 10, 0):
         keys.indices.copy_(problems_sparse.random_indices(keys.indices.shape, tokens, drawn))
         keys.lens.copy_(torch.randint(-2, most + 1, keys.lens.shape, dtype=torch.int32, **drawn))
+        for output in outputs.values():
+            output.fill_(float("inf"))
         graph.replay()
-        found = tolerance.prefill_faults(*kept, *problem.expected())
+        found = tolerance.prefill_faults(*outputs.values(), *problem.expected())
         assert not found, "\n".join(found)

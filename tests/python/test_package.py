@@ -218,12 +218,14 @@ def test_the_sparse_operators_give_what_the_functions_give(device):
     for each in (got, (out, lse)):
         tolerance.check(*each, *problem.expected(softmax_scale=0.05))
 
-    problem = problems_sparse.prefill(lens="row", device=device, softmax_scale=0.05)
-    inputs, want = (problem.q, problem.keys.cache, problem.keys.indices, problem.keys.lens), problem.check()
-    outputs = [torch.full_like(x, problems.NAN) for x in want]
-    torch.ops.ferromla.sparse_prefill_out(*inputs[:3], *outputs, inputs[3], softmax_scale=0.05)
-    for each in (torch.ops.ferromla.sparse_prefill(*inputs, softmax_scale=0.05), outputs):
-        assert all(torch.equal(a, b) for a, b in zip(want, each, strict=True))
+    problem = problems_sparse.prefill(topk=1000, lens="row", device=device, softmax_scale=0.05)
+    inputs = problem.q, problem.keys.cache, problem.keys.indices, problem.keys.lens
+    for options in ({}, {"batch_invariant": True}):
+        want = problem.check(**options)
+        outputs = [torch.full_like(x, problems.NAN) for x in want]
+        torch.ops.ferromla.sparse_prefill_out(*inputs[:3], *outputs, inputs[3], softmax_scale=0.05, **options)
+        for each in (torch.ops.ferromla.sparse_prefill(*inputs, softmax_scale=0.05, **options), outputs):
+            assert all(torch.equal(a, b) for a, b in zip(want, each, strict=True))
 
 
 def test_the_sparse_operators_pass_torchs_own_checks(device):

@@ -195,6 +195,33 @@ RAGGED_GRID = [
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("t", [600, 1100, 4096, 9000])
+def test_host_and_device_make_the_same_plan_of_many_units_of_one_part(cuda, t):
+    lens = torch.randint(-2, 2100, (t,), dtype=torch.int32)
+    shapes = {"num_heads": 64, "device": cuda}
+    options = shapes | {"num_tokens": t, "topk": 2048}
+    host, device = (ferromla.Plan.sparse_prefill(lens.to(on), **options) for on in ("cpu", cuda))
+    for plan, on in ((host, "cpu"), (device, cuda)):
+        plan.workspace.zero_()
+        plan.update_sparse(lens.to(on))
+    assert _entries(host) == _entries(device)
+    device.update_sparse()  # all entries of all lists: where there are more than 1,024, those that are left are cut
+    items = torch.tensor(_entries(device)["items"]).view(-1, ITEM_WORDS)
+    tokens, begins, ends, parts = items[:, 3], items[:, 6], items[:, 7], items[:, 11]
+    assert torch.equal(
+        torch.zeros(t, dtype=torch.long).index_add_(0, tokens, (ends - begins).long()), torch.full((t,), 32)
+    )
+    assert torch.equal(tokens.bincount()[tokens], parts)
+    options = shapes | {"page_size": 64, "num_splits": 1}
+    spaces = [ferromla.Plan(lens, **options).workspace.zero_() for _ in range(2)]
+    plans = [
+        ferromla.Plan(given, **options, workspace=space)
+        for given, space in zip((lens, lens.to(cuda)), spaces, strict=True)
+    ]
+    assert _entries(plans[0]) == _entries(plans[1])
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("most", [1, 8, 700])
 def test_host_and_device_make_the_same_ragged_plan(cuda, most):
     """Requests of up to ``most`` query tokens, then offsets that are no such thing."""

@@ -1,4 +1,4 @@
-//! The launches of planning and merging.
+//! The launches of planning and merging, and of what sparse prefill needs before its own.
 
 use std::ffi::c_void;
 

@@ -62,7 +62,8 @@ inline uint64_t compare_and_swap(uint64_t* at, uint64_t expected, uint64_t desir
   return before;
 }
 inline void raise(float* at, float v) {
-  if (!(*at >= v)) *at = v;
+  const uint32_t bits = __float_as_uint(v), there = __float_as_uint(*at);
+  if (bits >> 31 ? bits < there : int32_t(bits) > int32_t(there)) *at = v;
 }
 
 }  // namespace fm
