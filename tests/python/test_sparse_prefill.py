@@ -187,7 +187,7 @@ def test_lists_of_few_tokens_are_shared_out(kv_format, d_qk, h, t, topk, cuda):
     first = problem.check()
     for _ in range(3):
         assert all(torch.equal(a, b) for a, b in zip(first, problem.run(), strict=True))
-    if t in (3, 9):  # the one key of the first token is whole either way
+    if t == 9:  # of fewer tokens all may have few keys
         assert not torch.equal(first[2], problem.run(batch_invariant=True)[2]), "no list was split"
 
 
