@@ -82,12 +82,7 @@ impl Schedule {
             keys: keys(args),
             causal: args.causal,
             max_seq_len,
-            split: match args.num_splits {
-                _ if never_splits(args) => Split::Never,
-                Some(parts) => Split::Fixed(parts.min(i32::MAX as u32) as i32),
-                None if args.batch_invariant => Split::Invariant,
-                None => Split::Auto,
-            },
+            split: split(args),
             target,
         };
         match args.queries {
@@ -96,10 +91,10 @@ impl Schedule {
         }
     }
 
-    /// Of a sparse prefill: of many lists those are split that are left when all workers have as many, if any.
+    /// Of a sparse prefill: of many units those are split that are left when all workers have as many, if any.
     fn of_prefill(mut problem: ScheduleProblem) -> Result<Self> {
         let schedule = Self::of(&problem)?;
-        if problem.split == Split::Never || schedule.layout.units <= MOST_SPLIT_UNITS {
+        if problem.split != Split::Auto || schedule.layout.units <= MOST_SPLIT_UNITS {
             return Ok(schedule);
         }
         problem.split = Split::Rest;
@@ -177,10 +172,22 @@ impl Schedule {
     }
 }
 
-/// Whether a sparse prefill is to split no list whatever the number of tokens.
-fn never_splits(args: &PlanArgs) -> bool {
-    let prefills = matches!(args.queries, Queries::SparsePrefill { .. });
-    prefills && (args.batch_invariant || args.device == Device::Cpu)
+/// How units may be cut, as far as the arguments tell.
+fn split(args: &PlanArgs) -> Split {
+    match (args.queries, args.num_splits) {
+        (Queries::SparsePrefill { num_tokens, .. }, _) => {
+            if args.batch_invariant || args.device == Device::Cpu {
+                Split::Never
+            } else if num_tokens > MOST_SPLIT_UNITS.into() {
+                Split::Rest // a token has a unit at least
+            } else {
+                Split::Auto
+            }
+        }
+        (_, Some(parts)) => Split::Fixed(parts.min(i32::MAX as u32) as i32),
+        (_, None) if args.batch_invariant => Split::Invariant,
+        (_, None) => Split::Auto,
+    }
 }
 
 /// What is read, as far as is known. A format that is not given is one of 16 bits, but beside another cache it may be any.
@@ -382,11 +389,11 @@ mod tests {
         };
         assert!(!Schedule::new(&args).unwrap().may_split());
         let on_gpu = |batch_invariant| {
-            never_splits(&PlanArgs {
+            split(&PlanArgs {
                 device: Device::Cuda(0),
                 batch_invariant,
                 ..args
-            })
+            }) == Split::Never
         };
         assert!(!on_gpu(false) && on_gpu(true));
     }

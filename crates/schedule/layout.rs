@@ -210,8 +210,8 @@ impl Capacity {
         if shape.split_mode == FM_SPLIT_REST {
             let rest = Rest::of(shape, units, end_of_keys(shape.topk, shape.extra_topk));
             return Ok(Self {
-                items: rest.map_or(units, |rest| rest.items(units)),
-                merges: rest.map_or(0, |rest| units - rest.whole(units)),
+                items: rest.map_or(units, |rest| rest.first_item(shape.workers)),
+                merges: rest.map_or(0, |rest| rest.units),
                 slots: rest.map_or(0, |rest| rest.cut()),
             });
         }

@@ -379,30 +379,13 @@ impl Planner<'_> {
         merges: &mut [FmMerge],
         worker_begin: &mut [i32],
     ) -> Tally {
-        let (units, parts) = (self.layout.units, rest.parts());
-        self.for_each_unit(|index, unit| {
-            let rank = index - rest.whole(units);
-            if rank < 0 {
-                let whole = Parts::whole(unit_tiles(self.shape, unit));
-                let item = rest.item_of_whole(index);
-                items[item as usize] = make_item(unit, &whole, 0, Tally::default());
-                return;
-            }
-            for j in 0..parts.count {
-                let item = rest.item_of_part(rank * parts.count + j);
-                items[item as usize] = make_item(unit, &parts, j, rest.before(rank));
-            }
-            merges[rank as usize] = make_merge(unit, &parts, rest.before(rank));
-        });
-        for (worker, begin) in (0..).zip(worker_begin.iter_mut()) {
-            *begin = rest.first_item(worker);
-        }
-        worker_begin[self.shape.workers as usize] = rest.items(units);
-        Tally {
-            items: rest.items(units),
-            merges: units - rest.whole(units),
-            slots: rest.cut(),
-        }
+        let parts = |unit| rest.parts(unit, self.layout.units);
+        let item = |unit, parts: &Parts, j, before: Tally| match parts.count {
+            1 => rest.item_of_whole(unit),
+            _ => rest.item_of_part(before.slots + j),
+        };
+        let first_item = |worker| rest.first_item(worker);
+        self.write_placed(parts, item, first_item, items, merges, worker_begin)
     }
 
     /// `FM_SPLIT_AUTO`: the common length of parts, for few units that are to be cut.

@@ -2,7 +2,7 @@
 //! and those that are left are cut into parts, one to a worker, if that takes less time than one of them does.
 //! `kernels/plan/rest.h` is the same for the device.
 
-use crate::algorithm::{Parts, Tally};
+use crate::algorithm::Parts;
 use crate::equal_parts::shortest_part;
 use crate::layout::DivCeil;
 use crate::plan_layout::{FM_TILE_TOKENS, FmPlanShape};
@@ -15,7 +15,7 @@ pub(crate) struct Rest {
     /// Whole units of a worker.
     each: i32,
     /// Units that are cut.
-    units: i32,
+    pub(crate) units: i32,
     /// Parts of each of these.
     count: i32,
     /// Tiles of a part, but for the last.
@@ -53,22 +53,16 @@ impl Rest {
         self.units * self.count
     }
 
-    /// Of one of them.
-    pub(crate) fn parts(&self) -> Parts {
-        Parts::new(self.step.into(), self.count, self.tiles)
+    /// Of a unit, of so many.
+    pub(crate) fn parts(&self, unit: i32, units: i32) -> Parts {
+        if unit < units - self.units {
+            Parts::whole(self.tiles)
+        } else {
+            Parts::new(self.step.into(), self.count, self.tiles)
+        }
     }
 
-    /// Of so many units.
-    pub(crate) fn items(&self, units: i32) -> i32 {
-        units - self.units + self.cut()
-    }
-
-    /// Units before those that are cut.
-    pub(crate) fn whole(&self, units: i32) -> i32 {
-        units - self.units
-    }
-
-    /// The first item of a worker.
+    /// The first item of a worker. After the last one: how many items there are.
     pub(crate) fn first_item(&self, worker: i32) -> i32 {
         worker * self.each + worker.min(self.cut())
     }
@@ -81,14 +75,5 @@ impl Rest {
     /// Of a part of those that are cut, in their order: the last of its worker.
     pub(crate) fn item_of_part(&self, part: i32) -> i32 {
         self.first_item(part) + self.each
-    }
-
-    /// What comes before a unit that is cut.
-    pub(crate) fn before(&self, rank: i32) -> Tally {
-        Tally {
-            merges: rank,
-            slots: rank * self.count,
-            ..Tally::default()
-        }
     }
 }

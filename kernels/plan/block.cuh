@@ -126,9 +126,20 @@ __device__ __forceinline__ Unit uniform_unit(const FmPlanShape& shape, uint32_t 
   }
   if (shape.sparse_q_len > 1) {
     const uint32_t token = unit.request; /* of all requests */
-    unit.request = token / shape.sparse_q_len;
-    unit.q_begin = token % shape.sparse_q_len;
+    const bool several = shape.batch > 1; /* else no division, which takes most of a unit's time */
+    unit.request = several ? token / shape.sparse_q_len : 0;
+    unit.q_begin = several ? token % shape.sparse_q_len : token;
   }
+  return unit;
+}
+
+/* The same with its lengths. */
+__device__ __forceinline__ Unit load_uniform_unit(const FmPlanParams& params, uint32_t index) {
+  Unit unit = uniform_unit(params.shape, params.layout.blocks, index);
+  if (params.shape.sparse_q_len > 0)
+    load_list_lens(params, unit);
+  else
+    unit.seq_len = load_seq_len(params, unit.request);
   return unit;
 }
 

@@ -32,6 +32,7 @@
 #include "deal.cuh"
 #include "dealt.h"
 #include "equal_parts.h"
+#include "wide_scan.cuh"
 
 namespace ferromla {
 namespace plan {
@@ -66,34 +67,6 @@ struct alignas(16) Shared {
   int32_t first_unit[kSharedUnits];
 };
 
-struct Scanned {
-  int64_t before; /* sum over the threads before this one */
-  int64_t all;
-};
-
-__device__ __forceinline__ int64_t scan_warp(int64_t value, int lane) {
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const int64_t below = __shfl_up_sync(~0u, value, distance);
-    if (lane >= distance) value += below;
-  }
-  return value;
-}
-
-/* Every warp scans the warp sums again for itself: one barrier instead of two. Calls alternate between two
-   rows of `warp_sum`, so the barrier of one call also ends the reads of the call before it. */
-__device__ __forceinline__ Scanned scan_block(int64_t value, int64_t (*warp_sum)[kMaxWarps], int turn) {
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-  int64_t* sums = warp_sum[turn % 2];
-  const int64_t upto = scan_warp(value, lane);
-  if (lane == 31) sums[warp] = upto;
-  __syncthreads();
-  const int64_t warps_upto = scan_warp(lane < int(blockDim.x) / 32 ? sums[lane] : 0, lane);
-  const int64_t warps_before = __shfl_sync(~0u, warps_upto, warp == 0 ? 0 : warp - 1);
-  return {(warp == 0 ? 0 : warps_before) + upto - value, __shfl_sync(~0u, warps_upto, 31)};
-}
-
 /* Items and merges, summed by one scan: merges << 32 | items. */
 __device__ __forceinline__ int64_t pack(const Parts<Position>& parts) {
   return (int64_t{parts.count > 1} << 32) + parts.count;
@@ -113,7 +86,7 @@ struct Planner {
   int32_t* of_rank; /* of parts that are dealt: their tiles, then who has them */
   int32_t* unit_item;
   int32_t* first_unit;
-  int64_t (*warp_sum)[kMaxWarps];
+  int64_t (*warp_sum)[kMaxWarps]; /* two rows in turn: the barrier of one scan also ends the reads of the one before */
   uint32_t* filled;
   uint32_t units;
   int turn = 0;
@@ -146,7 +119,7 @@ struct Planner {
         values[slot] = first + slot < count ? value(first + slot, slot) : 0;
         sum += values[slot];
       }
-      const Scanned scanned = scan_block(sum, warp_sum, turn++);
+      const WideScan scanned = scan_block(sum, warp_sum[turn++ % 2]);
       int64_t before = carry + scanned.before;
 #pragma unroll
       for (int slot = 0; slot < kPerThread; ++slot) {
@@ -174,15 +147,7 @@ struct Planner {
   }
 
   __device__ Unit unit_at(int32_t index) const {
-    if (!shape.ragged) {
-      Unit unit = uniform_unit(shape, params.layout.blocks, index);
-      if (shape.sparse_q_len > 0) {
-        load_list_lens(params, unit);
-      } else {
-        unit.seq_len = load_seq_len(params, unit.request);
-      }
-      return unit;
-    }
+    if (!shape.ragged) return load_uniform_unit(params, index);
     const auto first = [this](int32_t request) { return first_unit[request]; };
     const int32_t request = last_at_or_before(shape.batch, index, first);
     return ragged_unit(shape, request, load_query_range(params, request), load_seq_len(params, request),
@@ -307,7 +272,7 @@ struct Planner {
       for (uint32_t index = threadIdx.x; index < units; index += blockDim.x) {
         parts += parts_counted<Position>(shape, middle, (tiles_of(shape, span_of(index)) + middle - 1) / middle);
       }
-      if (scan_block(parts, warp_sum, turn++).all <= shape.workers) {
+      if (scan_block(parts, warp_sum[turn++ % 2]).all <= shape.workers) {
         high = middle;
       } else {
         low = middle + 1;

@@ -17,6 +17,7 @@
 #include "../plan_algorithm.h"
 #include "block.cuh"
 #include "rest.h"
+#include "wide_scan.cuh"
 
 namespace ferromla {
 namespace plan {
@@ -25,7 +26,7 @@ namespace one_part {
 using Position = int64_t;
 
 struct Shared {
-  Position of_warp[kMaxWarps];
+  int64_t of_warp[kMaxWarps];
 };
 
 struct Planner {
@@ -35,39 +36,26 @@ struct Planner {
 
   __device__ __forceinline__ explicit Planner(const FmPlanParams& p) : params(p), shape(p.shape), units(p.layout.units) {}
 
-  __device__ __forceinline__ Unit unit_at(uint32_t index) const {
-    Unit unit = uniform_unit(shape, params.layout.blocks, index);
-    if (shape.sparse_q_len > 0) {
-      load_list_lens(params, unit);
-    } else {
-      unit.seq_len = load_seq_len(params, unit.request);
-    }
-    return unit;
+  __device__ __forceinline__ int32_t tiles_of_unit(uint32_t index) const {
+    return unit_tiles(shape, load_uniform_unit(params, index));
   }
+  __device__ __forceinline__ Position cost_of(uint32_t index) const { return Position{tiles_of_unit(index)} + shape.fixed_cost; }
 
-  /* Of lists of one request, a unit each, without the divisions that a unit's place takes. */
-  __device__ __forceinline__ Position cost_of(uint32_t index) const {
-    const bool simple = (shape.sparse_q_len > 0) & (shape.batch == 1) & (shape.kv_heads == 1) & (params.layout.blocks == 1);
-    Unit unit{0, 0, 0, static_cast<int32_t>(index), shape.q_len, 0, 0};
-    if (simple) {
-      load_list_lens(params, unit);
-    } else {
-      unit = unit_at(index);
-    }
-    return Position{unit_tiles(shape, unit)} + shape.fixed_cost;
+  __device__ __forceinline__ Line<Position> line_of(Position total) const {
+    return {total, Divisor<Position>(even_share(total, Divisor<Position>(shape.workers))), int32_t(units), 0};
   }
 
   /* Where no unit is cut, one whose `units` are 0. */
   __device__ __forceinline__ Rest find_rest() const {
     const bool equal = params.seq_lens == nullptr && params.extra_lens == nullptr && units > 0;
     if (shape.split_mode != FM_SPLIT_REST || !equal) return {};
-    return rest_of(shape, units, unit_tiles(shape, unit_at(0)));
+    return rest_of(shape, units, tiles_of_unit(0));
   }
 
   /* The items of a unit, and its merge. */
   __device__ __forceinline__ void write_unit(const Rest& rest, uint32_t index) const {
     FmWorkItem* items = section<FmWorkItem>(params, params.layout.items);
-    const Unit unit = unit_at(index);
+    const Unit unit = load_uniform_unit(params, index);
     const int32_t rank = static_cast<int32_t>(index - (units - rest.units));
     if (rank < 0 || rest.units == 0) {
       const int32_t item = rest.units == 0 ? index : rest.item_of_whole(index);
@@ -88,14 +76,10 @@ struct Planner {
   /* The header and workers of units some of which are cut. */
   __device__ __forceinline__ void write_workers(const Rest& rest) const {
     int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
-    for (int32_t worker = threadIdx.x; worker < shape.workers; worker += blockDim.x) worker_begin[worker] = rest.first_item(worker);
-    if (threadIdx.x == 0) {
-      worker_begin[shape.workers] = rest.items(units);
-      const Position total = Position{units} * cost_of(0);
-      const Divisor<Position> share(even_share(total, Divisor<Position>(shape.workers)));
-      const Line<Position> line{total, share, int32_t(units), 0};
-      store(section<FmPlanHeader>(params, 0), make_header(line, Tally{rest.items(units), rest.units, rest.cut()}));
-    }
+    for (int32_t worker = threadIdx.x; worker <= shape.workers; worker += blockDim.x) worker_begin[worker] = rest.first_item(worker);
+    if (threadIdx.x > 0) return;
+    const Tally all{rest.first_item(shape.workers), rest.units, rest.cut()};
+    store(section<FmPlanHeader>(params, 0), make_header(line_of(units * cost_of(0)), all));
   }
 
   /* The header, too. By a block. */
@@ -105,9 +89,9 @@ struct Planner {
     Position own = 0;
 #pragma unroll 4
     for (uint32_t index = first; index < end; ++index) own += cost_of(index);
-    Position total;
-    const Position begin = sum_before(own, shared, total);
-    const Line<Position> line{total, Divisor<Position>(even_share(total, Divisor<Position>(shape.workers))), int32_t(units), 0};
+    const WideScan scanned = scan_block(own, shared.of_warp);
+    const Position begin = scanned.before;
+    const Line<Position> line = line_of(scanned.all);
     int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
     for (int32_t worker = threadIdx.x + 1; worker < shape.workers && units == 0; worker += blockDim.x) worker_begin[worker] = 0;
     if (threadIdx.x == 0) {
@@ -126,27 +110,6 @@ struct Planner {
         worker_begin[cut] = int32_t(index) + (nearer_to_end(span, x) ? 1 : 0);
       }
     }
-  }
-
-  /* What the threads before this one have, and `all` have. */
-  __device__ __forceinline__ Position sum_before(Position value, Shared& shared, Position& all) const {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const Position upto = scan(value, lane);
-    if (lane == 31) shared.of_warp[warp] = upto;
-    __syncthreads();
-    const Position warps_upto = scan(lane < int(blockDim.x) / 32 ? shared.of_warp[lane] : 0, lane);
-    const Position warps_before = __shfl_sync(~0u, warps_upto, warp == 0 ? 0 : warp - 1);
-    all = __shfl_sync(~0u, warps_upto, 31);
-    return (warp == 0 ? 0 : warps_before) + upto - value;
-  }
-
-  static __device__ __forceinline__ Position scan(Position value, int lane) {
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const Position below = __shfl_up_sync(~0u, value, distance);
-      if (lane >= distance) value += below;
-    }
-    return value;
   }
 };
 

@@ -19,9 +19,7 @@ struct Rest {
   int32_t tiles; /* of a unit */
 
   FM_BOTH int32_t cut() const { return units * count; }
-  /* Of so many units. */
-  FM_BOTH int32_t items(int32_t all) const { return all - units + cut(); }
-  /* The first item of a worker. */
+  /* The first item of a worker. After the last one: how many items there are. */
   FM_BOTH int32_t first_item(int32_t worker) const {
     return worker * each + static_cast<int32_t>(smaller(worker, cut()));
   }

@@ -206,18 +206,16 @@ class SparseProblem:
         out = torch.full((*shape, D_V), NAN, dtype=self.q.dtype, device=self.device)
         lse, max_logits = (torch.full(shape, NAN, device=self.device) for _ in range(2))
         options = {"softmax_scale": spec.softmax_scale, "attn_sink": self.sink, "topk_lengths": main.lens}
+        plain = spec.main.kv_format in PLAIN
+        if not plain:
+            options["kv_format"] = spec.main.kv_format
         if spec.operation == "sparse_prefill":
             options["topk_lengths"] = None if main.lens is None else main.lens[0]
             outputs = {"out": out[0], "max_logits": max_logits[0], "lse": lse[0]}
             options["batch_invariant"] = spec.batch_invariant
-            plain = spec.main.kv_format in PLAIN
             kv = main.cache.flatten(0, 1) if plain else main.cache
-            if not plain:
-                options["kv_format"] = spec.main.kv_format
             ferromla.sparse_prefill(self.q[0], kv, main.indices[0], **options, **outputs)
             return out, lse, max_logits
-        if spec.main.kv_format not in PLAIN:
-            options["kv_format"] = spec.main.kv_format
         if spec.extra:
             extra = self.parts[1]
             options |= {"extra_kv_cache": extra.cache, "extra_indices": extra.indices}

@@ -25,6 +25,8 @@ AXES = {
     "d_qk": (576, 512),
 }
 CPU_COST_LIMIT = 5_000_000
+# One of each kind of kernel.
+KINDS = [("bf16", 576), ("bf16", 512), ("fp8_v32", 576), ("fp8_v4", 512), ("fp8", 576)]
 
 
 def _cost(case: tuple) -> int:
@@ -171,9 +173,7 @@ def test_with_batch_invariant_a_token_does_not_depend_on_the_rest_of_the_call(de
 @pytest.mark.gpu
 @pytest.mark.parametrize(("t", "topk"), [(1, 2500), (3, 2500), (9, 2048), (9, 2500), (62, 2500), (140, 2500)])
 @pytest.mark.parametrize("h", [16, 32, 64, 128])
-@pytest.mark.parametrize(
-    ("kv_format", "d_qk"), [("bf16", 576), ("bf16", 512), ("fp8_v32", 576), ("fp8_v4", 512), ("fp8", 576)]
-)
+@pytest.mark.parametrize(("kv_format", "d_qk"), KINDS)
 def test_lists_of_few_tokens_are_shared_out(kv_format, d_qk, h, t, topk, cuda):
     """Several CTAs have a part of a token's scores: of the first token's one key, all but one have none."""
     problem = problems_sparse.prefill(t, h, s_kv=3000, topk=topk, page=64, lens="row", d_qk=d_qk, device=cuda)
@@ -193,9 +193,7 @@ def test_lists_of_few_tokens_are_shared_out(kv_format, d_qk, h, t, topk, cuda):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("h", [16, 32, 64, 128])
-@pytest.mark.parametrize(
-    ("kv_format", "d_qk"), [("bf16", 576), ("bf16", 512), ("fp8_v32", 576), ("fp8_v4", 512), ("fp8", 576)]
-)
+@pytest.mark.parametrize(("kv_format", "d_qk"), KINDS)
 def test_equal_lists_that_are_left_are_cut(kv_format, d_qk, h, cuda):
     """Every SM, or pair of SMs, has as many whole ones; each of the last 12 is cut."""
     sms = torch.cuda.get_device_properties(cuda).multi_processor_count

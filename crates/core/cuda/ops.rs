@@ -57,7 +57,12 @@ pub(crate) unsafe fn plan(
 
 /// One warp per row, as many blocks as that asks for and the device keeps busy.
 pub(super) fn rows_launch(engine: &Engine, rows: i64, stream: Stream) -> Launch {
-    let needed = (rows + i64::from(FM_ROW_THREADS) / 32 - 1) / (i64::from(FM_ROW_THREADS) / 32);
+    striding_launch(engine, rows * 32, stream)
+}
+
+/// So many threads, or as many as the device keeps busy, which stride then.
+fn striding_launch(engine: &Engine, threads: i64, stream: Stream) -> Launch {
+    let needed = (threads + i64::from(FM_ROW_THREADS) - 1) / i64::from(FM_ROW_THREADS);
     let blocks = needed.clamp(1, STRIDING_BLOCKS * i64::from(engine.sm_count)) as u32;
     Launch {
         blocks,
@@ -86,14 +91,7 @@ pub(super) unsafe fn lower(
         value: f32::NEG_INFINITY,
         reserved: 0,
     };
-    let threads = i64::from(FM_ROW_THREADS);
-    let needed = (i64::from(tokens) * i64::from(heads) + threads - 1) / threads;
-    let launch = Launch {
-        blocks: needed.clamp(1, STRIDING_BLOCKS * i64::from(engine.sm_count)) as u32,
-        threads: FM_ROW_THREADS as u32,
-        stream,
-        ..Launch::default()
-    };
+    let launch = striding_launch(engine, i64::from(tokens) * i64::from(heads), stream);
     // SAFETY: the kernel takes one FmFillParams; the memory is live (the caller's promise).
     unsafe { engine.launch(Kernel::Fill, &launch, &mut [pointer(&mut params)]) }
 }
