@@ -107,14 +107,17 @@ __device__ __forceinline__ void publish_barriers() {
     __syncthreads();
 }
 
+// Waits for earlier launches.
 template <class T, int QkDim, Loader L, class Map>
 __device__ __forceinline__ void load_tiles(const CUtensorMap& latent_map, const CUtensorMap& rope_map,
                                            const FmDecodeParams& p, const FirstItem& first, uint32_t smem,
                                            DecodeControl& control) {
-  if constexpr (L == Loader::Tma)
+  if constexpr (L == Loader::Tma) {
+    wait_for_earlier_launches();
     load_tiles_tma<T, QkDim, Map>(p, &latent_map, &rope_map, first, smem, control);
-  else
+  } else {
     load_tiles_tokens<T, QkDim, Map>(p, first, smem, control);
+  }
 }
 
 // By the warpgroups of the values role, which have nothing else to do: what the L2 can fetch while earlier launches end. Where
@@ -131,16 +134,16 @@ __device__ __forceinline__ void prefetch(const CUtensorMap& latent_map, const CU
     prefetch_pages(p, first.block);
 }
 
-// Registers per thread of a role. The launch gives each thread 128 with 4 warpgroups, 96 with 5 and 72 with 7: what the
-// roles take adds up to 512, 480 and 504. The page loader's few rows stay as launched.
+// Registers per thread of a role. The launch gives each thread 128 with 4 warpgroups and 96 with 5: what the roles take adds up to
+// 512 and 480. Few rows of 16-bit numbers stay as launched.
 template <Loader L, int Rows, int QkDim>
 struct Registers {
   static constexpr bool kPages = L == Loader::Tma, kCodes = L == Loader::Codes, kWide = Rows == kTileRows;
   static constexpr int kMoreToLoad = kCodes && QkDim == kLatent ? 8 : 0;  // formats whose scales take more
-  static constexpr int kLaunched = kPages || kWide ? 128 : Rows == 32 || kCodes ? 96 : 72;
-  static constexpr int kScores = kWide ? (kPages ? 160 : kCodes ? 96 - kMoreToLoad : 144) : Rows == 32 || kCodes ? 112 : 88;
-  static constexpr int kValues = kWide ? 160 : Rows == 32 ? 112 : 80;
-  static constexpr int kLoader = kWide ? (kPages ? 32 : kCodes ? 96 + kMoreToLoad : 48) : Rows == 32 ? 72 : kCodes ? 104 : 64;
+  static constexpr int kLaunched = kCodes && !kWide ? 96 : 128;
+  static constexpr int kScores = kWide ? (kPages ? 160 : kCodes ? 96 - kMoreToLoad : 144) : kCodes ? 112 : 128;
+  static constexpr int kValues = kWide ? 160 : kCodes ? 80 : 128;
+  static constexpr int kLoader = kWide ? (kPages ? 32 : kCodes ? 96 + kMoreToLoad : 48) : kCodes ? 104 : 128;
 
   template <int Registers>
   static __device__ __forceinline__ void take() {
@@ -172,7 +175,6 @@ __device__ __forceinline__ void decode_wide(const CUtensorMap& latent_map, const
     R::template take<R::kScores>();
     compute_scores<T, M, QkDim, Map>(p, first, smem, control);
   } else if (warpgroup == 3) {
-    wait_for_earlier_launches();
     R::template take<R::kLoader>();
     load_tiles<T, QkDim, L, Map>(latent_map, rope_map, p, first, shared_address(smem), control);
   } else {
@@ -204,16 +206,15 @@ __device__ __forceinline__ void decode_few(const CUtensorMap& latent_map, const 
   const int warpgroup = threadIdx.x / 128;
   if (warpgroup == 0) {
     wait_for_earlier_launches();
-    if (!R::kPages) R::template take<R::kScores>();
+    R::template take<R::kScores>();
     compute_few_scores<T, M, QkDim, Map>(p, first, smem, control);
   } else if (warpgroup >= 3) {
-    wait_for_earlier_launches();
-    if (!R::kPages) R::template take<R::kLoader>();
+    R::template take<R::kLoader>();
     load_tiles<T, QkDim, L, Map>(latent_map, rope_map, p, first, shared_address(smem), control);
   } else {
     prefetch<T, QkDim, L, Map>(latent_map, rope_map, p, first, warpgroup - 1);
     wait_for_earlier_launches();
-    if (!R::kPages) R::template take<R::kValues>();
+    R::template take<R::kValues>();
     accumulate_few_values<T, M, Map>(p, first, warpgroup - 1, shared_address(smem), control);
   }
 }
@@ -258,8 +259,7 @@ __device__ __forceinline__ void decode_raw(const CUtensorMap& rows_map, const CU
 template <Loader L, int Rows>
 constexpr int decode_threads() {
   if (kKeepsRows<L>) return FM_DECODE_THREADS_RAW;
-  if (L == Loader::Tma || Rows == kTileRows) return FM_DECODE_THREADS;
-  return Rows == 16 && L == Loader::Gather ? FM_DECODE_THREADS_4_LOADERS : FM_DECODE_THREADS_2_LOADERS;
+  return L == Loader::Codes && Rows != kTileRows ? FM_DECODE_THREADS_2_LOADERS : FM_DECODE_THREADS;
 }
 
 template <class T, int QkDim, Loader L, int Rows>

@@ -5,8 +5,7 @@
 #include "plan_layout.h"
 
 #define FM_DECODE_THREADS 512
-#define FM_DECODE_THREADS_2_LOADERS 640 /* with another warpgroup that loads: 32 rows of Gather, 16 of Codes */
-#define FM_DECODE_THREADS_4_LOADERS 896 /* with three more: 16 rows of Gather */
+#define FM_DECODE_THREADS_2_LOADERS 640 /* with another warpgroup that loads: 16 rows of Codes */
 #define FM_DECODE_THREADS_RAW 384 /* rows of codes as they are: a loading and two computing warpgroups */
 /* Quantised rows in shared memory, as they lie in the cache: bytes from one to the next, odd multiples of 16 for ldmatrix;
    and the most of them in a TMA box. */

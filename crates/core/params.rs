@@ -3,7 +3,6 @@ use ferromla_schedule::plan_layout::*;
 
 pub const FM_DECODE_THREADS: i32 = 512;
 pub const FM_DECODE_THREADS_2_LOADERS: i32 = 640;
-pub const FM_DECODE_THREADS_4_LOADERS: i32 = 896;
 pub const FM_DECODE_THREADS_RAW: i32 = 384;
 pub const FM_RAW_ROW_BYTES_576: i32 = 656;
 pub const FM_RAW_ROW_BYTES_512: i32 = 592;

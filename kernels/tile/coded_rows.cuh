@@ -217,7 +217,7 @@ struct RowBatch {
 template <class Map>
 __device__ __forceinline__ void leave_scaled(uint32_t smem, TilePlace<Map> place, bool scaled) {
   scaled = __any_sync(~0u, scaled);
-  constexpr int kShare = 8 / TokenWarps<Map>::kOfTile;
+  constexpr int kShare = 8 / TokenWarps<Map>::kWarps;
   const uint32_t at = smem + Map::kUnitsOffset + offsetof(Units, scaled) + place.rope() * 8;
   if (TokenWarps<Map>::lane() == 0) store_shared_bytes<kShare>(at + TokenWarps<Map>::warp() * kShare, scaled);
 }

@@ -22,7 +22,7 @@ namespace fm {
 // Of FmMerge: `done` counts the CTAs that have come, `arrived` says that the first one's part is there.
 template <class Map>
 struct FewInTwo {
-  static constexpr bool kAhead = !Map::kTokens && Map::kRows == 16;  // elsewhere registers are short
+  static constexpr bool kAhead = !Map::kShortOfRegisters && Map::kRows == 16;
   static constexpr int kAtOnce = kAhead ? 2 : 1;                     // pairs of columns that are under way
 
   // The thread that says so for its CTA.

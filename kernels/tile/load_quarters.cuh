@@ -1,10 +1,11 @@
-// The token loader of 64 query rows, 16-bit numbers: each of four warps copies 16 tokens of a tile, a column quarter after
-// another, as soon as the quarter's place is free: the first quarters of a tile while the one before is on its way.
+// The token loader of 16-bit numbers: each of four warps copies 16 tokens of a tile, a column quarter after another, as soon as the
+// quarter's place is free: the first quarters of a tile while the one before is on its way.
 #pragma once
 #include <stdint.h>
 
 #include "../params.h"
 #include "../ptx/copy.cuh"
+#include "../ptx/launch.cuh"
 #include "../ptx/mbarrier.cuh"
 #include "copied_rows.cuh"
 #include "shared_map.cuh"
@@ -48,9 +49,15 @@ template <int QkDim, class Map>
 __device__ __forceinline__ void load_quarters(const FmDecodeParams& p, const FirstItem& first, uint32_t smem,
                                               DecodeControl& control) {
   static_assert(TokenWarps<Map>::kRows == 16);
+  constexpr bool kEarly = Map::kRows < kTileRows;  // with 64 rows few requests take 2 % longer then
   TilePlace<Map> place;
   TileCursor<Map> cursor;  // a tile ahead
+  if (!kEarly) wait_for_earlier_launches();
   cursor.begin(p, first);
+  if (kEarly) {
+    cursor.prefetch_entries(p);
+    wait_for_earlier_launches();
+  }
   cursor.start(p);
 #pragma unroll 1
   while (!cursor.done()) {
@@ -70,7 +77,7 @@ __device__ __forceinline__ void load_quarters(const FmDecodeParams& p, const Fir
         pieces.template copy<true>(quarter, smem + block_offset(block));
       else
         pieces.template copy<false>(quarter, smem + block_offset(block));
-      arrive_when_copied(shared_address(&control.block_full[block]));
+      if (Map::tells(quarter)) arrive_when_copied(shared_address(&control.block_full[block]));
     }
     mbarrier_wait(shared_address(&control.tile_empty[place.rope()]), place.rope_parity() ^ 1);
     leave_present<Map>(control, place, present);

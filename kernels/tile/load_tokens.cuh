@@ -1,16 +1,16 @@
 // The token loader: warps fetch single rows and place the swizzle by hand. For any page size, for caches of single
 // tokens by index (sparse attention), for any 16-byte aligned strides, and for quantised caches.
 //
-// Where a page or an index points is looked up one of a warp's tiles ahead, over the ends of items. Rows of 16-bit numbers
-// are copied in 16-byte pieces by cp.async, whose arrivals nobody waits for here; half of the warps take the even tiles,
-// half the odd ones. Of quantised rows a lane fetches 16 codes into registers, a batch of rows at a time, and stores them
-// as halves (coded_rows.cuh); all warps are at the same tile.
+// Where a page or an index points is looked up a tile ahead, over the ends of items. Rows of 16-bit numbers are copied in 16-byte
+// pieces by cp.async, whose arrivals nobody waits for here (load_quarters.cuh). Of quantised rows a lane fetches 16 codes into
+// registers, a batch of rows at a time, and stores them as halves (coded_rows.cuh).
 #pragma once
 #include <stdint.h>
 
 #include "../params.h"
 #include "../ptx/control.cuh"
 #include "../ptx/copy.cuh"
+#include "../ptx/launch.cuh"
 #include "../ptx/mbarrier.cuh"
 #include "coded_rows.cuh"
 #include "copied_rows.cuh"
@@ -20,37 +20,6 @@
 #include "work.cuh"
 
 namespace fm {
-
-// A warp's way through its tiles of 16-bit numbers.
-template <int QkDim, class Map>
-__device__ __forceinline__ void copy_tiles(const FmDecodeParams& p, const FirstItem& first, uint32_t smem,
-                                           DecodeControl& control) {
-  TilePlace<Map> place;
-  place.count = TokenWarps<Map>::turn();
-  TileCursor<Map> cursor;  // a tile ahead
-  cursor.begin(p, first);
-  cursor.start(p);
-#pragma unroll 1
-  while (!cursor.done()) {
-    const TokenPlace token = cursor.place(p);
-    const FmKvCache& kv = p.kv[cursor.cache];
-    const uint8_t* row = row_of(kv.rows, kv.row_stride, token, cursor.kv_head);
-    const uint8_t* rope = QkDim > kLatent ? row_of(kv.rope, kv.rope_stride, token, cursor.kv_head) : nullptr;
-    const uint32_t present = __ballot_sync(~0u, token.page >= 0);
-    cursor.advance(p);
-    mbarrier_wait(shared_address(&control.tile_empty[place.rope()]), place.rope_parity() ^ 1);
-    leave_present<Map>(control, place, present);
-#pragma unroll 1
-    for (int i = 0; i < kTileBlocks; ++i)
-      mbarrier_wait(shared_address(&control.block_empty[place.block(i)]), place.block_parity(i) ^ 1);
-    copy_rows<QkDim, Map>(row, rope, p.kv[0].rows, smem, place);
-    arrive_when_copied(shared_address(&control.tile_full[place.rope()]));
-#pragma unroll 1
-    for (int i = 0; i < kTileBlocks; ++i) arrive_when_copied(shared_address(&control.block_full[place.block(i)]));
-#pragma unroll
-    for (int i = 0; i < TokenWarps<Map>::kTurns; ++i) place.advance();
-  }
-}
 
 // Where a tile's rows are.
 template <int QkDim, class Map>
@@ -99,6 +68,8 @@ __device__ __forceinline__ void convert_tiles(const FmDecodeParams& p, const Fir
   TilePlace<Map> place;
   TileCursor<Map> cursor;  // a tile ahead
   cursor.begin(p, first);
+  cursor.prefetch_entries(p);
+  wait_for_earlier_launches();
   cursor.start(p);
   bool going = !cursor.done();
   CodedRows rows = coded_rows<QkDim, Map>(p, cursor);
@@ -155,10 +126,8 @@ __device__ __forceinline__ void load_tiles_tokens(const FmDecodeParams& p, const
                                                   DecodeControl& control) {
   if constexpr (Map::kCodes)
     convert_tiles<T, QkDim, Map>(p, first, smem, control);
-  else if constexpr (Map::kRows == kTileRows)
-    load_quarters<QkDim, Map>(p, first, smem, control);
   else
-    copy_tiles<QkDim, Map>(p, first, smem, control);
+    load_quarters<QkDim, Map>(p, first, smem, control);
 }
 
 }  // namespace fm

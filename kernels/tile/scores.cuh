@@ -61,7 +61,6 @@ __device__ __forceinline__ void wait_for_keys(DecodeControl& control, TilePlace<
   for (int i = Begin; i < End; ++i) wait_for_block<Map>(control, place, i);
 }
 
-constexpr int kEarlyBlocks = 3;  // latent blocks that Q K^T waits for before it starts; the last comes on the way
 // The rope part comes with the first blocks where it has as many places, else with the last.
 template <class Map>
 constexpr bool kRopeFirst = Map::kRopes == 3;

@@ -27,6 +27,7 @@ constexpr int kLatent = 512;  // width of the latent part, which is also V
 constexpr int kBlockWidth = 128;
 constexpr int kTileBlocks = kLatent / kBlockWidth;
 constexpr int kMostBlocks = 11;
+constexpr int kEarlyBlocks = 3;  // latent blocks that Q K^T of 64 rows waits for before it starts; the last comes on the way
 constexpr int kTiles = 4;  // most places of tiles
 
 constexpr uint32_t kChunkRowBytes = 128;  // 64 columns of one row
@@ -82,11 +83,18 @@ struct SharedMap : Sizes {
   using Sizes::kRows;
   using Sizes::kTriple;
   static constexpr bool kPeaks = Sizes::kTokens;      // row maxima may be wanted
+  // Whether loading takes registers from the other roles, or accumulators do.
+  static constexpr bool kShortOfRegisters = Sizes::kTokens && (Sizes::kCodes || kRows == kTileRows);
   static constexpr bool kSplits = kRows < kTileRows;  // CTAs of a cluster may share the tiles of an item
   // Whether the values role finds what finished rows are multiplied with, and the scores role goes on to the next item at once.
   // With pages, where items are longer and fewer, what is saved between them is less than what the last one then takes longer.
   static constexpr bool kSumsToValues = Sizes::kTokens && !Sizes::kCodes && kRows == kTileRows;
   static constexpr bool kEarlyEnds = false;           // as RawMap has it: 16-bit rows take 0.1 to 0.8 us longer with it
+  // Whether somebody waits for a column quarter of a tile (block_full) rather than for all of it (tile_full). Of single tokens the first
+  // ones are waited for together: a barrier takes an arrival of each thread that copies.
+  static __device__ __forceinline__ constexpr bool tells(int quarter) {
+    return !Sizes::kCodes && (!Sizes::kTokens || (kRows == kTileRows && quarter == kEarlyBlocks - 1));
+  }
   static constexpr int kBlocks = kTileBlocks * 2 + kTriple;
   static constexpr int kSharedChunks = 8 - Sizes::kRegisterChunks;  // of Q's latent part
   static constexpr uint32_t kQueryChunkBytes = kRows * kChunkRowBytes;
@@ -205,13 +213,13 @@ template <int Begin, int End, class Map>
 __device__ __forceinline__ bool has_blocks(DecodeControl& control, TilePlace<Map> place, bool ready = true) {
 #pragma unroll
   for (int i = Begin; i < End; ++i)
-    ready &= Map::kCodes || mbarrier_test(shared_address(&control.block_full[place.block(i)]), place.block_parity(i));
+    ready &= !Map::tells(i) || mbarrier_test(shared_address(&control.block_full[place.block(i)]), place.block_parity(i));
   return ready;
 }
 // Waits for one of them.
 template <class Map>
 __device__ __forceinline__ void wait_for_block(DecodeControl& control, TilePlace<Map> place, int quarter) {
-  if (!Map::kCodes)
+  if (Map::tells(quarter))
     mbarrier_wait(shared_address(&control.block_full[place.block(quarter)]), place.block_parity(quarter));
 }
 

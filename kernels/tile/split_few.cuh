@@ -22,7 +22,7 @@ constexpr int kQuarterRow = kLatent / 4;  // what a warp reads at once, sixteen 
 // some quarters of a row at once, of many as many parts as it can.
 template <class Map, bool Few>
 struct PartReads {
-  static constexpr int kAll = Map::kTokens ? 4 : 8;  // under way, by a lane: registers are short in some kernels
+  static constexpr int kAll = Map::kShortOfRegisters ? 4 : 8;  // under way, by a lane
   static constexpr int kQuarters = Few ? kAll / 2 : 1, kParts = kAll / kQuarters;
   int groups_log2;  // groups of lanes that have parts of their own, of the same columns
 

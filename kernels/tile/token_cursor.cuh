@@ -11,21 +11,16 @@ namespace fm {
 
 template <class Map>
 struct TokenWarps {
-  // Warps in all: as many as registers allow, up to where more were no faster.
-  static constexpr int kWarps = Map::kRaw ? 2 : Map::kRows == kTileRows ? 4 : Map::kRows == 16 && !Map::kCodes ? 16 : 8;
-  // Tiles that are fetched at a time. With few query rows copies wait for nothing but their places.
-  static constexpr int kTurns = Map::kCodes || Map::kRows == kTileRows ? 1 : 2;
-  static constexpr int kOfTile = kWarps / kTurns;
-  static constexpr int kArrivals = kOfTile * 32;       // for a block: one of each lane
-  static constexpr int kRows = kTileTokens / kOfTile;  // of a warp; a lane knows one
+  // To convert codes as many as registers allow.
+  static constexpr int kWarps = Map::kRaw ? 2 : Map::kCodes && Map::kRows < kTileRows ? 8 : 4;
+  static constexpr int kArrivals = kWarps * 32;       // at a barrier: one of each lane
+  static constexpr int kRows = kTileTokens / kWarps;  // of a warp; a lane knows one
   static_assert(kRows <= 32);
-
 
   // Unsigned: divisions by powers of two are one instruction.
   static __device__ __forceinline__ unsigned thread() { return block_thread() - (Map::kRaw ? 0 : FM_DECODE_THREADS - 128); }
   static __device__ __forceinline__ int lane() { return (unsigned)block_thread() % 32; }
-  static __device__ __forceinline__ int warp() { return thread() / 32 % kOfTile; }  // of those at this tile
-  static __device__ __forceinline__ int turn() { return kTurns == 1 ? 0 : thread() / (kOfTile * 32); }
+  static __device__ __forceinline__ int warp() { return thread() / 32 % kWarps; }
   static __device__ __forceinline__ int first_row() { return warp() * kRows; }
   static __device__ __forceinline__ int row() { return first_row() + (unsigned)block_thread() % kRows; }  // this lane's
 };
@@ -66,50 +61,46 @@ struct TileCursor {
     if (!first.exists()) return;
     item = first.number;
     const RowBlock r = load_row_block<Map, true>(p, item);
-    if (has(p, r, TokenWarps<Map>::turn())) enter(p, r, TokenWarps<Map>::turn());
+    if (has_tiles(p, r)) enter(p, r);
   }
   __device__ __forceinline__ void start(const FmDecodeParams& p) {
     if (done()) return;
-    if (left <= 0)
-      enter_next(p, -left);
+    if (left == 0)
+      enter_next(p);
     else
       look_up(p);
   }
   // To its next tile.
   __device__ __forceinline__ void advance(const FmDecodeParams& p) {
     if (done()) return;
-    position += TokenWarps<Map>::kTurns * kTileTokens, left -= TokenWarps<Map>::kTurns;
-    if (left <= 0) {
-      enter_next(p, -left);
+    position += kTileTokens, --left;
+    if (left == 0) {
+      enter_next(p);
       return;
     }
     if (position >= tokens) enter_cache(p, load_row_block<Map>(p, item), position);
     look_up(p);
   }
-  // Whether a row block has a tile `tiles` after its first; how many from that on or, negative, how many are to be left out
-  // after its end.
-  __device__ __forceinline__ bool has(const FmDecodeParams& p, const RowBlock& r, int tiles) {
+  // Whether a row block has tiles, and how many.
+  __device__ __forceinline__ bool has_tiles(const FmDecodeParams& p, const RowBlock& r) {
     // main_len is never negative. It is looked at so that none of the plan's numbers is on its way where ways meet: ptxas waits
     // there for a register that one of them has asked for, and with it for the next tile's entries.
     const bool own = (Map::kSplits || r.row_begin < r.rows || p.multicast > 1) && r.main_len >= 0;
-    left = (own ? max(r.tile_end - r.tile_begin, 0) : 0) - tiles;
+    left = own ? max(r.tile_end - r.tile_begin, 0) : 0;
     return left > 0;
   }
-  // To that tile.
-  __device__ __forceinline__ void enter(const FmDecodeParams& p, const RowBlock& r, int tiles) {
+  // To its first one.
+  __device__ __forceinline__ void enter(const FmDecodeParams& p, const RowBlock& r) {
     kv_head = r.kv_head;
-    enter_cache(p, r, (r.tile_begin + tiles) * kTileTokens);
+    enter_cache(p, r, r.tile_begin * kTileTokens);
   }
-  // To what is `tiles` tiles after the end of this item.
-  __device__ __forceinline__ void enter_next(const FmDecodeParams& p, int tiles) {
+  // To the first tile after this item.
+  __device__ __forceinline__ void enter_next(const FmDecodeParams& p) {
     const int last = next_worker_item(p);
     while (++item < last) {
       const RowBlock r = load_row_block<Map>(p, item);
-      if (!has(p, r, tiles)) {
-        tiles = -left;
-        continue;
-      }
-      enter(p, r, tiles);
+      if (!has_tiles(p, r)) continue;
+      enter(p, r);
       look_up(p);
       return;
     }

@@ -132,7 +132,7 @@ __device__ __forceinline__ bool holds_tiles(const FmDecodeParams& p, const RowBl
 // number and loads the row block again where it needs it.
 template <class Map, class Body>
 __device__ __forceinline__ void for_each_row_block(const FmDecodeParams& p, const FirstItem& first, Body body) {
-  if constexpr (Map::kTokens) {  // registers are short: read anew
+  if constexpr (Map::kShortOfRegisters) {  // read anew
     for (int item = load_once(worker_items(p)); item < next_worker_item(p); ++item) {
       const RowBlock r = load_row_block<Map>(p, item);
       if (Map::kSplits || r.row_begin < r.rows || p.multicast > 1) body(item, r);

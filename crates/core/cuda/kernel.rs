@@ -5,8 +5,7 @@ use std::ffi::CStr;
 
 use crate::dtype::{DType, KvFormat, Operands};
 use crate::params::{
-    FM_DECODE_SMEM_BYTES, FM_DECODE_THREADS, FM_DECODE_THREADS_2_LOADERS,
-    FM_DECODE_THREADS_4_LOADERS, FM_DECODE_THREADS_RAW,
+    FM_DECODE_SMEM_BYTES, FM_DECODE_THREADS, FM_DECODE_THREADS_2_LOADERS, FM_DECODE_THREADS_RAW,
 };
 
 use super::images::{IMAGES, image};
@@ -121,11 +120,14 @@ impl Variant {
 
     const fn threads(self) -> i32 {
         match self {
-            Self::Tma64 | Self::Gather64 | Self::Codes64 | Self::Tma32 | Self::Tma16 => {
-                FM_DECODE_THREADS
-            }
-            Self::Gather32 | Self::Codes16 => FM_DECODE_THREADS_2_LOADERS,
-            Self::Gather16 => FM_DECODE_THREADS_4_LOADERS,
+            Self::Tma64
+            | Self::Gather64
+            | Self::Codes64
+            | Self::Tma32
+            | Self::Gather32
+            | Self::Tma16
+            | Self::Gather16 => FM_DECODE_THREADS,
+            Self::Codes16 => FM_DECODE_THREADS_2_LOADERS,
             Self::Raw64
             | Self::Raw32
             | Self::Raw16

@@ -292,7 +292,7 @@ const KNOWN_TIMES: &[(&str, Keys, Batch, i32, Layout)] = &[
     ("two lists, 24 requests", Keys::Codes, (24, 64, listed(128, 512)), 0, (32, 1, 2, 48, 48)),
     ("two lists, few heads", Keys::Codes, (8, 16, listed(128, 1024)), 0, (16, 1, 8, 8, 8)),
     ("lists of rows, few heads", Keys::Rows, (6, 16, listed(1024, 0)), 0, (16, 1, 16, 6, 6)),
-    ("lists of rows, 32 heads", Keys::Rows, (160, 32, listed(2048, 0)), 0, (64, 1, 1, 132, 160)),
+    ("lists of rows, 32 heads", Keys::Rows, (160, 32, listed(2048, 0)), 0, (32, 1, 1, 132, 160)),
     ("lists of rows, all heads", Keys::Rows, (8, 128, listed(512, 0)), 0, (16, 1, 2, 64, 64)),
 ];
 
