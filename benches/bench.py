@@ -41,6 +41,7 @@ TABLES = {
     "sparse_v41": sparse_tables.sparse_v41,
     "sparse_absent": sparse_tables.sparse_absent,
     "sparse_prefill": sparse_tables.sparse_prefill,
+    "sparse_prefill_heads": sparse_tables.sparse_prefill_heads,
     "sparse_prefill_few": sparse_tables.sparse_prefill_few,
     "sparse_prefill_copies": sparse_tables.sparse_prefill_copies,
     "cache_ops": cache_tables.cache_ops,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from shapes import D_V, MATRIX_RATE, READ_RATE, TOKEN_BYTES
 
 # Tokens of each request that indices are drawn from.
 POOL = 32 << 10
+
+Call = TypeVar("Call", "Sparse", "SparsePrefill")
 
 
 def token_bytes(kv_format: str, d_qk: int) -> int:
@@ -116,7 +119,7 @@ SPARSE_V4 = (
 )
 
 
-def _unasked(call: Sparse) -> Sparse:
+def _unasked(call: Call) -> Call:
     """With the larger of reading at the rate of streams and of multiplying as its floor."""
     return replace(call, floor_us=max(floor_us(call.bytes_moved), call.operations / MATRIX_RATE / 1e6))
 
@@ -147,9 +150,9 @@ class SparsePrefill:
     heads: int
     d_qk: int
     topk: int
-    flashmla_us: float
-    floor_us: float
-    target_us: float
+    flashmla_us: float | None
+    floor_us: float | None
+    target_us: float | None
     kv_format: str = "bf16"
 
     @property
@@ -179,6 +182,19 @@ SPARSE_PREFILL = (
     SparsePrefill(4096, 32768, 64, 512, 512, 629, 316, 480),
     SparsePrefill(4096, 32768, 128, 512, 1024, 2178, 1266, 1700),
     SparsePrefill(4096, 32768, 64, 576, 2048, 2275, 1345, 1850),
+)
+
+
+def _of_heads(heads: int, kv_format: str, cached: int, d_qk: int, topk: int) -> SparsePrefill:
+    return _unasked(SparsePrefill(4096, cached, heads, d_qk, topk, None, None, None, kv_format))
+
+
+# Fewer heads, as tensor parallelism leaves them.
+SPARSE_PREFILL_HEADS = tuple(
+    _of_heads(heads, kv_format, *rows)
+    for rows, formats in (((8192, 576, 2048), ("bf16", "fp8_v32")), ((32768, 512, 512), ("bf16", "fp8_v41")))
+    for kv_format in formats
+    for heads in (8, 16, 32, 64)
 )
 
 # Of those, over quantised caches, and over copies of them in bf16.

@@ -61,6 +61,14 @@ def _decode(bench: Bench, rows: Sequence[Sparse]) -> None:
     _for_each(bench, rows, SparseInputs, measure)
 
 
+def _prefill(bench: Bench, rows: Sequence[SparsePrefill]) -> None:
+    def measure(row: SparsePrefill, sets: list[SparsePrefillInputs]) -> None:
+        plan = sets[0].plan()  # depends on shapes only
+        _row(bench, row, sets, [one.call(plan=plan) for one in sets])
+
+    _for_each(bench, rows, SparsePrefillInputs, measure)
+
+
 def sparse(bench: Bench) -> None:
     """Sparse decode over fp8_v32, random indices."""
     bench.report.table("sparse", "Sparse decode, fp8_v32, page 64, 32,768 tokens per request", COLUMNS)
@@ -90,12 +98,13 @@ def sparse_absent(bench: Bench) -> None:
 def sparse_prefill(bench: Bench) -> None:
     """Sparse prefill in bf16."""
     bench.report.table("sparse_prefill", "Sparse prefill, bf16", COLUMNS)
+    _prefill(bench, sparse_shapes.SPARSE_PREFILL)
 
-    def measure(row: SparsePrefill, sets: list[SparsePrefillInputs]) -> None:
-        plan = sets[0].plan()  # depends on shapes only
-        _row(bench, row, sets, [one.call(plan=plan) for one in sets])
 
-    _for_each(bench, sparse_shapes.SPARSE_PREFILL, SparsePrefillInputs, measure)
+def sparse_prefill_heads(bench: Bench) -> None:
+    """Sparse prefill with fewer heads."""
+    bench.report.table("sparse_prefill_heads", "Sparse prefill with fewer heads", (SHAPE, FORMAT, *UNASKED[1:]))
+    _prefill(bench, sparse_shapes.SPARSE_PREFILL_HEADS)
 
 
 def sparse_prefill_few(bench: Bench) -> None:
