@@ -71,7 +71,7 @@ struct Kernel {
   using WideSizes = Either<L == Loader::Tma, WidePages, WideTokens<kCodes>>;
   using FewSizes = Either<L == Loader::Tma, FewPages<Rows>, FewTokens<Rows, kCodes>>;
   using Map = SharedMap<Either<Rows == kTileRows, WideSizes, FewSizes>>;
-  static constexpr int kLoaderArrivals = L == Loader::Tma ? 1 : TokenWarps<Map>::kArrivals;  // for a block
+  static constexpr int kLoaderArrivals = L == Loader::Tma ? 1 : TokenWarps<Map>::kArrivals;  // at a barrier
   static_assert(Map::kControlOffset + (Rows == kTileRows ? sizeof(WideControl) : sizeof(FewControl)) <=
                 FM_DECODE_SMEM_BYTES);
 };

@@ -32,20 +32,19 @@ __device__ __forceinline__ void copy_piece(uint32_t to, const uint8_t* row, int 
 template <class Map>
 __device__ __forceinline__ void leave_present(DecodeControl& control, TilePlace<Map> place, uint32_t present) {
   constexpr int kRows = TokenWarps<Map>::kRows;
-  using OfFew = typename std::conditional<kRows == 16, uint16_t, uint8_t>::type;
-  using Bits = typename std::conditional<kRows == 32, uint32_t, OfFew>::type;  // of a warp's rows
+  static_assert(kRows == 16 || kRows == 8);
+  using Bits = typename std::conditional<kRows == 16, uint16_t, uint8_t>::type;  // of a warp's rows
   if (TokenWarps<Map>::lane() == 0)
     reinterpret_cast<Bits*>(&control.present[place.rope()])[TokenWarps<Map>::warp()] = (Bits)present;
 }
 
-// Copies 128 bytes, `at` bytes into each of this warp's rows, to a block of [rows][128 bytes] or one chunk of a latent
-// block: `to_row` gives the address of a piece. Eight lanes to a row.
-template <class Map, class ToRow>
-__device__ __forceinline__ void copy_chunk(const uint8_t* own, int at, const void* any, ToRow to_row) {
+// Copies the rope parts of this warp's rows, of which a lane knows its own, to a block of [rows][128 bytes]. Eight lanes to a row.
+template <class Map>
+__device__ __forceinline__ void copy_rope_parts(const uint8_t* own, const void* any, uint32_t to) {
   const int lane = TokenWarps<Map>::lane();
 #pragma unroll 4
   for (int i = lane / 8; i < TokenWarps<Map>::kRows; i += 4)
-    copy_piece(to_row(TokenWarps<Map>::first_row() + i, lane % 8), shuffle(own, i), at + lane % 8 * 16, any);
+    copy_piece(to + swizzled(TokenWarps<Map>::first_row() + i, lane % 8), shuffle(own, i), lane % 8 * 16, any);
 }
 
 // Copies this warp's rows, of which a lane knows its own: null where it is absent.
@@ -62,10 +61,7 @@ __device__ __forceinline__ void copy_rows(const uint8_t* own, const uint8_t* own
     copy_piece(to0 + in_block, row, lane * 16, any);
     copy_piece(to1 + in_block, row, lane * 16 + 512, any);
   }
-  if constexpr (QkDim > kLatent) {
-    const uint32_t to = smem + Map::rope_offset(place.rope());
-    copy_chunk<Map>(own_rope, 0, any, [&](int row, int piece) { return to + swizzled(row, piece); });
-  }
+  if constexpr (QkDim > kLatent) copy_rope_parts<Map>(own_rope, any, smem + Map::rope_offset(place.rope()));
 }
 
 }  // namespace fm

@@ -23,7 +23,7 @@ namespace fm {
 template <class Map>
 struct FewInTwo {
   static constexpr bool kAhead = !Map::kShortOfRegisters && Map::kRows == 16;
-  static constexpr int kAtOnce = kAhead ? 2 : 1;                     // pairs of columns that are under way
+  static constexpr int kAtOnce = kAhead ? 2 : 1;  // pairs of columns that are under way
 
   // The thread that says so for its CTA.
   static __device__ __forceinline__ bool comes() { return block_thread() == 128; }

@@ -81,10 +81,7 @@ __device__ __forceinline__ void load_quarters(const FmDecodeParams& p, const Fir
     }
     mbarrier_wait(shared_address(&control.tile_empty[place.rope()]), place.rope_parity() ^ 1);
     leave_present<Map>(control, place, present);
-    if constexpr (QkDim > kLatent) {
-      const uint32_t to = smem + Map::rope_offset(place.rope());
-      copy_chunk<Map>(rope, 0, p.kv[0].rows, [&](int row, int piece) { return to + swizzled(row, piece); });
-    }
+    if constexpr (QkDim > kLatent) copy_rope_parts<Map>(rope, p.kv[0].rows, smem + Map::rope_offset(place.rope()));
     arrive_when_copied(shared_address(&control.tile_full[place.rope()]));
     place.advance();
   }

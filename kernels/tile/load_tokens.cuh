@@ -67,9 +67,8 @@ __device__ __forceinline__ void convert_tiles(const FmDecodeParams& p, const Fir
   constexpr int kRows = TokenWarps<Map>::kRows, kBatches = 2, kAhead = kBatches * Batch::kRows;
   TilePlace<Map> place;
   TileCursor<Map> cursor;  // a tile ahead
-  cursor.begin(p, first);
-  cursor.prefetch_entries(p);
   wait_for_earlier_launches();
+  cursor.begin(p, first);
   cursor.start(p);
   bool going = !cursor.done();
   CodedRows rows = coded_rows<QkDim, Map>(p, cursor);

@@ -83,7 +83,7 @@ struct SharedMap : Sizes {
   using Sizes::kRows;
   using Sizes::kTriple;
   static constexpr bool kPeaks = Sizes::kTokens;      // row maxima may be wanted
-  // Whether loading takes registers from the other roles, or accumulators do.
+  // Of single tokens: whether their loader takes registers that other roles could use.
   static constexpr bool kShortOfRegisters = Sizes::kTokens && (Sizes::kCodes || kRows == kTileRows);
   static constexpr bool kSplits = kRows < kTileRows;  // CTAs of a cluster may share the tiles of an item
   // Whether the values role finds what finished rows are multiplied with, and the scores role goes on to the next item at once.
@@ -114,9 +114,9 @@ struct SharedMap : Sizes {
 
 // What the warpgroups tell each other besides the tiles.
 struct DecodeControl {
-  uint64_t block_full[kMostBlocks];   // loader -> scores, values: a latent block has arrived
+  uint64_t block_full[kMostBlocks];   // loader -> scores, values: a latent block has arrived, and those before it that tell nothing
   uint64_t block_empty[kMostBlocks];  // values of the whole cluster -> loader: K and V of the block are used up
-  uint64_t tile_full[kTiles];     // loader -> scores: the rope block and `present` have arrived
+  uint64_t tile_full[kTiles];     // loader -> scores: the rope block, `present` and latent blocks that tell nothing have arrived
   uint64_t tile_empty[kTiles];    // values of the whole cluster -> loader: P is used up
   uint64_t weights_full[kTiles];  // scores -> values: P, rescale factors, cleaned V rows
   uint64_t result_full;           // scores -> values: the factors of the finished item's rows, or their sums
@@ -198,17 +198,10 @@ struct TilePlace {
   __device__ __forceinline__ uint32_t block_parity(int quarter) const {
     return (quarter < Map::kTriple ? thirds() : count >> 1) & 1;
   }
-  // Of the tile before.
-  __device__ __forceinline__ TilePlace last() const {
-    TilePlace r;
-    r.count = count == 0 ? kCycle - 1 : count - 1;
-    return r;
-  }
   __device__ __forceinline__ void advance() { count = count == kCycle - 1 ? 0 : count + 1; }
 };
 
-// Whether the tile's blocks Begin .. End are there; `ready`: what else is wanted is. Where codes are converted the barriers are those
-// of the whole tile.
+// Whether the tile's blocks Begin .. End are there, as far as they tell; `ready`: what else is wanted is.
 template <int Begin, int End, class Map>
 __device__ __forceinline__ bool has_blocks(DecodeControl& control, TilePlace<Map> place, bool ready = true) {
 #pragma unroll

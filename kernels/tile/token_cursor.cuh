@@ -39,7 +39,7 @@ __device__ __forceinline__ auto in_cache(const FmDecodeParams& p, int cache, F f
   return f(p.kv[1]);
 }
 
-// The tiles of a warp, one after another through the items of the worker, and what was looked up for this lane's token.
+// The tiles of a worker, one after another through its items, and what was looked up for this lane's token.
 // Tiles of a sparse row's extra cache follow those of its main cache, from a whole tile on.
 template <class Map>
 struct TileCursor {
@@ -55,7 +55,7 @@ struct TileCursor {
 
   __device__ __forceinline__ bool done() const { return item == kDone; }
 
-  // To the warp's first tile. Of an item that has it only the plan is read: by begin() while earlier launches may be running.
+  // To the first item's first tile, if it has one. Only the plan is read: earlier launches may be running.
   __device__ __forceinline__ void begin(const FmDecodeParams& p, const FirstItem& first) {
     item = kDone, cache = 0, found = -1;
     if (!first.exists()) return;
@@ -128,7 +128,7 @@ struct TileCursor {
   }
   // Asks the L2 for entries of listed tokens that begin() has come to.
   __device__ __forceinline__ void prefetch_entries(const FmDecodeParams& p) const {
-    if (done() || left <= 0 || p.kv[0].indices == nullptr) return;
+    if (done() || left == 0 || p.kv[0].indices == nullptr) return;
     const int entry = position + TokenWarps<Map>::row();
     if (entry < tokens) prefetch_l2(entries + entry);
   }

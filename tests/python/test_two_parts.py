@@ -11,11 +11,11 @@ REQUESTS = 150  # more parts than CTAs: some have further items
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kv_format", [None, "fp8", "fp8_v32"])
+@pytest.mark.parametrize(("kv_format", "page_size"), [(None, 64), (None, 1), ("fp8", 64), ("fp8_v32", 64)])
 @pytest.mark.parametrize(("s_q", "heads"), [(1, 1), (1, 16), (2, 10), (1, 32)])
-def test_two_parts_are_right_and_the_same_each_time(cuda, s_q, heads, kv_format):
+def test_two_parts_are_right_and_the_same_each_time(cuda, s_q, heads, kv_format, page_size):
     lens = [65 + 37 * i % 400 for i in range(REQUESTS)]
-    problem = problems.make(lens=lens, s_q=s_q, h=heads, device=cuda)
+    problem = problems.make(lens=lens, s_q=s_q, h=heads, page_size=page_size, device=cuda)
     if kv_format is not None:
         problem = problem.quantised(kv_format)
     problem.check_repeats(20, num_splits=2, attn_sink=torch.linspace(-1, 1, heads, device=cuda))

@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn loaders_of_few_rows_have_threads_of_their_own() {
+    fn ctas_have_the_threads_of_their_roles() {
         let threads = |variant| {
             let kernel = Kernel::Decode {
                 fp16: false,
@@ -457,7 +457,7 @@ mod tests {
             kernel.decode_threads()
         };
         let expected = [
-            512, 512, 384, 384, 512, 640, 384, 384, 512, 896, 384, 384, 512, 640, 384, 384, 384,
+            512, 512, 384, 384, 512, 512, 384, 384, 512, 512, 384, 384, 512, 640, 384, 384, 384,
         ];
         assert_eq!(Variant::ALL.map(threads), expected);
     }

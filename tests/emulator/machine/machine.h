@@ -51,6 +51,8 @@ struct Product {
   uint64_t a, b;  // descriptors
   uint32_t fragment[kLanes][4];
   float* result[kLanes];
+  int lanes = 0;          // that have asked for it
+  bool computed = false;
 };
 
 struct Warp {
@@ -103,7 +105,7 @@ struct Machine {
   std::vector<std::function<void()>> on_their_way;  // asynchronous copies
   std::mt19937 random;
   unsigned landing = 0;         // copies land at the soonest (0), in so many of 256 steps, or at the latest (256)
-  bool products_early = false;  // products are computed when they are committed, else when they are waited for
+  bool products_early = false;  // products are computed when they are asked for, else when they are waited for
   int64_t clock = 0;
   unsigned looks = 0;  // at memory, by threads that let others run, since a thread went to sleep or a copy landed
 };
@@ -163,6 +165,8 @@ void phase_wait(uint32_t barrier, uint32_t parity);
 // ---- asynchronous copies ----
 
 // To the same place in every CTA of the cluster whose bit is set, or in this one only (0).
+// Before what earlier launches may have written is read.
+void has_waited_for_earlier_launches();
 void copy_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier, uint32_t ctas);
 void copy_box(uint32_t to, const TensorMap& map, const int (&at)[5], uint32_t barrier, uint32_t ctas);
 void thread_copy(uint32_t to, const void* from, int bytes, int size);

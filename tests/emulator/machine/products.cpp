@@ -1,5 +1,5 @@
-// Matrix products of warpgroups (wgmma), a warp's quarter at a time: computed from what shared memory holds when the warp commits
-// them or, at the latest, waits for them.
+// Matrix products of warpgroups (wgmma), a warp's quarter at a time: computed from what shared memory holds when the warp asks
+// for them or, at the latest, waits for them.
 #include <cmath>
 #include <cstring>
 
@@ -78,7 +78,8 @@ void compute_groups(size_t left) {
   auto& groups = warp.product_groups;
   if (groups.size() <= left) return;
   const size_t done = groups[groups.size() - 1 - left];
-  for (size_t i = 0; i < done; ++i) compute(warp.products[i], warp.number % kWarpgroupWarps);
+  for (size_t i = 0; i < done; ++i)
+    if (!warp.products[i].computed) compute(warp.products[i], warp.number % kWarpgroupWarps);
   warp.products.erase(warp.products.begin(), warp.products.begin() + done);
   groups.erase(groups.begin(), groups.end() - left);
   for (size_t& end : groups) end -= done;
@@ -96,6 +97,10 @@ void product(const Product& of_warp, float* result, const uint32_t* fragment) {
     fail("lanes of a warp disagree about a matrix product");
   own.result[self->lane] = result;
   if (fragment != nullptr) std::memcpy(own.fragment[self->lane], fragment, sizeof own.fragment[0]);
+  if (++own.lanes == kLanes && machine.products_early) {
+    compute(own, warp.number % kWarpgroupWarps);
+    own.computed = true;
+  }
 }
 
 void products_commit() {
@@ -106,7 +111,6 @@ void products_commit() {
       if (*all[lane] != *all[0]) fail("lanes of a warp have asked for different numbers of products");
     Warp& warp = *self->warp;
     warp.product_groups.push_back(warp.products.size());
-    if (machine.products_early) compute_groups(0);
   });
 }
 
