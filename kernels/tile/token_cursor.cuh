@@ -128,7 +128,7 @@ struct TileCursor {
   }
   // Asks the L2 for entries of listed tokens that begin() has come to.
   __device__ __forceinline__ void prefetch_entries(const FmDecodeParams& p) const {
-    if (done() || left == 0 || p.kv[0].indices == nullptr) return;
+    if (done() || left <= 0 || p.kv[0].indices == nullptr) return;
     const int entry = position + TokenWarps<Map>::row();
     if (entry < tokens) prefetch_l2(entries + entry);
   }
