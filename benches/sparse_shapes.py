@@ -184,19 +184,6 @@ SPARSE_PREFILL = (
     SparsePrefill(4096, 32768, 64, 576, 2048, 2275, 1345, 1850),
 )
 
-
-def _of_heads(heads: int, kv_format: str, cached: int, d_qk: int, topk: int) -> SparsePrefill:
-    return _unasked(SparsePrefill(4096, cached, heads, d_qk, topk, None, None, None, kv_format))
-
-
-# Fewer heads, as tensor parallelism leaves them.
-SPARSE_PREFILL_HEADS = tuple(
-    _of_heads(heads, kv_format, *rows)
-    for rows, formats in (((8192, 576, 2048), ("bf16", "fp8_v32")), ((32768, 512, 512), ("bf16", "fp8_v41")))
-    for kv_format in formats
-    for heads in (8, 16, 32, 64)
-)
-
 # Of those, over quantised caches, and over copies of them in bf16.
 SPARSE_PREFILL_COPIES = tuple(replace(row, kv_format="fp8_v32") for row in SPARSE_PREFILL if row.d_qk == 576) + tuple(
     replace(row, kv_format="fp8_v41") for row in SPARSE_PREFILL if row.d_qk == 512
@@ -208,6 +195,19 @@ SPARSE_PREFILL_FEW = tuple(
     for kv_format in ("bf16", "fp8_v32")
     for heads in (16, 128)
     for tokens in (1, 16, 62, 140, 400)
+)
+
+
+def _of_heads(heads: int, kv_format: str, cached: int, d_qk: int, topk: int) -> SparsePrefill:
+    return _unasked(SparsePrefill(4096, cached, heads, d_qk, topk, None, None, None, kv_format))
+
+
+# Fewer heads, as tensor parallelism leaves them.
+SPARSE_PREFILL_HEADS = tuple(
+    _of_heads(heads, kv_format, *rows)
+    for rows, formats in (((8192, 576, 2048), ("bf16", "fp8_v32")), ((32768, 512, 512), ("bf16", "fp8_v41")))
+    for kv_format in formats
+    for heads in (8, 16, 32, 64)
 )
 
 CACHE_FORMATS = ("bf16", *TOKEN_BYTES)

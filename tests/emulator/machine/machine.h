@@ -164,9 +164,9 @@ void phase_wait(uint32_t barrier, uint32_t parity);
 
 // ---- asynchronous copies ----
 
+// Fails unless this thread has waited for earlier launches: before what they may have written is read.
+void require_earlier_launches();
 // To the same place in every CTA of the cluster whose bit is set, or in this one only (0).
-// Before what earlier launches may have written is read.
-void has_waited_for_earlier_launches();
 void copy_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier, uint32_t ctas);
 void copy_box(uint32_t to, const TensorMap& map, const int (&at)[5], uint32_t barrier, uint32_t ctas);
 void thread_copy(uint32_t to, const void* from, int bytes, int size);

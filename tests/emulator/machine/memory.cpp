@@ -184,18 +184,18 @@ void phase_wait(uint32_t barrier, uint32_t parity) {
   }
 }
 
-void has_waited_for_earlier_launches() {
+void require_earlier_launches() {
   if (!self->has_waited) fail("memory is read before earlier launches have been waited for");
 }
 
 void copy_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier, uint32_t ctas) {
-  has_waited_for_earlier_launches();
+  require_earlier_launches();
   if (bytes % 16 != 0 || to % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0) fail("a bulk copy is not of 16-byte pieces");
   start(barrier, bytes, ctas, [=](Cta& cta) { std::memcpy(place_in(cta, to, bytes), from, bytes); });
 }
 
 void copy_box(uint32_t to, const TensorMap& map, const int (&at)[5], uint32_t barrier, uint32_t ctas) {
-  has_waited_for_earlier_launches();
+  require_earlier_launches();
   if (to % 128 != 0) fail("a box's place is not aligned");
   uint32_t bytes = map.element_bytes;
   for (int d = 0; d < int(map.rank); ++d) bytes *= map.box[d];
@@ -208,7 +208,7 @@ void copy_box(uint32_t to, const TensorMap& map, const int (&at)[5], uint32_t ba
 }
 
 void thread_copy(uint32_t to, const void* from, int bytes, int size) {
-  has_waited_for_earlier_launches();
+  require_earlier_launches();
   if (to % size != 0 || (bytes != 0 && reinterpret_cast<uintptr_t>(from) % size != 0)) fail("a copy of a thread is not aligned");
   self->copies.push_back({shared_at(to, size), static_cast<const uint8_t*>(from), bytes, size});
 }

@@ -6,22 +6,22 @@ namespace fm {
 
 template <bool Early = false>
 int load_once(const int* at) {
-  if (!Early) emulation::has_waited_for_earlier_launches();
+  if (!Early) emulation::require_earlier_launches();
   return *at;
 }
 template <bool Early = false>
 int4 load_once(const int4* at) {
-  if (!Early) emulation::has_waited_for_earlier_launches();
+  if (!Early) emulation::require_earlier_launches();
   return *at;
 }
 inline int load_entry(const int* at, bool here) {
-  emulation::has_waited_for_earlier_launches();
+  emulation::require_earlier_launches();
   return here ? *at : -1;
 }
 
 template <class T>
 T loaded(const uint8_t* from) {
-  emulation::has_waited_for_earlier_launches();
+  emulation::require_earlier_launches();
   if (reinterpret_cast<uintptr_t>(from) % sizeof(T) != 0) emulation::fail("a global address is not aligned");
   T value;
   std::memcpy(&value, from, sizeof value);
