@@ -41,6 +41,8 @@ const COSTS: Costs = Costs {
 };
 /// The same where CTAs share no tile and load [`Keys::Pages`]: memory gives 92 of 132 as much as they can take.
 const SPEED_OF_SINGLE_CTAS: i32 = 368;
+/// The same over pages of codes.
+const FIXED_COST_OF_SINGLE_CTAS_OF_CODES: i32 = 4;
 /// With fewer rows memory is the limit: an SM whose neighbours are done can load faster than its share.
 const COSTS_OF_FEW_ROWS: Costs = Costs {
     fixed: 3,
@@ -54,8 +56,15 @@ const COSTS_OF_FEW_ROWS: Costs = Costs {
 const MAX_CLUSTER: i32 = 8;
 /// CTAs of a team where a unit of all rows would need more than [`MAX_CLUSTER`].
 const TEAM_OF_MANY_ROWS: i32 = 4;
-/// CTAs of a team where requests have different numbers of rows, more than a tile on average.
+/// CTAs of a team where requests have different numbers of rows, more than a tile on average ...
 const TEAM_OF_RAGGED_ROWS: i32 = 2;
+/// ... unless most of them may have one token, whose rows are one block: then the second CTA of a team would often have nothing to do. They
+/// may if the blocks of all tokens but one of each request are no more than so many for each other request, ...
+const BLOCKS_BESIDE_A_DECODE: i64 = 18;
+/// ... and, but for codes, where teams gain next to nothing, if requests have more tokens than these on average: fewer are drafts to verify.
+const MOST_DRAFTS: i64 = 6;
+/// How much faster than its share of the GPU one of those single CTAs can go over [`Keys::Pages`].
+const SPEED_OF_MIXED_CTAS: i32 = 288;
 /// CTAs that items are shared out to by clusters only if so many have work: fewer leave memory idle, ...
 const BUSY_CTAS: i32 = 72;
 /// ... by pairs of 16 rows, which take least of an SM, if so many have, ...
@@ -224,7 +233,8 @@ impl Choice {
 /// of pages. Where no sequence is long and there are few of them, blocks of 16 rows share out the little there is to do.
 ///
 /// All CTAs of a team read the same KV tiles at the same time, so a unit of 64-row CTAs takes all rows where
-/// they fit one team of at most 8: each tile then leaves memory once. Ragged requests get teams of 1 or 2.
+/// they fit one team of at most 8: each tile then leaves memory once. Ragged requests get teams of 2, or of 1
+/// where most may have one token, of up to 64 rows.
 ///
 /// With 16 or 32 rows a cluster of 8, 4 or 2 CTAs, of few short units 16, shares the tiles of an item: the most with which
 /// every unit has a cluster of its own and half of its CTAs a tile, if that keeps enough CTAs busy or there is little to do.
@@ -358,10 +368,21 @@ impl Problem {
         let blocks = self.mean_rows().div_ceil_positive(FM_TILE_ROWS).max(1);
         match self.queries {
             Queries::Ragged { .. } if blocks == 1 || self.is_ragged_invariant() => 1,
+            Queries::Ragged { tokens } if self.may_mix_decodes(tokens) => 1,
             Queries::Ragged { .. } => TEAM_OF_RAGGED_ROWS,
             _ if blocks <= MAX_CLUSTER.into() => blocks as i32,
             _ => TEAM_OF_MANY_ROWS,
         }
+    }
+
+    /// Whether most of the requests, with so many tokens together, may have one token beside few with many.
+    fn may_mix_decodes(&self, tokens: i32) -> bool {
+        let others = i64::from(self.batch) - 1;
+        let rows = (i64::from(tokens) - others) * i64::from(self.group);
+        let drafts = i64::from(tokens) <= MOST_DRAFTS * i64::from(self.batch);
+        self.group <= FM_TILE_ROWS
+            && (self.keys == Keys::Codes || !drafts)
+            && rows.div_ceil_positive(FM_TILE_ROWS) <= BLOCKS_BESIDE_A_DECODE * others
     }
 
     /// What there is to do for CTAs of so many rows, or teams of them.
@@ -381,11 +402,21 @@ impl Problem {
             return self.with_work(Choice::new((rows, 1, 1), sm_count, costs), sm_count);
         }
         let team = self.team();
-        let whole_speed = match team {
-            1 if self.keys == Keys::Pages => SPEED_OF_SINGLE_CTAS,
+        let whole_speed = match (team, self.queries) {
+            (1, Queries::Ragged { tokens })
+                if self.keys == Keys::Pages && self.may_mix_decodes(tokens) =>
+            {
+                SPEED_OF_MIXED_CTAS
+            }
+            (1, _) if self.keys == Keys::Pages => SPEED_OF_SINGLE_CTAS,
             _ => COSTS.whole_speed,
         };
+        let fixed = match team {
+            1 => self.fixed_cost(FIXED_COST_OF_SINGLE_CTAS_OF_CODES, COSTS.fixed),
+            _ => COSTS.fixed,
+        };
         let costs = Costs {
+            fixed,
             whole_speed,
             ..COSTS
         };

@@ -10,7 +10,7 @@
 #include "../ptx/mbarrier.cuh"
 #include "../ptx/wgmma.cuh"
 #include "few_scores.cuh"
-#include "few_two_parts.cuh"
+#include "last_adds.cuh"
 #include "masking.cuh"
 #include "merge_parts.cuh"
 #include "numbers.cuh"
@@ -124,7 +124,8 @@ __device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, c
     clear_accumulators(o);
     int tiles = r.tile_end - r.tile_begin;
     do {
-      if (tiles <= 1 && r.slot >= 0 && p.splits == 1 && FewInTwo<Map>::comes()) control.pieces = FewInTwo<Map>::come(p, item);
+      if (LastAdds<Map>::kExists && tiles <= 1 && r.slot >= 0 && p.splits == 1 && LastAdds<Map>::comes())
+        control.pieces = LastAdds<Map>::come(p, item);
       if (tiles <= 0) break;
       if (!Map::kTokens && tiles == 1 && r.in_last_tile() < kTileTokens) {
         // While the scores are at it. They may still read K: scores of absent tokens are masked.
@@ -163,8 +164,8 @@ __device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, c
       arrive_once_per_warp(shared_address(&control.result_empty));
       if (r.slot < 0) {
         store_few_rows<T, Map>(p, r, o, half);
-      } else if (load_row_block<Map>(p, item).parts == 2) {
-        finish_few_in_two<Map>(p, item, o, control, [&](const RowBlock& whole, int i, const float (&numbers)[4][4]) {
+      } else if (LastAdds<Map>::kExists && LastAdds<Map>::is_for(load_row_block<Map>(p, item).parts)) {
+        finish_or_leave<Map>(p, item, o, control, [&](const RowBlock& whole, int i, const float (&numbers)[4][4]) {
           store_eight_rows<T>(p, whole, i, numbers, half);
         });
       } else {

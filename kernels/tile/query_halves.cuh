@@ -25,12 +25,16 @@ struct QueryPieces {
 
   // Halves from 16-bit numbers, and T for the rope part; returns what they count in. Eight neighbouring lanes have a row.
   __device__ __forceinline__ float load(const FmDecodeParams& p, const RowBlock& r, int block_row, int first) {
+    ask(p, r, block_row, first);
+    return to_half();
+  }
+  // As they are.
+  __device__ __forceinline__ void ask(const FmDecodeParams& p, const RowBlock& r, int block_row, int first) {
     const QueryRow<T> row(p, r, block_row);
     const uint4* nope = reinterpret_cast<const uint4*>(row.nope) + first;
 #pragma unroll
     for (int i = 0; i < kCount; ++i)
       piece[i] = __ldg(i < 8 ? nope + 8 * i : reinterpret_cast<const uint4*>(row.rope) + first);
-    return to_half();
   }
   // From what the pieces have as T.
   __device__ __forceinline__ float to_half() {

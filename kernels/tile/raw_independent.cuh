@@ -131,7 +131,9 @@ __device__ __forceinline__ void compute_independent(const FmDecodeParams& p, con
   const auto lane = [] { return (unsigned)block_thread() % 32; };
   RawPlace<Map> place;  // of the item's first tile
   uint32_t parts_parity = 0;
-  for_each_row_block<Map>(p, first, [&](int item, const RowBlock& range) {
+  QueryAhead<T, QkDim, Map> query;
+  if (first.exists()) query.ask(p, first.block);
+  for_each_row_block_ahead<Map, kQueryAhead<Map>>(p, first, [&](int item, const RowBlock& range, auto ahead) {
     RawState<Map> state;
     float all[8][Map::kRows / 2];  // unnormalised O^T, all columns
     clear_accumulators(all);
@@ -139,7 +141,7 @@ __device__ __forceinline__ void compute_independent(const FmDecodeParams& p, con
     const int first_shared = range.rows_differ(p) ? range.first_masked(p) - range.tile_begin : kNoTile;
     if (p.splits > 1)  // the last item's part, which others read, lies where Q goes
       mbarrier_wait_acquire_cluster(shared_address(&control.parts_empty), parts_parity ^ 1);
-    if (tiles > 0) load_raw_query<T, QkDim, Map>(p, range, smem, control);
+    if (tiles > 0) query.place(p, range, smem, control);
     auto& mine = control.own[own()];
     const auto wait_for_tile = [&](int i) {
       const RawPlace<Map> of_tile = place.plus(i);
@@ -180,6 +182,10 @@ __device__ __forceinline__ void compute_independent(const FmDecodeParams& p, con
     }
     place = place.plus(tiles);
     const RowBlock r = load_row_block<Map>(p, item);
+    query.forget();
+    ahead([&](const RowBlock& next) { query.ask(p, next); });
+    int come = 0;
+    if (r.slot >= 0 && p.splits == 1 && LastAdds<Map>::comes()) come = LastAdds<Map>::come(p, r.merge, r.parts);
     FewAccumulators<Map::kRows> o;
     finish_independent_rows<Map>(p, r, state, all, o, smem, control, own());
     if (p.splits > 1) {
@@ -188,8 +194,8 @@ __device__ __forceinline__ void compute_independent(const FmDecodeParams& p, con
     } else if (r.slot < 0) {
       store_raw_rows<T, Map>(p, o, own(), control);
       return;
-    } else if (r.parts == 2) {
-      finish_raw_in_two<T, Map>(p, item, o, own(), control);
+    } else if (LastAdds<Map>::is_for(r.parts)) {
+      finish_or_leave_raw<T, Map>(p, item, o, own(), control, come);
       return;
     } else {
       store_raw_partial<Map>(p, r, o, own(), control);

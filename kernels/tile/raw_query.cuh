@@ -27,20 +27,27 @@ __device__ __forceinline__ void store_raw_query(uint32_t chunk, int block_row, i
   store_shared(chunk + swizzled(block_row, piece + 1) + half, high);
 }
 
-// A row, by eight threads; returns what it counts in. Before it 16-bit numbers lie in shared memory as they are.
+// What a row's scores are multiplied with, that counts in `unit`.
+template <class T, class Map>
+__device__ __forceinline__ float query_scale_log2(const FmDecodeParams& p, float unit) {
+  return p.scale_log2 * unit * (kRopeCounts<T> ? common_unit<Map>() : 1.f);
+}
+
 template <class T, int QkDim, class Map>
+using RawQueryPieces = QueryPieces<T, QkDim, Map::kKeyGroups / 2>;
+
+// A row, by eight threads; returns what it counts in. `load(q)`: its 16-bit numbers as they are.
+template <class T, int QkDim, class Map, class Load>
 __device__ __forceinline__ float place_query_row(const FmDecodeParams& p, const RowBlock& r, uint32_t to, int block_row,
-                                                 int first) {
+                                                 int first, Load load) {
   constexpr int kHalves = Map::kKeyGroups / 2;
-  QueryPieces<T, QkDim, kHalves> q;
+  RawQueryPieces<T, QkDim, Map> q;
   float unit;
   if (p.q_codes) {
     unit = q.load_codes(p, r, block_row, first);
   } else {
-#pragma unroll
-    for (int i = 0; i < q.kCount; ++i) q.piece[i] = load_shared_4(to + i * Map::kQueryChunkBytes + swizzled(block_row, first));
+    load(q);
     unit = q.to_half();
-    __syncwarp();  // pieces of two threads change places
   }
 #pragma unroll
   for (int i = 0; i < q.kCount; ++i) {
@@ -52,6 +59,35 @@ __device__ __forceinline__ float place_query_row(const FmDecodeParams& p, const 
   }
   return unit;
 }
+
+// Whether there are registers for Q of the next item while an item ends.
+template <class Map>
+constexpr bool kQueryAhead = Map::kRows == 16 && Map::kHasRope;
+
+// Q of an item, as it is, on its way to registers while the item before ends, where there are some.
+template <class T, int QkDim, class Map, bool Ahead = kQueryAhead<Map>>
+struct QueryAhead {
+  RawQueryPieces<T, QkDim, Map> row;  // eight threads have one
+
+  static __device__ __forceinline__ int block_row() { return (block_thread() - 128) / 8; }
+  // What was there is in no register while tiles are multiplied.
+  __device__ __forceinline__ void forget() { row = {}; }
+  __device__ __forceinline__ void ask(const FmDecodeParams& p, const RowBlock& r) {
+    if (!p.q_codes && block_row() < Map::kRows) row.ask(p, r, block_row(), block_thread() % 8);
+  }
+  // By two warpgroups, as load_raw_query.
+  template <class Control>
+  __device__ __forceinline__ void place(const FmDecodeParams& p, const RowBlock& r, uint32_t smem, Control& control) const {
+    named_barrier<kRawBarrier, 256>();  // every warp is done with the previous item's Q
+    if (block_row() < Map::kRows) {
+      const float unit = place_query_row<T, QkDim, Map>(p, r, smem + Map::kQueryOffset, block_row(), block_thread() % 8,
+                                                        [&](RawQueryPieces<T, QkDim, Map>& q) { q = row; });
+      if (block_thread() % 8 == 0) control.begin_row(block_row(), query_scale_log2<T, Map>(p, unit));
+    }
+    fence_async_shared();
+    named_barrier<kRawBarrier, 256>();
+  }
+};
 
 // By two warpgroups, eight threads to a row: first all of it to shared memory as it is, then row by row to where it belongs.
 // Rows that do not exist are copies of one that does: what is computed for them is never stored. Leaves what each row's
@@ -77,11 +113,25 @@ __device__ __forceinline__ void load_raw_query(const FmDecodeParams& p, const Ro
   }
 #pragma unroll 1
   for (int block_row = thread / 8; block_row < Map::kRows; block_row += 32) {
-    const float unit = place_query_row<T, QkDim, Map>(p, r, to, block_row, first);
-    if (first == 0) control.begin_row(block_row, p.scale_log2 * unit * (kRopeCounts<T> ? common_unit<Map>() : 1.f));
+    const float unit = place_query_row<T, QkDim, Map>(p, r, to, block_row, first, [&](RawQueryPieces<T, QkDim, Map>& q) {
+#pragma unroll
+      for (int i = 0; i < q.kCount; ++i) q.piece[i] = load_shared_4(to + i * Map::kQueryChunkBytes + swizzled(block_row, first));
+      __syncwarp();  // pieces of two threads change places
+    });
+    if (first == 0) control.begin_row(block_row, query_scale_log2<T, Map>(p, unit));
   }
   fence_async_shared();
   named_barrier<kRawBarrier, 256>();
 }
+
+template <class T, int QkDim, class Map>
+struct QueryAhead<T, QkDim, Map, false> {
+  __device__ __forceinline__ void forget() {}
+  __device__ __forceinline__ void ask(const FmDecodeParams&, const RowBlock&) {}
+  template <class Control>
+  __device__ __forceinline__ void place(const FmDecodeParams& p, const RowBlock& r, uint32_t smem, Control& control) const {
+    load_raw_query<T, QkDim, Map>(p, r, smem, control);
+  }
+};
 
 }  // namespace fm

@@ -14,7 +14,7 @@
 #include "../ptx/shared.cuh"
 #include "../ptx/wgmma.cuh"
 #include "few_scores.cuh"
-#include "few_two_parts.cuh"
+#include "last_adds.cuh"
 #include "few_values.cuh"
 #include "merge_parts.cuh"
 #include "numbers.cuh"
@@ -185,15 +185,15 @@ __device__ __forceinline__ void store_raw_partial(const FmDecodeParams& p, const
   }
 }
 
-// The end of a part of 16 or 32 rows, one of two.
+// The end of a part of 16 or 32 rows, one of few. `come`: by LastAdds::comes(), how many have come before.
 template <class T, class Map, class Control>
-__device__ __forceinline__ void finish_raw_in_two(const FmDecodeParams& p, int item, FewAccumulators<Map::kRows>& o, int half,
-                                                  Control& control) {
+__device__ __forceinline__ void finish_or_leave_raw(const FmDecodeParams& p, int item, FewAccumulators<Map::kRows>& o, int half,
+                                                    Control& control, int come) {
   using Layout = FewLayout<Map::kRows>;
   const int lane = opaque(block_thread()) % 32;
   scale_few_rows<Map::kRows>(o, control.result, lane);
-  if (FewInTwo<Map>::comes()) control.pieces = FewInTwo<Map>::come(p, item);
-  finish_few_in_two<Map>(p, item, o, control, [&](const RowBlock&, int i, const float (&numbers)[4][4]) {
+  if (LastAdds<Map>::comes()) control.pieces = come;
+  finish_or_leave<Map>(p, item, o, control, [&](const RowBlock&, int i, const float (&numbers)[4][4]) {
     T* columns = reinterpret_cast<T*>(p.out) + half * 256 + warpgroup_thread() / 32 * 16 + lane / 4 * 2;
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
@@ -316,6 +316,9 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
       if (i < tiles) place.advance();
     }
     const RowBlock r = load_row_block<Map>(p, item);
+    int come = 0;
+    if constexpr (Map::kSplits)
+      if (r.slot >= 0 && p.splits == 1 && LastAdds<Map>::comes()) come = LastAdds<Map>::come(p, r.merge, r.parts);
     finish_raw_rows<Map>(p, r, state, smem, place.at(), control, own());
     if constexpr (Map::kSplits) {
       if (p.splits > 1) {
@@ -324,8 +327,8 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
       } else if (r.slot < 0) {
         store_raw_rows<T, Map>(p, o, own(), control);
         return;
-      } else if (r.parts == 2) {
-        finish_raw_in_two<T, Map>(p, item, o, own(), control);
+      } else if (LastAdds<Map>::is_for(r.parts)) {
+        finish_or_leave_raw<T, Map>(p, item, o, own(), control, come);
         return;
       } else {
         store_raw_partial<Map>(p, r, o, own(), control);

@@ -147,7 +147,7 @@ struct FewControl : DecodeControl {
   float2 part_state[kPartRows];   // those of the rows being merged
   float warp_row[4][32];          // what each warp found for a row
   float warp_sum[4][32];          // and its part of the row's sum, when references may move
-  float2 part_weight[32];         // values: of two parts of a row, this CTA's and the other's
+  float3 part_weight[32];         // values: of few parts of a row (last_adds.cuh)
   float unit[16];                 // scores -> values: what the finished rows count in, of codes only
 };
 

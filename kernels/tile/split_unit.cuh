@@ -6,8 +6,8 @@
 // Partial results are normalised, with their base-2 log-sum-exps. With m = max_j l_j,
 // out = sum_j 2^(l_j - m) o_j / sum_j 2^(l_j - m) and lse = ln 2 (m + log2 sum_j 2^(l_j - m)). Parts are added in their
 // order: the result depends neither on timing nor on who adds them. How: split_rows.cuh (64 rows), split_few.cuh (16 and 32),
-// and, for two parts of 64 rows of 16-bit caches, two_parts.cuh. Two parts of 16 and 32 rows are added up as few_two_parts.cuh has
-// it, unless clusters share them.
+// and, for two parts of 64 rows of 16-bit caches, two_parts.cuh. Two and three parts of 16 and 32 rows are added up as last_adds.cuh
+// has it, unless clusters share them.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>

@@ -147,6 +147,29 @@ __device__ __forceinline__ void for_each_row_block(const FmDecodeParams& p, cons
     r = load_row_block<Map>(p, item);
   }
 }
+
+// The same for CTAs that share tiles, or none: body(item, row block, ahead). Where `Ahead`, ahead(use) finds the next one's block before the
+// body's end, and calls use(it) if there is one.
+template <class Map, bool Ahead, class Body>
+__device__ __forceinline__ void for_each_row_block_ahead(const FmDecodeParams& p, const FirstItem& first, Body body) {
+  static_assert(Map::kSplits, "no item is left out");
+  if constexpr (!Ahead) {
+    for_each_row_block<Map>(p, first, [&](int item, const RowBlock& r) { body(item, r, [](auto) {}); });
+    return;
+  }
+  if (!first.exists()) return;
+  RowBlock r = first.block;
+  for (int item = first.number;; ++item) {
+    bool more;
+    RowBlock next;
+    body(item, r, [&](auto use) {
+      more = item + 1 < next_worker_item(p);
+      if (more) use(next = load_row_block<Map>(p, item + 1));
+    });
+    if (!more) break;
+    r = next;
+  }
+}
 static_assert(sizeof(FmWorkItem) == 48, "items are read as three int4");
 
 // Element offset of a row of q, out (stride of the element type) or lse.

@@ -66,7 +66,10 @@ const WORKLOADS: &[(&str, Batch, Layout)] = &[
     ("a long call, all heads", (1, 128, all(32768)), (64, 2, 1, 66, 32768)),
     ("8 chunks of 512, few heads", (8, 16, all(4096)), (64, 2, 1, 66, 519)),
     ("a chunk among decodes, all heads", (64, 128, all(2111)), (64, 2, 1, 66, 2111)),
-    ("a chunk among decodes, few heads", (64, 16, all(2111)), (64, 2, 1, 66, 319)),
+    ("a chunk among decodes, few heads", (64, 16, all(2111)), (64, 1, 1, 132, 575)),
+    ("a chunk among decodes, half the heads", (128, 64, all(639)), (64, 2, 1, 66, 383)),
+    ("long chunk, few decodes, 32 heads", (32, 32, all(2079)), (64, 2, 1, 66, 543)),
+    ("5 drafts or a short chunk, few heads", (128, 16, all(640)), (64, 2, 1, 66, 192)),
     ("drafts of 1 to 4, all heads", (64, 128, all(160)), (64, 2, 1, 66, 160)),
     ("drafts of 1 to 4, few heads", (64, 16, all(160)), (64, 1, 1, 132, 88)),
     ("decode as prefill, few heads", (128, 16, all(128)), (16, 1, 1, 132, 128)),
@@ -280,6 +283,8 @@ const KNOWN_TIMES: &[(&str, Keys, Batch, i32, Layout)] = &[
     ("one request, half the heads", Keys::Codes, (1, 64, each(1)), 8192, (16, 1, 1, 128, 4)),
     ("6 requests, few heads", Keys::Codes, (6, 16, each(1)), 4096, (16, 1, 16, 6, 6)),
     ("24 requests of any length", Keys::Codes, (24, 16, each(1)), 8193, (16, 1, 1, 132, 24)),
+    ("5 drafts or a short chunk, few heads", Keys::Codes, (128, 16, all(640)), 4096, (64, 1, 1, 132, 256)),
+    ("8 chunks, few heads", Keys::Codes, (8, 16, all(4096)), 4096, (64, 2, 1, 66, 519)),
     ("lists, few heads", Keys::Codes, (128, 16, listed(2048, 0)), 0, (16, 1, 1, 132, 128)),
     ("lists, half the heads", Keys::Codes, (8, 64, listed(2048, 0)), 0, (64, 1, 1, 132, 8)),
     ("lists, half the heads, one request", Keys::Codes, (1, 64, listed(2048, 0)), 0, (16, 1, 16, 4, 4)),
@@ -374,6 +379,26 @@ fn costs_grow_with_the_ctas_that_share_an_item() {
     assert_eq!(costs((128, 32, each(1))), (3, 8, 1, 384));
     assert_eq!(costs((24, 16, each(1))), (12, 32, 4, 384));
     assert_eq!(costs((12, 16, each(1))), (24, 64, 8, 384));
+    assert_eq!(costs((64, 16, all(2111))), (3, 10, 2, 288));
+}
+
+#[test]
+fn tiles_of_codes_take_less_time_and_units_more_of_them() {
+    let fixed = |group, queries| {
+        choose(&Problem {
+            keys: Keys::Codes,
+            ..problem((200, group, queries), Split::Auto)
+        })
+        .fixed_cost
+    };
+    assert_eq!(
+        [16, 32, 64, 128].map(|group| fixed(group, each(1))),
+        [6, 6, 4, 3]
+    );
+    assert_eq!(
+        [16, 32, 64, 128].map(|group| fixed(group, lists(1))),
+        [3; 4]
+    );
 }
 
 #[test]

@@ -95,6 +95,8 @@ const COSTS_OF_KEYS: Costs = Costs {
     whole_speed: 308,
     ..COSTS_OF_FEW_ROWS
 };
+/// Tiles that take as long as what lies between two items, with 16 or 32 rows.
+const FIXED_COST_OF_PAGES_OF_CODES: i32 = 6;
 /// Where there are more units than multiprocessors.
 const COSTS_OF_MANY_UNITS_OF_CODES: Costs = Costs {
     whole_speed: 288,
@@ -161,7 +163,7 @@ impl Problem {
     /// What things cost CTAs of 16 or 32 rows.
     pub(super) fn costs_of_few_rows(&self, rows: i32, sm_count: i32) -> Costs {
         let many = self.work(rows).units > sm_count.into();
-        match self.keys {
+        let costs = match self.keys {
             Keys::Pages | Keys::Mixed => COSTS_OF_FEW_ROWS,
             Keys::Codes if many => COSTS_OF_MANY_UNITS_OF_CODES,
             Keys::Rows if many => COSTS_OF_MANY_UNITS_OF_ROWS,
@@ -171,6 +173,19 @@ impl Problem {
                 ..COSTS_OF_KEYS
             },
             Keys::Codes | Keys::Rows => COSTS_OF_KEYS,
+        };
+        Costs {
+            fixed: self.fixed_cost(FIXED_COST_OF_PAGES_OF_CODES, costs.fixed),
+            ..costs
+        }
+    }
+
+    /// What a unit costs besides its tiles: over pages of codes `of_codes`, which take less time for a tile.
+    pub(super) fn fixed_cost(&self, of_codes: i32, of_others: i32) -> i32 {
+        match (self.keys, self.queries) {
+            (_, Queries::Sparse { .. }) => of_others,
+            (Keys::Codes, _) => of_codes,
+            _ => of_others,
         }
     }
 

@@ -21,6 +21,9 @@
 struct alignas(8) float2 {
   float x, y;
 };
+struct float3 {
+  float x, y, z;
+};
 struct alignas(16) float4 {
   float x, y, z, w;
 };
@@ -34,6 +37,7 @@ struct alignas(16) uint4 {
   uint32_t x, y, z, w;
 };
 inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float3 make_float3(float x, float y, float z) { return {x, y, z}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }

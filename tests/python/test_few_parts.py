@@ -1,4 +1,4 @@
-"""Units in two parts: whichever of two CTAs adds them up, or half of them, the result is the same."""
+"""Units in two or three parts: whichever of the CTAs adds them up, or half of them, the result is the same."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ REQUESTS = 150  # more parts than CTAs: some have further items
 @pytest.mark.gpu
 @pytest.mark.parametrize(("kv_format", "page_size"), [(None, 64), (None, 1), ("fp8", 64), ("fp8_v32", 64)])
 @pytest.mark.parametrize(("s_q", "heads"), [(1, 1), (1, 16), (2, 10), (1, 32)])
-def test_two_parts_are_right_and_the_same_each_time(cuda, s_q, heads, kv_format, page_size):
+@pytest.mark.parametrize("parts", [2, 3])
+def test_parts_are_right_and_the_same_each_time(cuda, parts, s_q, heads, kv_format, page_size):
     lens = [65 + 37 * i % 400 for i in range(REQUESTS)]
     problem = problems.make(lens=lens, s_q=s_q, h=heads, page_size=page_size, device=cuda)
     if kv_format is not None:
         problem = problem.quantised(kv_format)
-    problem.check_repeats(20, num_splits=2, attn_sink=torch.linspace(-1, 1, heads, device=cuda))
+    problem.check_repeats(20, num_splits=parts, attn_sink=torch.linspace(-1, 1, heads, device=cuda))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kv_format", [None, "fp8_v32"])
-def test_a_part_of_which_no_row_sees_a_key_is_added_up_too(cuda, kv_format):
+@pytest.mark.parametrize("parts", [2, 3])
+def test_a_part_of_which_no_row_sees_a_key_is_added_up_too(cuda, parts, kv_format):
     problem = problems.make(lens=[70, 130, 64, 6], s_q=8, h=4, device=cuda)
     if kv_format is not None:
         problem = problem.quantised(kv_format)
-    problem.check(num_splits=2)
+    problem.check(num_splits=parts)
 
 
 # Sinks are as large as lse, whose last bit is then seen in some of three million results. Which of two CTAs ends first

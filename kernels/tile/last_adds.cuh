@@ -1,0 +1,147 @@
+// The end of a part of a unit of 16 or 32 rows that has been split into few parts (kMostLast at most). The CTAs that come to their
+// last tile before the others leave their parts and go on; the last one, when those are there, adds them to what it has in
+// registers: it stores no part, and finishes the rows as those of a whole unit. Nobody waits for a CTA that waits, or that is
+// still at its tiles.
+//
+// A slot has the numbers as the threads of both values warpgroups hold them.
+#pragma once
+#include <stdint.h>
+
+#include "../params.h"
+#include "../ptx/control.cuh"
+#include "../ptx/global.cuh"
+#include "../ptx/math.cuh"
+#include "few_scores.cuh"
+#include "merge_parts.cuh"
+#include "shared_map.cuh"
+#include "split_unit.cuh"
+#include "work.cuh"
+
+namespace fm {
+
+constexpr int kMostLast = 3;  // parts
+
+// Of FmMerge: `done` counts the CTAs that have come, `arrived` the parts that are there.
+template <class Map>
+struct LastAdds {
+  static constexpr bool kExists = Map::kRaw || !Map::kCodes;  // the others are short of registers
+  static constexpr bool kAhead = Map::kRows == 16;  // numbers are asked for before weights are known
+  static constexpr int kAtOnce = kAhead && Map::kRaw ? 2 : 1;  // pairs of columns that are under way
+
+  // Whether it is for a unit of so many parts, where clusters share none.
+  static __device__ __forceinline__ bool is_for(int parts) { return kExists && parts <= kMostLast; }
+  // The thread that says so for its CTA.
+  static __device__ __forceinline__ bool comes() { return block_thread() == 128; }
+  // When little is left to do of a part: how many have come before.
+  static __device__ __forceinline__ int come(const FmDecodeParams& p, int merge, int parts) {
+    return is_for(parts) ? atomic_add(&p.merges[merge].done[Map::kSplits ? 0 : cta_of_team()], 1) : 0;
+  }
+  static __device__ __forceinline__ int come(const FmDecodeParams& p, int item) {
+    const int4 v = load_once(reinterpret_cast<const int4*>(&p.items[item].slot));  // slot, merge, main_len, parts
+    return come(p, v.y, v.w);
+  }
+  static __device__ __forceinline__ uint64_t* word(const FmDecodeParams& p, const RowBlock& r) {
+    return reinterpret_cast<uint64_t*>(p.merges[r.merge].arrived[r.block]);
+  }
+};
+
+// What the parts of rows are multiplied with, by the threads of one warpgroup, and the rows' lse. `first`: the unit's first part.
+template <class Map>
+__device__ __forceinline__ void weigh_few_parts(const FmDecodeParams& p, const RowBlock& first, int thread, FewControl& control) {
+  if (thread >= Map::kRows) return;
+  const float* of_part = p.partial_lse + slot_row<Map>(p, first, thread);
+  const auto lse = [&](int k) { return k < first.parts ? __ldcg(of_part + k * Map::kRows) : kNegInf; };  // teams are of one CTA
+  const float3 all = make_float3(lse(0), lse(1), lse(2));
+  const float top = fmaxf(fmaxf(fmaxf(all.x, all.y), all.z), -__FLT_MAX__);
+  const float3 weight = make_float3(exp2_approx(all.x - top), exp2_approx(all.y - top), exp2_approx(all.z - top));
+  RowBlock whole = first;
+  whole.slot = -1;
+  const float factor = row_factor<Map>(p, whole, thread, top, weight.x + weight.y + weight.z);
+  control.part_weight[thread] = make_float3(weight.x * factor, weight.y * factor, weight.z * factor);
+}
+// Products are rounded before they are added, in the order of the parts: in the same way whoever does it.
+__device__ __forceinline__ float add_few(float3 weight, float first, float second, float third) {
+  return __fadd_rn(__fadd_rn(__fmul_rn(weight.x, first), __fmul_rn(weight.y, second)), __fmul_rn(weight.z, third));
+}
+
+// By both values warpgroups, `o` being normalised and control.pieces what come() has returned. `store(r, i, numbers)` stores finished
+// numbers: those of all blocks that the thread has in columns 2 i and 2 i + 1 of its accumulators.
+template <class Map, class Store>
+__device__ __forceinline__ void finish_or_leave(const FmDecodeParams& p, int item, const FewAccumulators<Map::kRows>& o,
+                                                FewControl& control, Store store) {
+  using Last = LastAdds<Map>;
+  using Layout = FewLayout<Map::kRows>;
+  constexpr int kColumnPairs = Layout::kColumns / 2;
+  const RowBlock r = load_row_block<Map>(p, item);  // registers are short before
+  const int thread = block_thread() - 128, lane = thread % 32;
+  named_barrier<kAddBarrier, 256>();
+  const auto part = [&](const RowBlock& of) {
+    return reinterpret_cast<float4*>(p.partial_out + slot_row<Map>(p, of, 0) * kLatent) + thread;
+  };
+  if (control.pieces + 1 < r.parts) {
+    float4* to = part(r);
+#pragma unroll
+    for (int i = 0; i < kColumnPairs; ++i)
+#pragma unroll
+      for (int m = 0; m < 4; ++m) {
+        const float* v = &o[m][4 * i];
+        to[(i * 4 + m) * 256] = make_float4(v[0], v[1], v[2], v[3]);
+      }
+    named_barrier<kAddBarrier, 256>();
+    if (thread == 0) {
+      fence_gpu();
+      atomic_add(Last::word(p, r), 1);
+    }
+    return;
+  }
+  RowBlock first = r;
+  first.slot = __ldcg(&p.merges[r.merge].first_slot);
+  const int own = r.slot - first.slot;
+  if (lane == 0) {
+    while ((uint32_t)load_relaxed(Last::word(p, r)) + 1 < r.parts) {
+    }
+    fence_gpu();
+  }
+  __syncwarp();
+  const auto weigh = [&] {
+    weigh_few_parts<Map>(p, first, thread, control);
+    named_barrier<kAddBarrier, 256>();
+    if (thread == 0) p.merges[r.merge].done[r.block] = 0, *Last::word(p, r) = 0;
+  };
+  if (!Last::kAhead) weigh();
+  const float4* parts = part(first);
+  const int others[2] = {own == 0, r.parts == 2 ? -1 : own == 2 ? 1 : 2};
+#pragma unroll
+  for (int base = 0; base < kColumnPairs; base += Last::kAtOnce) {
+    float4 v[2][Last::kAtOnce][4] = {};
+#pragma unroll
+    for (int k = 0; k < 2; ++k)
+      if (others[k] >= 0)
+#pragma unroll
+        for (int i = 0; i < Last::kAtOnce; ++i)
+#pragma unroll
+          for (int m = 0; m < 4; ++m)
+            v[k][i][m] = __ldcg(parts + others[k] * (Map::kRows * kLatent / 4) + ((base + i) * 4 + m) * 256);
+    if (Last::kAhead && base == 0) weigh();
+#pragma unroll
+    for (int i = 0; i < Last::kAtOnce; ++i) {
+      const int c = 2 * (base + i);
+      const float3 weights[2] = {control.part_weight[Layout::row(c, lane)], control.part_weight[Layout::row(c + 1, lane)]};
+      float numbers[4][4];
+#pragma unroll
+      for (int m = 0; m < 4; ++m) {
+        const float a[4] = {v[0][i][m].x, v[0][i][m].y, v[0][i][m].z, v[0][i][m].w};
+        const float b[4] = {v[1][i][m].x, v[1][i][m].y, v[1][i][m].z, v[1][i][m].w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const float mine = o[m][Layout::value(c, 0) + j];
+          numbers[m][j] = add_few(weights[j % 2], own == 0 ? mine : a[j], own == 0 ? a[j] : own == 1 ? mine : b[j],
+                                  own == 2 ? mine : b[j]);
+        }
+      }
+      store(r, base + i, numbers);
+    }
+  }
+}
+
+}  // namespace fm
