@@ -402,6 +402,20 @@ fn tiles_of_codes_take_less_time_and_units_more_of_them() {
 }
 
 #[test]
+fn lists_of_few_rows_are_cut_for_less() {
+    let split = |batch, group, queries| {
+        let choice = choose(&Problem {
+            keys: Keys::Codes,
+            ..problem((batch, group, queries), Split::Auto)
+        });
+        (choice.rows, choice.splits, choice.split_cost)
+    };
+    assert_eq!(split(72, 16, lists(1)), (16, 1, 8));
+    assert_eq!(split(48, 16, lists(1)), (16, 2, 16));
+    assert_eq!(split(128, 64, lists(1)), (64, 1, 10));
+}
+
+#[test]
 fn an_invariant_layout_depends_on_no_other_request() {
     for group in [16, 32, 128] {
         let choice = |batch, queries| {

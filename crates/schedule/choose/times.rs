@@ -95,6 +95,8 @@ const COSTS_OF_KEYS: Costs = Costs {
     whole_speed: 308,
     ..COSTS_OF_FEW_ROWS
 };
+/// What being cut costs lists of few rows, in tiles, whose lengths may differ when it is planned. The times are of [`COSTS_OF_KEYS`].
+const SPLIT_COST_OF_LISTS: i32 = 8;
 /// Tiles that take as long as what lies between two items, with 16 or 32 rows.
 const FIXED_COST_OF_PAGES_OF_CODES: i32 = 6;
 /// Where there are more units than multiprocessors.
@@ -157,7 +159,16 @@ impl Problem {
                 }
             }
         }
-        least.map(|(_, choice)| choice)
+        let (_, choice) = least?;
+        // Clusters of 16 never have units that are cut.
+        let costs_less = lists && choice.rows < FM_TILE_ROWS && choice.splits <= MAX_CLUSTER;
+        Some(match costs_less {
+            true => Choice {
+                split_cost: SPLIT_COST_OF_LISTS * choice.splits,
+                ..choice
+            },
+            false => choice,
+        })
     }
 
     /// What things cost CTAs of 16 or 32 rows.
