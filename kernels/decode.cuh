@@ -18,7 +18,8 @@
 // Registers per thread, of 65,536 / 128 = 512 for the four together: struct Registers.
 //
 // With 32 or 16 rows the roles are the same with swapped operands (tile/few_*.cuh), and the CTAs of a cluster may share
-// the tiles of an item and merge what they have (tile/merge_parts.cuh). Parts of units that are cut: tile/split_*.cuh.
+// the tiles of an item and merge what they have (tile/merge_parts.cuh). Parts of units that are cut: tile/split_*.cuh,
+// two_parts.cuh, last_adds.cuh.
 //
 // Caches of e4m3 codes have CTAs of another kind (decode_raw):
 //

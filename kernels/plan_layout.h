@@ -104,7 +104,7 @@ typedef struct FmMerge {
   int32_t parts;
   int32_t reserved;
   int32_t arrived[FM_MAX_SPLITS][2]; /* by a CTA's place in its team or cluster: parts in, pieces given up (bits) */
-  int32_t done[FM_MAX_SPLITS]; /* likewise: pieces that are added up. All are 0 between launches */
+  int32_t done[FM_MAX_SPLITS]; /* likewise: pieces that are added up, or CTAs that have come (tile/last_adds.cuh). All are 0 between launches */
 } FmMerge;
 
 typedef struct FmPlanLayout {

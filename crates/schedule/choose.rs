@@ -375,12 +375,15 @@ impl Problem {
         }
     }
 
-    /// Whether most of the requests, with so many tokens together, may have one token beside few with many.
+    /// Whether most of the requests, with so many tokens together and more than a tile of rows on average, may have one token beside few
+    /// with many.
     fn may_mix_decodes(&self, tokens: i32) -> bool {
         let others = i64::from(self.batch) - 1;
         let rows = (i64::from(tokens) - others) * i64::from(self.group);
         let drafts = i64::from(tokens) <= MOST_DRAFTS * i64::from(self.batch);
-        self.group <= FM_TILE_ROWS
+        self.split != Split::Invariant
+            && self.mean_rows() > FM_TILE_ROWS.into()
+            && self.group <= FM_TILE_ROWS
             && (self.keys == Keys::Codes || !drafts)
             && rows.div_ceil_positive(FM_TILE_ROWS) <= BLOCKS_BESIDE_A_DECODE * others
     }

@@ -195,7 +195,7 @@ pub struct FmMerge {
     pub reserved: i32,
     #[doc = " by a CTA's place in its team or cluster: parts in, pieces given up (bits)"]
     pub arrived: [[i32; 2usize]; 8usize],
-    #[doc = " likewise: pieces that are added up. All are 0 between launches"]
+    #[doc = " likewise: pieces that are added up, or CTAs that have come (tile/last_adds.cuh). All are 0 between launches"]
     pub done: [i32; 8usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]

@@ -28,7 +28,7 @@ struct LastAdds {
   static constexpr bool kAhead = Map::kRows == 16;  // numbers are asked for before weights are known
   static constexpr int kAtOnce = kAhead && Map::kRaw ? 2 : 1;  // pairs of columns that are under way
 
-  // Whether it is for a unit of so many parts, where clusters share none.
+  // Whether it is for a unit of so many parts, two at least, where clusters share none.
   static __device__ __forceinline__ bool is_for(int parts) { return kExists && parts <= kMostLast; }
   // The thread that says so for its CTA.
   static __device__ __forceinline__ bool comes() { return block_thread() == 128; }

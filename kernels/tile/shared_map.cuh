@@ -127,7 +127,7 @@ struct DecodeControl {
   int first_masked;               // scores only: from this tile on, some row of the block does not see every token
   int first_shared;               // and this one on, some tokens are seen by some rows and not by others
   alignas(8) float result[kTileRows];  // what the accumulated rows are multiplied with at the end
-  uint32_t pieces;                // values: the pieces of a split unit's rows that this CTA adds up
+  uint32_t pieces;                // values: of a split unit's rows, that this CTA adds up; last_adds.cuh: how many CTAs have come before
 };
 
 // What CTAs of 64 rows have besides.

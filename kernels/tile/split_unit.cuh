@@ -7,7 +7,7 @@
 // out = sum_j 2^(l_j - m) o_j / sum_j 2^(l_j - m) and lse = ln 2 (m + log2 sum_j 2^(l_j - m)). Parts are added in their
 // order: the result depends neither on timing nor on who adds them. How: split_rows.cuh (64 rows), split_few.cuh (16 and 32),
 // and, for two parts of 64 rows of 16-bit caches, two_parts.cuh. Two and three parts of 16 and 32 rows are added up as last_adds.cuh
-// has it, unless clusters share them.
+// has it, unless clusters share them or registers are short (LastAdds::kExists).
 #pragma once
 #include <stddef.h>
 #include <stdint.h>

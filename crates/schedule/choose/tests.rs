@@ -380,6 +380,7 @@ fn costs_grow_with_the_ctas_that_share_an_item() {
     assert_eq!(costs((24, 16, each(1))), (12, 32, 4, 384));
     assert_eq!(costs((12, 16, each(1))), (24, 64, 8, 384));
     assert_eq!(costs((64, 16, all(2111))), (3, 10, 2, 288));
+    assert_eq!(costs((64, 8, all(512))), (3, 10, 2, 368));
 }
 
 #[test]
