@@ -367,17 +367,22 @@ impl Problem {
     fn team(&self) -> i32 {
         let blocks = self.mean_rows().div_ceil_positive(FM_TILE_ROWS).max(1);
         match self.queries {
-            Queries::Ragged { .. } if blocks == 1 || self.is_ragged_invariant() => 1,
-            Queries::Ragged { tokens } if self.may_mix_decodes(tokens) => 1,
+            Queries::Ragged { .. }
+                if blocks == 1 || self.is_ragged_invariant() || self.may_mix_decodes() =>
+            {
+                1
+            }
             Queries::Ragged { .. } => TEAM_OF_RAGGED_ROWS,
             _ if blocks <= MAX_CLUSTER.into() => blocks as i32,
             _ => TEAM_OF_MANY_ROWS,
         }
     }
 
-    /// Whether most of the requests, with so many tokens together and more than a tile of rows on average, may have one token beside few
-    /// with many.
-    fn may_mix_decodes(&self, tokens: i32) -> bool {
+    /// Whether most of the requests may have one token beside few with many: ragged ones, with more than a tile of rows on average.
+    fn may_mix_decodes(&self) -> bool {
+        let Queries::Ragged { tokens } = self.queries else {
+            return false;
+        };
         let others = i64::from(self.batch) - 1;
         let rows = (i64::from(tokens) - others) * i64::from(self.group);
         let drafts = i64::from(tokens) <= MOST_DRAFTS * i64::from(self.batch);
@@ -405,13 +410,9 @@ impl Problem {
             return self.with_work(Choice::new((rows, 1, 1), sm_count, costs), sm_count);
         }
         let team = self.team();
-        let whole_speed = match (team, self.queries) {
-            (1, Queries::Ragged { tokens })
-                if self.keys == Keys::Pages && self.may_mix_decodes(tokens) =>
-            {
-                SPEED_OF_MIXED_CTAS
-            }
-            (1, _) if self.keys == Keys::Pages => SPEED_OF_SINGLE_CTAS,
+        let whole_speed = match (team, self.keys) {
+            (1, Keys::Pages) if self.may_mix_decodes() => SPEED_OF_MIXED_CTAS,
+            (1, Keys::Pages) => SPEED_OF_SINGLE_CTAS,
             _ => COSTS.whole_speed,
         };
         let fixed = match team {

@@ -162,12 +162,13 @@ impl Problem {
         let (_, choice) = least?;
         // Clusters of 16 never have units that are cut.
         let costs_less = lists && choice.rows < FM_TILE_ROWS && choice.splits <= MAX_CLUSTER;
-        Some(match costs_less {
-            true => Choice {
-                split_cost: SPLIT_COST_OF_LISTS * choice.splits,
-                ..choice
-            },
-            false => choice,
+        let split_cost = match costs_less {
+            true => SPLIT_COST_OF_LISTS * choice.splits,
+            false => choice.split_cost,
+        };
+        Some(Choice {
+            split_cost,
+            ..choice
         })
     }
 
