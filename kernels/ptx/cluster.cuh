@@ -11,6 +11,26 @@ __device__ __forceinline__ uint32_t cluster_address(uint32_t address, uint32_t r
   return there;
 }
 
+// Sends what lies at two addresses, `bytes` of each, a multiple of 16, to the same places in another CTA, by one lane of a whole warp, and
+// arrives at a barrier that counts as many from there, where these are counted on the same barrier (PTX ISA, cp.async.bulk). Operands
+// are the same for all lanes, which the compiler has to see.
+__device__ __forceinline__ void send_to_pair(uint32_t first, uint32_t second, uint32_t bytes, uint32_t barrier, uint32_t rank) {
+  asm volatile(
+      "{\n"
+      ".reg .pred one;\n"
+      ".reg .b32 to, there;\n"
+      "mapa.shared::cluster.u32 there, %4, %5;\n"
+      "elect.sync _|one, 0xffffffff;\n"
+      "@one mbarrier.arrive.expect_tx.shared::cta.b64 _, [%4], %3;\n"
+      "mapa.shared::cluster.u32 to, %0, %5;\n"
+      "@one cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [%0], %2, [there];\n"
+      "mapa.shared::cluster.u32 to, %1, %5;\n"
+      "@one cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [%1], %2, [there];\n"
+      "}" ::"r"(first),
+      "r"(second), "r"(bytes), "r"(2 * bytes), "r"(barrier), "r"(rank)
+      : "memory");
+}
+
 __device__ __forceinline__ float2 load_cluster_2(uint32_t from) {
   float2 v;
   asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(from) : "memory");

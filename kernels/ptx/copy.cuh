@@ -108,6 +108,10 @@ __device__ __forceinline__ void cp_async_16(uint32_t destination, const void* so
                : "memory");
 }
 
+__device__ __forceinline__ void cp_async_8(uint32_t destination, const void* source, bool present) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(destination), "l"(source), "r"(present ? 8 : 0) : "memory");
+}
+
 // The same without a condition, and of 8 bytes.
 __device__ __forceinline__ void cp_async_16(uint32_t destination, const void* source) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(destination), "l"(source) : "memory");

@@ -27,6 +27,11 @@ __device__ __forceinline__ uint32_t load_shared_word(uint32_t from) {
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(from) : "memory");
   return v;
 }
+__device__ __forceinline__ uint2 load_shared_8(uint32_t from) {
+  uint2 v;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(from) : "memory");
+  return v;
+}
 __device__ __forceinline__ uint4 load_shared_4(uint32_t from) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -36,6 +41,11 @@ __device__ __forceinline__ uint4 load_shared_4(uint32_t from) {
   return v;
 }
 
+__device__ __forceinline__ uint32_t load_shared_byte(uint32_t from) {
+  uint32_t v;
+  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(v) : "r"(from) : "memory");
+  return v;
+}
 __device__ __forceinline__ uint16_t load_shared_half(uint32_t from) {
   uint16_t v;
   asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(from) : "memory");

@@ -28,7 +28,7 @@ __device__ __forceinline__ float reference_limit(float reference, float sum) {
 // After a wait for blocks: makes what cp.async has written visible to wgmma. TMA's writes are.
 template <class Map>
 __device__ __forceinline__ void fence_copies() {
-  if (Map::kTokens && !Map::kCodes) fence_async_shared();
+  if (Map::kTokens && !Map::kCodes && !Map::kPaired) fence_async_shared();
 }
 
 // A wait of a whole warpgroup for a barrier. Beside a loader that computes, one warp polls for all: polls take issue slots.

@@ -53,7 +53,7 @@ struct QueryCopies {
 template <class T, int QkDim, class Map>
 __device__ __forceinline__ void load_query_rows(const FmDecodeParams& p, const RowBlock& r,
                                                 QueryFragments<Map::kRegisterChunks>& q, uint32_t shared) {
-  constexpr int kInRegisters = Map::kRegisterChunks, kChunks = QkDim / 64, kSlots = Map::kSharedChunks + 1;
+  constexpr int kInRegisters = Map::kRegisterChunks, kChunks = QkDim / 64, kSlots = Map::kQuerySlots;
   constexpr int kAhead = kInRegisters < kSlots ? kInRegisters : kSlots;
   const int first = warpgroup_thread() / 32 * 16, own = r.row_begin + first + warpgroup_thread() % 16;
   const int row = own < r.rows ? own : 0;

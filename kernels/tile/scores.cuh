@@ -48,7 +48,7 @@ struct HeldTile {
 // Whether the tile's latent blocks Begin .. End are there, and the rest of it, its rope block.
 template <int Begin, int End, bool Rest, class Map>
 __device__ __forceinline__ bool has_keys(DecodeControl& control, TilePlace<Map> place) {
-  const bool rest = !Rest || mbarrier_test(shared_address(&control.tile_full[place.rope()]), place.rope_parity());
+  const bool rest = !Rest || Map::kPaired || mbarrier_test(shared_address(&control.tile_full[place.rope()]), place.rope_parity());
   return has_blocks<Begin, End>(control, place, rest);
 }
 // Waits for them.
@@ -56,7 +56,7 @@ template <int Begin, int End, bool Rest, class Map>
 __device__ __forceinline__ void wait_for_keys(DecodeControl& control, TilePlace<Map> place, HeldTile& held) {
   if (has_keys<Begin, End, Rest>(control, place)) return;
   held.release(control, place);
-  if (Rest) mbarrier_wait(shared_address(&control.tile_full[place.rope()]), place.rope_parity());
+  if (Rest && !Map::kPaired) mbarrier_wait(shared_address(&control.tile_full[place.rope()]), place.rope_parity());
 #pragma unroll
   for (int i = Begin; i < End; ++i) wait_for_block<Map>(control, place, i);
 }
@@ -74,7 +74,7 @@ __device__ __forceinline__ void multiply_step(float (&s)[32], const QueryFragmen
     wgmma_rs_n64(T(), s, q.at[Chunk][step], b, accumulate);
   else
     wgmma_ss_n64(T(), s,
-                 q_shared.at(Chunk % (Map::kSharedChunks + 1) * kRopeBytes + step * 32), b, accumulate);
+                 q_shared.at(Chunk % Map::kQuerySlots * kRopeBytes + step * 32), b, accumulate);
 }
 
 // The products of one latent block: two chunks of 64 columns.
@@ -98,21 +98,25 @@ __device__ __forceinline__ void multiply_query_key(float (&s)[32], const QueryFr
                                                    HeldTile& held, bool ready, Meanwhile meanwhile) {
   constexpr bool kHasRope = QkDim > kLatent;
   const Operand q_shared(smem + Map::kQueryOffset, 0, kAtomBytes);
-  static_assert(kEarlyBlocks == 3 && kTileBlocks == 4);
+  static_assert((Map::kEarlyBlocks == 3 || Map::kEarlyBlocks == 2) && kTileBlocks == 4);
   const auto multiply_rope_part = [&](bool accumulate) {
     const Operand rope(smem + Map::rope_offset(place.rope()), 0, kAtomBytes);
 #pragma unroll
     for (int k = 0; k < 4; ++k) multiply_step<T, Map, 8>(s, q, q_shared, k, rope, 0, accumulate || k != 0);
   };
-  if (!ready) wait_for_keys<0, kEarlyBlocks, kRopeFirst<Map>>(control, place, held);
+  if (!ready) wait_for_keys<0, Map::kEarlyBlocks, kRopeFirst<Map>>(control, place, held);
   fence_copies<Map>();
   wgmma_fence();
   if (kHasRope && kRopeFirst<Map>) multiply_rope_part(false);
   multiply_block<T, Map, 0>(s, q, q_shared, smem, place, kHasRope && kRopeFirst<Map>);
   multiply_block<T, Map, 1>(s, q, q_shared, smem, place, true);
-  multiply_block<T, Map, 2>(s, q, q_shared, smem, place, true);
-  wait_for_keys<kEarlyBlocks, kTileBlocks, !kRopeFirst<Map>>(control, place, held);
+  if constexpr (Map::kEarlyBlocks == 3) multiply_block<T, Map, 2>(s, q, q_shared, smem, place, true);
+  wait_for_keys<Map::kEarlyBlocks, kTileBlocks, !kRopeFirst<Map>>(control, place, held);
   fence_copies<Map>();
+  if constexpr (Map::kEarlyBlocks == 2) {
+    wgmma_fence();
+    multiply_block<T, Map, 2>(s, q, q_shared, smem, place, true);
+  }
   if (kHasRope && !kRopeFirst<Map>) {
     wgmma_fence();
     multiply_rope_part(true);
@@ -424,7 +428,7 @@ __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, const Fi
       }
       place.advance();
       if constexpr (!Map::kCodes)  // while P is on its way
-        ready = has_keys<0, kEarlyBlocks, kRopeFirst<Map>>(control, place) && tile + 1 < range.tile_end;
+        ready = has_keys<0, Map::kEarlyBlocks, kRopeFirst<Map>>(control, place) && tile + 1 < range.tile_end;
       fence_async_shared();
       held.held = true;
     }

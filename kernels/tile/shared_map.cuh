@@ -4,7 +4,7 @@
 //   ring of 3 (or 2) rope blocks, 64 tokens x 64 columns (8,192); the tile's P replaces it
 //   Q, what is not in registers, in chunks of 64 columns
 //   few rows only: this CTA's part of rows that the cluster merges (kPartBytes); of 32 rows it takes the place of Q between items
-//   where codes are converted: Units
+//   where codes are converted: Units; by pairs of CTAs, which have no rope part: Stage
 //   control block (DecodeControl, FewControl)
 //
 // A tile of 64 tokens takes one latent block of each of the four column quarters, and one rope block (TilePlace).
@@ -27,7 +27,6 @@ constexpr int kLatent = 512;  // width of the latent part, which is also V
 constexpr int kBlockWidth = 128;
 constexpr int kTileBlocks = kLatent / kBlockWidth;
 constexpr int kMostBlocks = 11;
-constexpr int kEarlyBlocks = 3;  // latent blocks that Q K^T of 64 rows waits for before it starts; the last comes on the way
 constexpr int kTiles = 4;  // most places of tiles
 
 constexpr uint32_t kChunkRowBytes = 128;  // 64 columns of one row
@@ -46,23 +45,28 @@ constexpr uint32_t kPartBytes = kPartRows * kPartStride * 4;
 // 64 rows. What a loader of whole pages leaves of the registers holds most of Q.
 struct WidePages {
   static constexpr int kRows = 64, kTriple = 3, kRopes = 3, kRegisterChunks = 6;
-  static constexpr bool kTokens = false, kCodes = false, kRaw = false;
+  static constexpr bool kTokens = false, kCodes = false, kRaw = false, kPaired = false;
+};
+// 64 rows, codes that pairs of CTAs convert to bfloat16 for each other.
+struct WidePairs {
+  static constexpr int kRows = 64, kTriple = 2, kRopes = 2, kRegisterChunks = 5;
+  static constexpr bool kTokens = true, kCodes = false, kRaw = false, kPaired = true;
 };
 // 64 rows, single tokens: their loader needs registers itself, all that are left where it converts codes.
 template <bool Codes>
 struct WideTokens {
   static constexpr int kRows = 64, kTriple = Codes ? 0 : 3, kRopes = 2, kRegisterChunks = Codes ? 0 : 5;
-  static constexpr bool kTokens = true, kCodes = Codes, kRaw = false;
+  static constexpr bool kTokens = true, kCodes = Codes, kRaw = false, kPaired = false;
 };
 template <int Rows>
 struct FewPages {
   static constexpr int kRows = Rows, kTriple = Rows / 16, kRopes = 3, kRegisterChunks = 0;
-  static constexpr bool kTokens = false, kCodes = false, kRaw = false;
+  static constexpr bool kTokens = false, kCodes = false, kRaw = false, kPaired = false;
 };
 template <int Rows, bool Codes>
 struct FewTokens {
   static constexpr int kRows = Rows, kTriple = Codes ? 0 : Rows / 16, kRopes = Codes ? 2 : 3, kRegisterChunks = 0;
-  static constexpr bool kTokens = true, kCodes = Codes, kRaw = false;
+  static constexpr bool kTokens = true, kCodes = Codes, kRaw = false, kPaired = false;
 };
 
 // Where codes are converted to half: the powers of two that keep numbers in its range, and what float32 scales have
@@ -75,6 +79,13 @@ struct Units {
   } of_tile[kTiles];
   uint64_t scaled[kTiles];    // an equal share for each loading warp: some mantissa of its rows is not one
   float of_query[kTileRows];  // scores only: what a row of Q counts in, times its scale
+};
+
+// Of pairs: a loading warp's rows of codes, as they lie in the cache, and their scales, of two tiles.
+constexpr int kLoadingWarps = 4, kStageRows = 8;
+struct alignas(16) Stage {
+  uint8_t row[kStageRows][576];
+  uint8_t scales[2][kStageRows][16];
 };
 
 template <class Sizes>
@@ -91,8 +102,11 @@ struct SharedMap : Sizes {
   static constexpr bool kSumsToValues = Sizes::kTokens && !Sizes::kCodes && kRows == kTileRows;
   static constexpr bool kEarlyEnds = false;           // as RawMap has it: 16-bit rows take 0.1 to 0.8 us longer with it
   // Whether somebody waits for a column quarter of a tile (block_full) rather than for all of it (tile_full). Of single tokens the first
-  // ones are waited for together: a barrier takes an arrival of each thread that copies.
+  // ones are waited for together: a barrier takes an arrival of each thread that copies. Of pairs two come together, and there is no
+  // tile_full: `present` is there with the last ones.
+  static constexpr int kEarlyBlocks = Sizes::kPaired ? 2 : 3;  // latent blocks that Q K^T of 64 rows waits for before it starts
   static __device__ __forceinline__ constexpr bool tells(int quarter) {
+    if (Sizes::kPaired) return quarter % 2 == 1;
     return !Sizes::kCodes && (!Sizes::kTokens || (kRows == kTileRows && quarter == kEarlyBlocks - 1));
   }
   static constexpr int kBlocks = kTileBlocks * 2 + kTriple;
@@ -100,12 +114,14 @@ struct SharedMap : Sizes {
   static constexpr uint32_t kQueryChunkBytes = kRows * kChunkRowBytes;
   static constexpr uint32_t kRopeOffset = kBlocks * kBlockBytes;
   static constexpr uint32_t kQueryOffset = kRopeOffset + kRopes * kRopeBytes;
-  static constexpr uint32_t kQueryBytes = (kSharedChunks + 1) * kQueryChunkBytes;
+  static constexpr int kQuerySlots = kSharedChunks + (Sizes::kPaired ? 0 : 1);  // and one of the rope part
+  static constexpr uint32_t kQueryBytes = kQuerySlots * kQueryChunkBytes;
   // Whether the part takes the place of Q, which the values role then hands on: with 32 rows that makes room for two more blocks.
   static constexpr bool kHandsQueryOn = kSplits && kPartBytes <= kQueryBytes;
   static constexpr uint32_t kPartOffset = kQueryOffset + (kHandsQueryOn ? 0 : kQueryBytes);
   static constexpr uint32_t kUnitsOffset = kQueryOffset + kQueryBytes + (kSplits && !kHandsQueryOn ? kPartBytes : 0);
-  static constexpr uint32_t kControlOffset = kUnitsOffset + (Sizes::kCodes ? sizeof(Units) : 0);
+  static constexpr uint32_t kStageOffset = kUnitsOffset + (Sizes::kCodes ? sizeof(Units) : 0);
+  static constexpr uint32_t kControlOffset = kStageOffset + (Sizes::kPaired ? kLoadingWarps * sizeof(Stage) : 0);
   static_assert(kBlocks <= kMostBlocks && (!Sizes::kCodes || kRopes == Units::kTiles));
 
   // Also of the tile's weights.

@@ -22,7 +22,12 @@ struct TokenWarps {
   static __device__ __forceinline__ int lane() { return (unsigned)block_thread() % 32; }
   static __device__ __forceinline__ int warp() { return thread() / 32 % kWarps; }
   static __device__ __forceinline__ int first_row() { return warp() * kRows; }
-  static __device__ __forceinline__ int row() { return first_row() + (unsigned)block_thread() % kRows; }  // this lane's
+  // This lane's. Of pairs of CTAs that load for each other eight of sixteen are the other one's: that they are there is looked up.
+  static __device__ __forceinline__ int row() {
+    if (Map::kPaired)
+      return (cluster_rank() ^ (unsigned)block_thread() / 8 & 1) * (kTileTokens / 2) + warp() * (kRows / 2) + block_thread() % 8;
+    return first_row() + (unsigned)block_thread() % kRows;
+  }
 };
 
 // Where a token is: its page (-1 when absent) and its offset in it.
@@ -34,7 +39,7 @@ struct TokenPlace {
 // registers are short.
 template <class Map, class F>
 __device__ __forceinline__ auto in_cache(const FmDecodeParams& p, int cache, F f) {
-  if (Map::kRaw) return f(p.kv[cache]);
+  if (Map::kRaw || Map::kPaired) return f(p.kv[cache]);
   if (cache == 0) return f(p.kv[0]);
   return f(p.kv[1]);
 }
@@ -52,12 +57,16 @@ struct TileCursor {
   const int* entries;  // of its tokens: indices, or pages of the block table
   int kv_head;
   int found;           // what is there for this lane's token; -1: nothing
+  int paired_row;      // of pairs: this lane's row, which takes long to find
+
+  __device__ __forceinline__ int row() const { return Map::kPaired ? paired_row : TokenWarps<Map>::row(); }
 
   __device__ __forceinline__ bool done() const { return item == kDone; }
 
   // To the first item's first tile, if it has one. Only the plan is read: earlier launches may be running.
   __device__ __forceinline__ void begin(const FmDecodeParams& p, const FirstItem& first) {
     item = kDone, cache = 0, found = -1;
+    if (Map::kPaired) paired_row = TokenWarps<Map>::row();
     if (!first.exists()) return;
     item = first.number;
     const RowBlock r = load_row_block<Map, true>(p, item);
@@ -118,7 +127,7 @@ struct TileCursor {
   }
   __device__ __forceinline__ void look_up(const FmDecodeParams& p) {
     const FmKvCache& kv = p.kv[0];  // only one cache has pages by block table
-    int entry = position + TokenWarps<Map>::row();
+    int entry = position + row();
     bool here = entry < tokens;
     if (kv.indices == nullptr) {
       entry = page_column(kv, entry);
@@ -129,7 +138,7 @@ struct TileCursor {
   // Asks the L2 for entries of listed tokens that begin() has come to.
   __device__ __forceinline__ void prefetch_entries(const FmDecodeParams& p) const {
     if (done() || left <= 0 || p.kv[0].indices == nullptr) return;
-    const int entry = position + TokenWarps<Map>::row();
+    const int entry = position + row();
     if (entry < tokens) prefetch_l2(entries + entry);
   }
   // Where the token is.
@@ -139,7 +148,7 @@ struct TileCursor {
   __device__ __forceinline__ TokenPlace place_in(const FmKvCache& kv) const {
     if (found < 0) return {-1, 0};
     const bool sparse = kv.indices != nullptr;
-    const int of = sparse ? found : position + TokenWarps<Map>::row();
+    const int of = sparse ? found : position + row();
     int page = found, offset;
     if (kv.page_shift >= 0) {
       if (sparse) page = found >> kv.page_shift;

@@ -88,6 +88,8 @@ fn of_lists<'a>(problem: &SparseProblem, plan: &'a Plan) -> Result<Attention<'a>
     let extra = problem.extra.as_ref().filter(|extra| extra.topk > 0);
     let extra = extra.unwrap_or(&problem.main);
     let loader = Loader::of_tokens(&[problem.main.cache.format, extra.cache.format]);
+    let rope = problem.q.rope.is_some();
+    let loader = loader.of_team(plan.schedule.choice.team, problem.dtype, rope);
     Ok(Attention {
         kernel: kernel(problem.dtype, &problem.q, loader, plan)?,
         maps: [tensor_map::empty(); 2],
@@ -106,7 +108,7 @@ fn ctas_that_share(loader: Loader, plan: &Plan) -> i32 {
     if pairs
         && matches!(
             loader,
-            Loader::Tma | Loader::Raw | Loader::Bare | Loader::Fine
+            Loader::Tma | Loader::Raw | Loader::Bare | Loader::Fine | Loader::Pairs
         )
     {
         2

@@ -25,9 +25,19 @@ pub(super) enum Loader {
     Fine,
     /// Tokens of any cache, turned to half as they come.
     Codes,
+    /// Listed rows of e4m3 codes, turned to bfloat16, half of them by each of two CTAs.
+    Pairs,
 }
 
 impl Loader {
+    /// For the CTAs of teams of so many, where lists are read by bf16 queries of rows of 512 columns.
+    pub fn of_team(self, team: i32, dtype: DType, rope: bool) -> Self {
+        match self {
+            Self::Raw if team % 2 == 0 && dtype == DType::Bf16 && !rope => Self::Pairs,
+            _ => self,
+        }
+    }
+
     /// For tokens of caches of these formats.
     pub fn of_tokens(formats: &[KvFormat]) -> Self {
         match KvFormat::operands(formats) {
@@ -60,12 +70,13 @@ pub(super) enum Variant {
     Fine64,
     Fine32,
     Fine16,
+    Pairs64,
 }
 
 impl Variant {
     /// Those of fp16 queries first: a quantised cache beside one of another kind takes bf16 ones. Last those of rows of 512
     /// columns alone.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Tma64,
         Self::Gather64,
         Self::Raw64,
@@ -83,6 +94,7 @@ impl Variant {
         Self::Fine64,
         Self::Fine32,
         Self::Fine16,
+        Self::Pairs64,
     ];
 
     /// How many have kernels of a type of queries, and of a width.
@@ -103,6 +115,7 @@ impl Variant {
             (Loader::Bare, 64) => Self::Bare64,
             (Loader::Fine, 64) => Self::Fine64,
             (Loader::Codes, 64) => Self::Codes64,
+            (Loader::Pairs, 64) => Self::Pairs64,
             (Loader::Tma, 32) => Self::Tma32,
             (Loader::Gather, 32) => Self::Gather32,
             (Loader::Raw, 32) => Self::Raw32,
@@ -123,6 +136,7 @@ impl Variant {
             Self::Tma64
             | Self::Gather64
             | Self::Codes64
+            | Self::Pairs64
             | Self::Tma32
             | Self::Gather32
             | Self::Tma16
@@ -162,12 +176,13 @@ impl Numbers {
 
 /// The decode kernels in the order of their indices: type, width, variant.
 #[rustfmt::skip]
-const DECODE: [&CStr; 55] = [
+const DECODE: [&CStr; 56] = [
     c"fm_decode_bf16_512_tma_64", c"fm_decode_bf16_512_gather_64", c"fm_decode_bf16_512_raw_64", c"fm_decode_bf16_512_bare_64",
     c"fm_decode_bf16_512_tma_32", c"fm_decode_bf16_512_gather_32", c"fm_decode_bf16_512_raw_32", c"fm_decode_bf16_512_bare_32",
     c"fm_decode_bf16_512_tma_16", c"fm_decode_bf16_512_gather_16", c"fm_decode_bf16_512_raw_16", c"fm_decode_bf16_512_bare_16",
     c"fm_decode_bf16_512_codes_64", c"fm_decode_bf16_512_codes_16",
     c"fm_decode_bf16_512_fine_64", c"fm_decode_bf16_512_fine_32", c"fm_decode_bf16_512_fine_16",
+    c"fm_decode_bf16_512_pairs_64",
     c"fm_decode_bf16_576_tma_64", c"fm_decode_bf16_576_gather_64", c"fm_decode_bf16_576_raw_64", c"fm_decode_bf16_576_bare_64",
     c"fm_decode_bf16_576_tma_32", c"fm_decode_bf16_576_gather_32", c"fm_decode_bf16_576_raw_32", c"fm_decode_bf16_576_bare_32",
     c"fm_decode_bf16_576_tma_16", c"fm_decode_bf16_576_gather_16", c"fm_decode_bf16_576_raw_16", c"fm_decode_bf16_576_bare_16",
@@ -297,6 +312,7 @@ impl Kernel {
         match self {
             Self::Plan(_) => "plan",
             Self::Decode { fp16, variant, .. } => match (variant, fp16) {
+                (Variant::Pairs64, _) => "decode_pairs_bf16",
                 (Variant::Codes64 | Variant::Codes16, _) => "decode_codes_bf16",
                 (Variant::Fine64 | Variant::Fine32 | Variant::Fine16, _) => "decode_fine_bf16",
                 (Variant::Raw64 | Variant::Raw32 | Variant::Raw16, false) => "decode_raw_bf16",
@@ -349,7 +365,7 @@ impl Kernel {
         match self {
             Self::Decode {
                 fp16,
-                variant: Variant::Tma64 | Variant::Gather64,
+                variant: Variant::Tma64 | Variant::Gather64 | Variant::Pairs64,
                 ..
             } => {
                 if fp16 {
@@ -435,8 +451,34 @@ mod tests {
     }
 
     #[test]
+    fn pairs_read_lists_of_e4m3_codes_of_512_columns_for_bf16_queries() {
+        use DType::{Bf16, Fp16};
+        for (loader, team, dtype, rope, expected) in [
+            (Loader::Raw, 2, Bf16, false, Loader::Pairs),
+            (Loader::Raw, 4, Bf16, false, Loader::Pairs),
+            (Loader::Raw, 1, Bf16, false, Loader::Raw),
+            (Loader::Raw, 3, Bf16, false, Loader::Raw),
+            (Loader::Raw, 2, Fp16, false, Loader::Raw),
+            (Loader::Raw, 2, Bf16, true, Loader::Raw),
+            (Loader::Bare, 2, Bf16, false, Loader::Bare),
+            (Loader::Fine, 2, Bf16, false, Loader::Fine),
+            (Loader::Gather, 2, Bf16, false, Loader::Gather),
+        ] {
+            assert_eq!(
+                loader.of_team(team, dtype, rope),
+                expected,
+                "{loader:?} {team}"
+            );
+        }
+    }
+
+    #[test]
     fn every_loader_has_kernels_of_64_and_16_rows_and_only_mixed_caches_none_of_32() {
-        use Loader::{Bare, Codes, Fine, Gather, Raw, Tma};
+        use Loader::{Bare, Codes, Fine, Gather, Pairs, Raw, Tma};
+        for rows in [64, 32, 16] {
+            let is_there = Variant::of(Pairs, rows) == Some(Variant::Pairs64);
+            assert_eq!(is_there, rows == 64, "pairs have many rows");
+        }
         for loader in [Tma, Gather, Raw, Bare, Fine, Codes] {
             for rows in [64, 32, 16] {
                 let variant = Variant::of(loader, rows).map(|variant| format!("{variant:?}"));
@@ -458,6 +500,7 @@ mod tests {
         };
         let expected = [
             512, 512, 384, 384, 512, 512, 384, 384, 512, 512, 384, 384, 512, 640, 384, 384, 384,
+            512,
         ];
         assert_eq!(Variant::ALL.map(threads), expected);
     }
@@ -468,7 +511,7 @@ mod tests {
             let lost = match kernel {
                 Kernel::Decode {
                     fp16,
-                    variant: Variant::Tma64 | Variant::Gather64,
+                    variant: Variant::Tma64 | Variant::Gather64 | Variant::Pairs64,
                     ..
                 } => [5e-7, 9e-7][usize::from(fp16)],
                 _ => 0.0,

@@ -5,6 +5,12 @@
 namespace fm {
 
 inline uint32_t cluster_address(uint32_t address, uint32_t rank) { return emulation::address_in(address, rank); }
+inline void send_to_pair(uint32_t first, uint32_t second, uint32_t bytes, uint32_t barrier, uint32_t rank) {
+  __syncwarp();
+  if (emulation::self->lane != 0) return;
+  emulation::phase_expect(barrier, 2 * bytes);
+  for (const uint32_t at : {first, second}) emulation::copy_bytes(at, emulation::shared_at(at, bytes), bytes, barrier, 1u << rank);
+}
 inline float2 load_cluster_2(uint32_t from) { return emulation::load<float2>(from); }
 inline float4 load_cluster_4(uint32_t from) { return emulation::load<float4>(from); }
 inline void mbarrier_arrive_release_cluster(uint32_t cluster_barrier) { emulation::phase_arrive(cluster_barrier, 1); }

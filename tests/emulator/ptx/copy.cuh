@@ -44,6 +44,9 @@ inline void cp_async_16(uint32_t destination, const void* source, bool present) 
   emulation::thread_copy(destination, source, present ? 16 : 0, 16);
 }
 inline void cp_async_16(uint32_t destination, const void* source) { emulation::thread_copy(destination, source, 16, 16); }
+inline void cp_async_8(uint32_t destination, const void* source, bool present) {
+  emulation::thread_copy(destination, source, present ? 8 : 0, 8);
+}
 inline void cp_async_8(uint32_t destination, const void* source) { emulation::thread_copy(destination, source, 8, 8); }
 inline void cp_async_commit() { emulation::thread_copies_commit(); }
 template <int Pending>

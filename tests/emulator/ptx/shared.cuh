@@ -8,6 +8,8 @@ inline uint8_t* launch_shared() { return emulation::cta().shared; }
 
 inline float2 load_shared_2(uint32_t from) { return emulation::load<float2>(from); }
 inline uint32_t load_shared_word(uint32_t from) { return emulation::load<uint32_t>(from); }
+inline uint2 load_shared_8(uint32_t from) { return emulation::load<uint2>(from); }
+inline uint32_t load_shared_byte(uint32_t from) { return emulation::load<uint8_t>(from); }
 inline uint4 load_shared_4(uint32_t from) { return emulation::load<uint4>(from); }
 inline uint16_t load_shared_half(uint32_t from) { return emulation::load<uint16_t>(from); }
 inline void store_shared(uint32_t to, uint2 v) { emulation::store(to, v); }
