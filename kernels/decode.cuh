@@ -59,11 +59,13 @@ namespace fm {
 
 // How K gets to shared memory: whole pages of 16-bit numbers (load_tma.cuh); or single tokens of them (load_tokens.cuh); or
 // rows of codes as they lie in the cache (raw_rows.cuh), Raw of e4m3 ones, Bare where they have no scales, Fine where some are e2m1; or
-// tokens of any cache, as halves (load_tokens.cuh); or rows of e4m3 codes as bfloat16, half of them by each of two CTAs (load_pairs.cuh).
-// With all but the first two and the last what is multiplied is in half precision.
-enum class Loader { Tma, Gather, Codes, Raw, Bare, Fine, Pairs };
+// tokens of any cache, as halves (load_tokens.cuh); or rows of codes as bfloat16, half of them by each of two CTAs (load_pairs.cuh),
+// Pairs of e4m3 ones, FinePairs where some are e2m1. With all but these and the first two what is multiplied is in half precision.
+enum class Loader { Tma, Gather, Codes, Raw, Bare, Fine, Pairs, FinePairs };
 template <Loader L>
 constexpr bool kKeepsRows = L == Loader::Raw || L == Loader::Bare || L == Loader::Fine;
+template <Loader L>
+constexpr bool kInPairs = L == Loader::Pairs || L == Loader::FinePairs;
 
 template <class T, Loader L, int Rows>
 struct Kernel {
@@ -71,11 +73,11 @@ struct Kernel {
   template <bool If, class A, class B>
   using Either = typename std::conditional<If, A, B>::type;
   using Multiplied = Either<kCodes, __half, T>;  // T: of Q and the output
-  using WideSizes = Either<L == Loader::Tma, WidePages, Either<L == Loader::Pairs, WidePairs, WideTokens<kCodes>>>;
+  using WideSizes = Either<L == Loader::Tma, WidePages, Either<kInPairs<L>, WidePairs<L == Loader::FinePairs>, WideTokens<kCodes>>>;
   using FewSizes = Either<L == Loader::Tma, FewPages<Rows>, FewTokens<Rows, kCodes>>;
   using Map = SharedMap<Either<Rows == kTileRows, WideSizes, FewSizes>>;
   static constexpr int kLoaderArrivals =  // at a barrier
-      L == Loader::Tma ? 1 : L == Loader::Pairs ? TokenWarps<Map>::kWarps : TokenWarps<Map>::kArrivals;
+      L == Loader::Tma ? 1 : kInPairs<L> ? TokenWarps<Map>::kWarps : TokenWarps<Map>::kArrivals;
   static_assert(Map::kControlOffset + (Rows == kTileRows ? sizeof(WideControl) : sizeof(FewControl)) <=
                 FM_DECODE_SMEM_BYTES);
 };
@@ -119,7 +121,7 @@ __device__ __forceinline__ void load_tiles(const CUtensorMap& latent_map, const 
   if constexpr (L == Loader::Tma) {
     wait_for_earlier_launches();
     load_tiles_tma<T, QkDim, Map>(p, &latent_map, &rope_map, first, smem, control);
-  } else if constexpr (L == Loader::Pairs) {
+  } else if constexpr (kInPairs<L>) {
     load_pairs<QkDim, Map>(p, first, smem, control);
   } else {
     load_tiles_tokens<T, QkDim, Map>(p, first, smem, control);

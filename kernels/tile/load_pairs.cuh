@@ -3,7 +3,8 @@
 //
 // A warp has eight rows of a tile. They come as they lie in the cache, by cp.async, half of the columns as soon as those of the tile
 // before are converted: so a tile is on its way while one is. Two column quarters are converted at a time. An e4m3 number is a
-// bfloat16, and so is its product with a power of two: nothing is rounded, and no row needs a unit.
+// bfloat16, and so are its product with a power of two and that of an e2m1 and an e4m3 number: nothing is rounded, and no row needs a
+// unit.
 #pragma once
 #include <cuda_bf16.h>
 #include <stddef.h>
@@ -30,6 +31,24 @@ namespace fm {
 // Eight e4m3 codes times a UE8M0 scale, NaN where either is.
 __device__ __forceinline__ uint4 e4m3_to_bf16(uint2 codes, uint32_t scale_byte) {
   return bf16_times(half_to(__nv_bfloat16(), e4m3_to_half(codes)), __byte_perm(ue8m0_bits(scale_byte), 0, 0x3232));
+}
+
+// Eight e2m1 codes, the first in the lowest bits, times an e4m3 scale, NaN where that is: their bits are placed where bfloat16 has
+// exponent and fraction, which makes 2^-126 of their values, subnormal codes included.
+__device__ __forceinline__ uint4 e2m1_to_bf16(uint32_t codes, uint32_t scale_byte) {
+  constexpr uint32_t kTwoTo126 = 0x7E807E80u;
+  const auto pair = [&](int i) {
+    const uint32_t two = codes >> 8 * i, v = (two & 0xFu) | (two << 12 & 0xF0000u);
+    return multiply_bf16((v & 0x00070007u) << 6 | (v & 0x00080008u) << 12, kTwoTo126);
+  };
+  const uint32_t scale = half_to(__nv_bfloat16(), e4m3_to_half(scale_byte * 0x0101u, 0u)).x;
+  return bf16_times(make_uint4(pair(0), pair(1), pair(2), pair(3)), scale);
+}
+
+// Whether rows are e2m1 codes, where some may be.
+template <class Map>
+__device__ __forceinline__ bool is_e2m1(int format) {
+  return Map::kE2m1 && format == FM_KV_FP4_V41;
 }
 
 // Where this lane's row of a tile is: in units of 16 bytes from the cache's beginning, and bytes from there to its scales. An absent
@@ -84,23 +103,29 @@ struct StagedRows {
     for (int i = 0; i < kOwn; ++i)
       from[i] = at_sixteenth(cache + piece() * 16, __shfl_sync(~0u, own.row, lane() / 8 + i * kApart));
     present = __ballot_sync(~0u, own.here);
-    if (kv.format == FM_KV_FP8 || lane() >= kStageRows) return;
+    if (kv.format == FM_KV_FP8 || is_e2m1<Map>(kv.format) || lane() >= kStageRows) return;
     const uint8_t* scales = at_sixteenth(cache, own.row) + own.after;
     if (kv.format == FM_KV_FP8_V4)
       cp_async_8(scales_of(smem, turn, lane()), scales, own.here);
     else
       cp_async_16(scales_of(smem, turn, lane()), scales, own.here);
   }
-  __device__ __forceinline__ void ask(int i, int to, int column) const {
-    cp_async_16(stage + i * kApart * kRowBytes + to, from[i] + column, present >> (lane() / 8 + i * kApart) & 1);
+  // Asks for 16 bytes of row i: `at` and `to` from this lane's first ones, in the cache and in the stage.
+  __device__ __forceinline__ void ask(int i, int at, int to) const {
+    cp_async_16(stage + i * kApart * kRowBytes + to, from[i] + at, present >> (lane() / 8 + i * kApart) & 1);
   }
-  // Asks for half of the columns; rows of fp8_v4 have 64 bytes more.
+  // Asks for half of the columns, which go to a part of the stage of their own, whatever the format: what the other one has may be of
+  // another tile. Rows of fp8_v4 have 64 bytes more; of fp4_v41 half as many, and 16 scales.
   template <int FirstQuarter>
   __device__ __forceinline__ void ask_for_half(int format) const {
+    constexpr int kHalf = FirstQuarter * kBlockWidth;
+    const bool e2m1 = is_e2m1<Map>(format);
 #pragma unroll
-    for (int quarter = FirstQuarter; quarter < FirstQuarter + 2; ++quarter)
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) ask(i, quarter * kBlockWidth, quarter * kBlockWidth);
+    for (int i = 0; i < kOwn; ++i) {
+      ask(i, e2m1 ? kHalf / 2 : kHalf, kHalf);
+      if (!e2m1) ask(i, kHalf + kBlockWidth, kHalf + kBlockWidth);
+      if (e2m1 && piece() == 0) ask(i, kLatent / 2 + FirstQuarter * 8, kHalf + kBlockWidth);
+    }
     if (FirstQuarter > 0 && format == FM_KV_FP8_V4) {  // four lanes have those of a row, the next four those of the one four on
       const int i = upper(), at = kLatent - i * 64;
       cp_async_16(stage + i * kApart * kRowBytes + at, (i ? from[1] : from[0]) + at, present >> (lane() / 8 + i * kApart) & 1);
@@ -113,20 +138,36 @@ struct StagedRows {
   template <int Quarter>
   __device__ __forceinline__ void convert(int format, uint32_t scales, uint32_t to) const {
     const bool of_64 = format == FM_KV_FP8_V4;
-    const uint32_t first = (stage | upper() * 8) + Quarter * kBlockWidth, at = scales + Quarter * (of_64 ? 2 : 4);
-    uint2 codes[kOwn][2];
-    uint32_t scale[kOwn];
     uint4 v[kOwn][2];
+    uint32_t scale[kOwn];
+    if (is_e2m1<Map>(format)) {
+      uint32_t codes[kOwn][2];
+      const uint32_t half = stage - piece() * 16 + Quarter / 2 * (2 * kBlockWidth);
+      const uint32_t first = (half + Quarter % 2 * (kBlockWidth / 2) + piece() * 8) | upper() * 4;
+      const uint32_t at = half + kBlockWidth + Quarter % 2 * 8 + piece();
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      codes[i][0] = load_shared_8(first + i * kApart * kRowBytes), codes[i][1] = load_shared_8((first ^ 8) + i * kApart * kRowBytes);
-      scale[i] = 127;  // one
-      if (format != FM_KV_FP8) scale[i] = load_shared_byte(at + i * kApart * kScaleBytes);
+      for (int i = 0; i < kOwn; ++i) {
+        codes[i][0] = load_shared_word(first + i * kApart * kRowBytes), codes[i][1] = load_shared_word((first ^ 4) + i * kApart * kRowBytes);
+        scale[i] = load_shared_byte(at + i * kApart * kRowBytes);
+      }
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i)
+#pragma unroll
+        for (int j = 0; j < 2; ++j) v[i][j] = e2m1_to_bf16(codes[i][j], scale[i]);
+    } else {
+      uint2 codes[kOwn][2];
+      const uint32_t first = (stage | upper() * 8) + Quarter * kBlockWidth, at = scales + Quarter * (of_64 ? 2 : 4);
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        codes[i][0] = load_shared_8(first + i * kApart * kRowBytes), codes[i][1] = load_shared_8((first ^ 8) + i * kApart * kRowBytes);
+        scale[i] = 127;  // one
+        if (format != FM_KV_FP8) scale[i] = load_shared_byte(at + i * kApart * kScaleBytes);
+      }
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i)
+#pragma unroll
+        for (int j = 0; j < 2; ++j) v[i][j] = e4m3_to_bf16(codes[i][j], scale[i]);
     }
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i)
-#pragma unroll
-      for (int j = 0; j < 2; ++j) v[i][j] = e4m3_to_bf16(codes[i][j], scale[i]);
     if (Quarter == kTileBlocks - 1 && of_64 && upper()) {  // the last 64 columns of fp8_v4 are bfloat16
       const uint32_t plain = stage + Quarter * kBlockWidth + (piece() - 4) * 16;
 #pragma unroll

@@ -47,8 +47,10 @@ struct WidePages {
   static constexpr int kRows = 64, kTriple = 3, kRopes = 3, kRegisterChunks = 6;
   static constexpr bool kTokens = false, kCodes = false, kRaw = false, kPaired = false;
 };
-// 64 rows, codes that pairs of CTAs convert to bfloat16 for each other.
+// 64 rows, codes that pairs of CTAs convert to bfloat16 for each other; some may be e2m1.
+template <bool E2m1>
 struct WidePairs {
+  static constexpr bool kE2m1 = E2m1;
   static constexpr int kRows = 64, kTriple = 2, kRopes = 2, kRegisterChunks = 5;
   static constexpr bool kTokens = true, kCodes = false, kRaw = false, kPaired = true;
 };

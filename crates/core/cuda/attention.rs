@@ -87,9 +87,10 @@ fn of_pages<'a>(problem: &AttentionProblem, plan: &'a Plan) -> Result<Attention<
 fn of_lists<'a>(problem: &SparseProblem, plan: &'a Plan) -> Result<Attention<'a>> {
     let extra = problem.extra.as_ref().filter(|extra| extra.topk > 0);
     let extra = extra.unwrap_or(&problem.main);
-    let loader = Loader::of_tokens(&[problem.main.cache.format, extra.cache.format]);
-    let rope = problem.q.rope.is_some();
-    let loader = loader.of_team(plan.schedule.choice.team, problem.dtype, rope);
+    let formats = [problem.main.cache.format, extra.cache.format];
+    let choice = &plan.schedule.choice;
+    let layout = [choice.rows, choice.team];
+    let loader = Loader::of_lists(&formats, layout, problem.dtype, problem.q.rope.is_some());
     Ok(Attention {
         kernel: kernel(problem.dtype, &problem.q, loader, plan)?,
         maps: [tensor_map::empty(); 2],
@@ -104,16 +105,10 @@ fn of_lists<'a>(problem: &SparseProblem, plan: &'a Plan) -> Result<Attention<'a>
 
 /// The CTAs of a team read the same tiles: two of them, a cluster, load these once where the loader can.
 fn ctas_that_share(loader: Loader, plan: &Plan) -> i32 {
-    let pairs = plan.schedule.choice.team % 2 == 0;
-    if pairs
-        && matches!(
-            loader,
-            Loader::Tma | Loader::Raw | Loader::Bare | Loader::Fine | Loader::Pairs
-        )
-    {
-        2
-    } else {
-        1
+    let alone = matches!(loader, Loader::Gather | Loader::Codes);
+    match plan.schedule.choice.team % 2 {
+        0 if !alone => 2,
+        _ => 1,
     }
 }
 

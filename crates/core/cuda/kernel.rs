@@ -27,14 +27,22 @@ pub(super) enum Loader {
     Codes,
     /// Listed rows of e4m3 codes, turned to bfloat16, half of them by each of two CTAs.
     Pairs,
+    /// The same where some are e2m1 codes.
+    FinePairs,
 }
 
 impl Loader {
-    /// For the CTAs of teams of so many, where lists are read by bf16 queries of rows of 512 columns.
-    pub fn of_team(self, team: i32, dtype: DType, rope: bool) -> Self {
-        match self {
-            Self::Raw if team % 2 == 0 && dtype == DType::Bf16 && !rope => Self::Pairs,
-            _ => self,
+    /// For lists of caches of these formats, by CTAs of so many query rows in teams of so many. Pairs of CTAs of 64 rows take bf16 queries
+    /// of 512 columns.
+    pub fn of_lists(formats: &[KvFormat], layout: [i32; 2], dtype: DType, rope: bool) -> Self {
+        let single = Self::of_tokens(formats);
+        let codes = formats.iter().all(|format| format.is_quantised());
+        let [rows, team] = layout;
+        let pairs = rows == 64 && team % 2 == 0 && dtype == DType::Bf16 && !rope;
+        match single {
+            Self::Raw if pairs => Self::Pairs,
+            Self::Fine | Self::Codes if codes && pairs => Self::FinePairs,
+            _ => single,
         }
     }
 
@@ -71,12 +79,13 @@ pub(super) enum Variant {
     Fine32,
     Fine16,
     Pairs64,
+    FinePairs64,
 }
 
 impl Variant {
     /// Those of fp16 queries first: a quantised cache beside one of another kind takes bf16 ones. Last those of rows of 512
     /// columns alone.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::Tma64,
         Self::Gather64,
         Self::Raw64,
@@ -95,6 +104,7 @@ impl Variant {
         Self::Fine32,
         Self::Fine16,
         Self::Pairs64,
+        Self::FinePairs64,
     ];
 
     /// How many have kernels of a type of queries, and of a width.
@@ -116,6 +126,7 @@ impl Variant {
             (Loader::Fine, 64) => Self::Fine64,
             (Loader::Codes, 64) => Self::Codes64,
             (Loader::Pairs, 64) => Self::Pairs64,
+            (Loader::FinePairs, 64) => Self::FinePairs64,
             (Loader::Tma, 32) => Self::Tma32,
             (Loader::Gather, 32) => Self::Gather32,
             (Loader::Raw, 32) => Self::Raw32,
@@ -137,6 +148,7 @@ impl Variant {
             | Self::Gather64
             | Self::Codes64
             | Self::Pairs64
+            | Self::FinePairs64
             | Self::Tma32
             | Self::Gather32
             | Self::Tma16
@@ -176,13 +188,13 @@ impl Numbers {
 
 /// The decode kernels in the order of their indices: type, width, variant.
 #[rustfmt::skip]
-const DECODE: [&CStr; 56] = [
+const DECODE: [&CStr; 57] = [
     c"fm_decode_bf16_512_tma_64", c"fm_decode_bf16_512_gather_64", c"fm_decode_bf16_512_raw_64", c"fm_decode_bf16_512_bare_64",
     c"fm_decode_bf16_512_tma_32", c"fm_decode_bf16_512_gather_32", c"fm_decode_bf16_512_raw_32", c"fm_decode_bf16_512_bare_32",
     c"fm_decode_bf16_512_tma_16", c"fm_decode_bf16_512_gather_16", c"fm_decode_bf16_512_raw_16", c"fm_decode_bf16_512_bare_16",
     c"fm_decode_bf16_512_codes_64", c"fm_decode_bf16_512_codes_16",
     c"fm_decode_bf16_512_fine_64", c"fm_decode_bf16_512_fine_32", c"fm_decode_bf16_512_fine_16",
-    c"fm_decode_bf16_512_pairs_64",
+    c"fm_decode_bf16_512_pairs_64", c"fm_decode_bf16_512_finepairs_64",
     c"fm_decode_bf16_576_tma_64", c"fm_decode_bf16_576_gather_64", c"fm_decode_bf16_576_raw_64", c"fm_decode_bf16_576_bare_64",
     c"fm_decode_bf16_576_tma_32", c"fm_decode_bf16_576_gather_32", c"fm_decode_bf16_576_raw_32", c"fm_decode_bf16_576_bare_32",
     c"fm_decode_bf16_576_tma_16", c"fm_decode_bf16_576_gather_16", c"fm_decode_bf16_576_raw_16", c"fm_decode_bf16_576_bare_16",
@@ -312,7 +324,7 @@ impl Kernel {
         match self {
             Self::Plan(_) => "plan",
             Self::Decode { fp16, variant, .. } => match (variant, fp16) {
-                (Variant::Pairs64, _) => "decode_pairs_bf16",
+                (Variant::Pairs64 | Variant::FinePairs64, _) => "decode_pairs_bf16",
                 (Variant::Codes64 | Variant::Codes16, _) => "decode_codes_bf16",
                 (Variant::Fine64 | Variant::Fine32 | Variant::Fine16, _) => "decode_fine_bf16",
                 (Variant::Raw64 | Variant::Raw32 | Variant::Raw16, false) => "decode_raw_bf16",
@@ -365,7 +377,8 @@ impl Kernel {
         match self {
             Self::Decode {
                 fp16,
-                variant: Variant::Tma64 | Variant::Gather64 | Variant::Pairs64,
+                variant:
+                    Variant::Tma64 | Variant::Gather64 | Variant::Pairs64 | Variant::FinePairs64,
                 ..
             } => {
                 if fp16 {
@@ -451,33 +464,37 @@ mod tests {
     }
 
     #[test]
-    fn pairs_read_lists_of_e4m3_codes_of_512_columns_for_bf16_queries() {
+    fn pairs_of_ctas_read_lists_of_codes_of_512_columns_for_bf16_queries() {
         use DType::{Bf16, Fp16};
-        for (loader, team, dtype, rope, expected) in [
-            (Loader::Raw, 2, Bf16, false, Loader::Pairs),
-            (Loader::Raw, 4, Bf16, false, Loader::Pairs),
-            (Loader::Raw, 1, Bf16, false, Loader::Raw),
-            (Loader::Raw, 3, Bf16, false, Loader::Raw),
-            (Loader::Raw, 2, Fp16, false, Loader::Raw),
-            (Loader::Raw, 2, Bf16, true, Loader::Raw),
-            (Loader::Bare, 2, Bf16, false, Loader::Bare),
-            (Loader::Fine, 2, Bf16, false, Loader::Fine),
-            (Loader::Gather, 2, Bf16, false, Loader::Gather),
+        use KvFormat::{Bf16 as Halves, Fp4V41, Fp8, Fp8V4, Fp8V32, Fp8V41};
+        for (formats, team, dtype, rope, expected) in [
+            ([Fp8V4, Fp8V4], 2, Bf16, false, Loader::Pairs),
+            ([Fp8V4, Fp8V41], 4, Bf16, false, Loader::Pairs),
+            ([Fp8V41, Fp4V41], 2, Bf16, false, Loader::FinePairs),
+            ([Fp8V4, Fp4V41], 2, Bf16, false, Loader::FinePairs),
+            ([Fp8V4, Fp8V4], 1, Bf16, false, Loader::Raw),
+            ([Fp8V4, Fp8V4], 3, Bf16, false, Loader::Raw),
+            ([Fp8V4, Fp8V4], 2, Fp16, false, Loader::Raw),
+            ([Fp8V32, Fp8V32], 2, Bf16, true, Loader::Raw),
+            ([Fp8, Fp8], 2, Bf16, false, Loader::Bare),
+            ([Fp8V41, Fp4V41], 1, Bf16, false, Loader::Fine),
+            ([Fp8V4, Halves], 2, Bf16, false, Loader::Codes),
+            ([Halves, Halves], 2, Bf16, false, Loader::Gather),
         ] {
-            assert_eq!(
-                loader.of_team(team, dtype, rope),
-                expected,
-                "{loader:?} {team}"
-            );
+            let loader = Loader::of_lists(&formats, [64, team], dtype, rope);
+            assert_eq!(loader, expected, "{formats:?} {team}");
+            let few = Loader::of_lists(&formats, [16, team], dtype, rope);
+            assert!(!matches!(few, Loader::Pairs | Loader::FinePairs));
         }
     }
 
     #[test]
     fn every_loader_has_kernels_of_64_and_16_rows_and_only_mixed_caches_none_of_32() {
-        use Loader::{Bare, Codes, Fine, Gather, Pairs, Raw, Tma};
+        use Loader::{Bare, Codes, Fine, FinePairs, Gather, Pairs, Raw, Tma};
         for rows in [64, 32, 16] {
-            let is_there = Variant::of(Pairs, rows) == Some(Variant::Pairs64);
-            assert_eq!(is_there, rows == 64, "pairs have many rows");
+            for pairs in [Pairs, FinePairs] {
+                assert_eq!(Variant::of(pairs, rows).is_some(), rows == 64, "many rows");
+            }
         }
         for loader in [Tma, Gather, Raw, Bare, Fine, Codes] {
             for rows in [64, 32, 16] {
@@ -500,7 +517,7 @@ mod tests {
         };
         let expected = [
             512, 512, 384, 384, 512, 512, 384, 384, 512, 512, 384, 384, 512, 640, 384, 384, 384,
-            512,
+            512, 512,
         ];
         assert_eq!(Variant::ALL.map(threads), expected);
     }
@@ -511,7 +528,8 @@ mod tests {
             let lost = match kernel {
                 Kernel::Decode {
                     fp16,
-                    variant: Variant::Tma64 | Variant::Gather64 | Variant::Pairs64,
+                    variant:
+                        Variant::Tma64 | Variant::Gather64 | Variant::Pairs64 | Variant::FinePairs64,
                     ..
                 } => [5e-7, 9e-7][usize::from(fp16)],
                 _ => 0.0,
