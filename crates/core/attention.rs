@@ -152,6 +152,7 @@ impl<'a, Indptr: QoIndptr> AttentionArgs<'a, Indptr> {
             num_splits: self.num_splits,
             batch_invariant: self.batch_invariant,
             max_seq_len: Some(problem.table.capacity(problem.cache.page_size)),
+            max_q_len: None,
             device: problem.device,
         }
     }

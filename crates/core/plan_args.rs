@@ -104,6 +104,9 @@ pub struct PlanArgs {
     /// Longer lengths are clamped to this; `None`: no bound but int32's. On CUDA few requests that cannot be long are
     /// shared out more finely.
     pub max_seq_len: Option<i64>,
+    /// The most query tokens of a request, with [`Queries::Ragged`] only; `None`: not known. Says on CUDA whether chunks of prefill may
+    /// be beside decodes, which share out work in another way. Nothing else depends on it, and requests may have more.
+    pub max_q_len: Option<i64>,
     /// Where the attention will run.
     pub device: Device,
 }
@@ -123,6 +126,7 @@ impl PlanArgs {
             num_splits: None,
             batch_invariant: false,
             max_seq_len: None,
+            max_q_len: None,
             device,
         }
     }

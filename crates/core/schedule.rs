@@ -61,6 +61,7 @@ impl Schedule {
                 },
                 Queries::Ragged { num_tokens } => ScheduleQueries::Ragged {
                     tokens: num_tokens as i32,
+                    most: args.max_q_len.map(|most| most as i32),
                 },
                 Queries::Sparse {
                     q_len,
@@ -288,6 +289,13 @@ fn check(args: &PlanArgs) -> Result<()> {
             parts,
             "None with batch_invariant, which fixes the parts itself",
         ));
+    }
+    if let Some(most) = args.max_q_len {
+        range("max_q_len", most, 1)?;
+        if !matches!(args.queries, Queries::Ragged { .. }) {
+            let rule = "None unless requests have different query lengths";
+            return Err(Error::invalid("max_q_len", most, rule));
+        }
     }
     match args.max_seq_len {
         Some(len) if len < 0 => Err(Error::invalid("max_seq_len", len, "at least 0, or None")),

@@ -34,6 +34,8 @@ use crate::tensor::{self, Tensor};
 ///     batch_invariant: a request's result is bit for bit the same whatever else is in the batch.
 ///     max_seq_len: longer lengths are clamped to this; None for no bound. On CUDA few requests that cannot be long
 ///         are shared out more finely.
+///     max_q_len: the most query tokens of a request, with `qo_indptr` only; None where it is not known. On CUDA chunks of
+///         prefill beside decodes take less time with it. Requests may have more: only the time depends on it.
 ///     device: where the attention will run; None for the device of `seq_lens`.
 ///     workspace: uint8 on that device, at least `workspace_bytes(...)` bytes; None allocates one through
 ///         the framework of `seq_lens`.
@@ -118,7 +120,7 @@ impl Plan {
     #[new]
     #[pyo3(signature = (seq_lens, *, num_heads, num_kv_heads=1, q_len=1, qo_indptr=None, num_tokens=None,
         kv_format=None, page_size, causal=true, num_splits=None, batch_invariant=false, max_seq_len=None,
-        device=None, workspace=None))]
+        max_q_len=None, device=None, workspace=None))]
     #[allow(clippy::too_many_arguments)] // the public signature
     fn new<'py>(
         seq_lens: &Bound<'py, PyAny>,
@@ -133,6 +135,7 @@ impl Plan {
         num_splits: Option<i64>,
         batch_invariant: bool,
         max_seq_len: Option<i64>,
+        max_q_len: Option<i64>,
         device: Option<&Bound<'py, PyAny>>,
         workspace: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Plan> {
@@ -161,6 +164,7 @@ impl Plan {
             num_splits: arguments::num_splits(num_splits)?,
             batch_invariant,
             max_seq_len,
+            max_q_len,
             device: device.map_or(Ok(lens.view.device()), arguments::device)?,
         };
         let workspace = match workspace {
@@ -487,7 +491,8 @@ impl Plan {
 ///     True
 #[pyfunction]
 #[pyo3(signature = (*, batch, num_heads, num_kv_heads=1, q_len=1, num_tokens=None, kv_format=None, page_size,
-    causal=true, num_splits=None, batch_invariant=false, max_seq_len=None, device=None))]
+    causal=true, num_splits=None, batch_invariant=false, max_seq_len=None, max_q_len=None,
+    device=None))]
 #[allow(clippy::too_many_arguments)] // the public signature
 pub fn workspace_bytes(
     batch: i64,
@@ -501,6 +506,7 @@ pub fn workspace_bytes(
     num_splits: Option<i64>,
     batch_invariant: bool,
     max_seq_len: Option<i64>,
+    max_q_len: Option<i64>,
     device: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<u64> {
     let args = PlanArgs {
@@ -515,6 +521,7 @@ pub fn workspace_bytes(
         num_splits: arguments::num_splits(num_splits)?,
         batch_invariant,
         max_seq_len,
+        max_q_len,
         device: device.map_or(Ok(Device::Cpu), arguments::device)?,
     };
     ferromla::workspace_bytes(&args).map_err(errors::to_python)

@@ -123,6 +123,8 @@ pub enum Queries {
     Ragged {
         /// Query tokens of all requests.
         tokens: i32,
+        /// Those of the request that has most, if it is known.
+        most: Option<i32>,
     },
     /// Every request as many, each with a list of its own keys. [`Problem::causal`] and
     /// [`Problem::max_seq_len`] have no meaning then.
@@ -325,7 +327,7 @@ impl Problem {
         };
         match self.queries {
             Queries::Uniform { q_len } => FmPlanShape { q_len, ..any },
-            Queries::Ragged { tokens } => FmPlanShape {
+            Queries::Ragged { tokens, .. } => FmPlanShape {
                 ragged: 1,
                 q_tokens: tokens,
                 ..any
@@ -353,7 +355,7 @@ impl Problem {
         match self.queries {
             Queries::Uniform { q_len } => i64::from(q_len) * i64::from(self.group),
             Queries::Sparse { q_len, .. } => i64::from(q_len.min(1)) * i64::from(self.group),
-            Queries::Ragged { tokens } => {
+            Queries::Ragged { tokens, .. } => {
                 (i64::from(tokens) * i64::from(self.group)).div_ceil_positive(self.batch.max(1))
             }
         }
@@ -380,17 +382,24 @@ impl Problem {
 
     /// Whether most of the requests may have one token beside few with many: ragged ones, with more than a tile of rows on average.
     fn may_mix_decodes(&self) -> bool {
-        let Queries::Ragged { tokens } = self.queries else {
+        let Queries::Ragged { tokens, most } = self.queries else {
             return false;
         };
-        let others = i64::from(self.batch) - 1;
-        let rows = (i64::from(tokens) - others) * i64::from(self.group);
-        let drafts = i64::from(tokens) <= MOST_DRAFTS * i64::from(self.batch);
+        let (tokens, batch) = (i64::from(tokens), i64::from(self.batch));
+        // With so many requests of more than one token.
+        let mixes = |chunks: i64| {
+            let others = (batch - chunks).max(0);
+            let rows = (tokens - others) * i64::from(self.group);
+            rows.div_ceil_positive(FM_TILE_ROWS) <= BLOCKS_BESIDE_A_DECODE * others
+        };
+        // Few tokens on average are drafts, unless it is known that few requests have most of them.
+        let chunks = most.map(|most| tokens.max(0).div_ceil_positive(most.max(1)));
+        let drafts = tokens <= MOST_DRAFTS * batch && !chunks.is_some_and(mixes);
         self.split != Split::Invariant
             && self.mean_rows() > FM_TILE_ROWS.into()
             && self.group <= FM_TILE_ROWS
             && (self.keys == Keys::Codes || !drafts)
-            && rows.div_ceil_positive(FM_TILE_ROWS) <= BLOCKS_BESIDE_A_DECODE * others
+            && mixes(1)
     }
 
     /// What there is to do for CTAs of so many rows, or teams of them.

@@ -45,7 +45,8 @@ __device__ __forceinline__ void arrive_when_copied(uint32_t barrier) {
 }
 
 // Arrives at the same barrier in another CTA of the cluster. Release at CTA scope: what it orders is only that this CTA has
-// read what copies will overwrite, which is in registers or what wgmma_wait has made sure of; cluster scope would flush.
+// read what copies and, of pairs, stores will overwrite, which is in registers or what wgmma_wait has made sure of (and so that bytes
+// which came from there have been read there); cluster scope would flush.
 __device__ __forceinline__ void mbarrier_arrive_at(uint32_t barrier, uint32_t rank) {
   asm volatile(
       "{\n"

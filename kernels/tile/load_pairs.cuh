@@ -3,8 +3,11 @@
 //
 // A warp has eight rows of a tile. They come as they lie in the cache, by cp.async, half of the columns as soon as those of the tile
 // before are converted: so a tile is on its way while one is. Two column quarters are converted at a time. An e4m3 number is a
-// bfloat16, and so are its product with a power of two and that of an e2m1 and an e4m3 number: nothing is rounded, and no row needs a
-// unit.
+// bfloat16, and so are its product with a power of two from 2^-124 on (below it numbers are off by less than 2^-133) and that of an e2m1
+// and an e4m3 number: nothing else is rounded, and no row needs a unit.
+//
+// Clusters have two CTAs, which both follow from the team's number. A row that is there may still be read by its copy to the other CTA:
+// nobody changes one before that CTA has said that it is used up, as nobody has to where no query token sees less than another.
 #pragma once
 #include <cuda_bf16.h>
 #include <stddef.h>

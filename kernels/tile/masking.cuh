@@ -25,7 +25,8 @@ __device__ __forceinline__ float reference_limit(float reference, float sum) {
   return reference + fminf(fmaxf(__log2f(sum) - kLittle, 0.f), kReferenceSlack);
 }
 
-// After a wait for blocks: makes what cp.async has written visible to wgmma. TMA's writes are.
+// After a wait for blocks: makes what cp.async has written visible to wgmma. TMA's writes are, and so is what stores of loading warps are
+// made visible themselves.
 template <class Map>
 __device__ __forceinline__ void fence_copies() {
   if (Map::kTokens && !Map::kCodes && !Map::kPaired) fence_async_shared();

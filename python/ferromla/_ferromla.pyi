@@ -55,6 +55,7 @@ class Plan:
         num_splits: int | None = None,
         batch_invariant: bool = False,
         max_seq_len: int | None = None,
+        max_q_len: int | None = None,
         device: Any = None,
         workspace: Tensor | None = None,
     ) -> Plan: ...
@@ -211,6 +212,7 @@ def workspace_bytes(
     num_splits: int | None = None,
     batch_invariant: bool = False,
     max_seq_len: int | None = None,
+    max_q_len: int | None = None,
     device: Any = None,
 ) -> int: ...
 def append_kv(

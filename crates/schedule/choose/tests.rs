@@ -18,7 +18,15 @@ const fn each(q_len: i32) -> Queries {
 }
 
 const fn all(tokens: i32) -> Queries {
-    Queries::Ragged { tokens }
+    Queries::Ragged { tokens, most: None }
+}
+
+/// So many tokens, at most `most` of a request.
+const fn up_to(most: i32, tokens: i32) -> Queries {
+    Queries::Ragged {
+        tokens,
+        most: Some(most),
+    }
 }
 
 const fn lists(q_len: i32) -> Queries {
@@ -68,6 +76,11 @@ const WORKLOADS: &[(&str, Batch, Layout)] = &[
     ("a chunk among decodes, all heads", (64, 128, all(2111)), (64, 2, 1, 66, 2111)),
     ("a chunk among decodes, few heads", (64, 16, all(2111)), (64, 1, 1, 132, 575)),
     ("a chunk among decodes, half the heads", (128, 64, all(639)), (64, 2, 1, 66, 383)),
+    ("the same, known to be one", (128, 64, up_to(512, 639)), (64, 1, 1, 132, 639)),
+    ("a chunk among decodes, known to be one, few heads", (128, 16, up_to(512, 639)), (64, 1, 1, 132, 255)),
+    ("drafts of up to five, few heads", (128, 16, up_to(5, 640)), (64, 2, 1, 66, 192)),
+    ("two chunks, known to be all", (2, 16, up_to(1024, 2048)), (64, 2, 1, 66, 257)),
+    ("64 of eight, as if it were not known", (64, 16, up_to(8, 512)), (64, 1, 1, 132, 176)),
     ("long chunk, few decodes, 32 heads", (32, 32, all(2079)), (64, 2, 1, 66, 543)),
     ("5 drafts or a short chunk, few heads", (128, 16, all(640)), (64, 2, 1, 66, 192)),
     ("drafts of 1 to 4, all heads", (64, 128, all(160)), (64, 2, 1, 66, 160)),

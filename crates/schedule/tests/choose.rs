@@ -49,7 +49,10 @@ fn a_problem_beyond_the_words_of_a_plan_is_refused_by_name() {
     ));
     for queries in [
         Queries::Uniform { q_len: i32::MAX },
-        Queries::Ragged { tokens: i32::MAX },
+        Queries::Ragged {
+            tokens: i32::MAX,
+            most: Some(i32::MAX),
+        },
     ] {
         let error = Problem { queries, ..PROBLEM }.shape().unwrap_err();
         assert_eq!(
@@ -79,7 +82,10 @@ fn a_problem_with_fields_out_of_range_is_refused_not_a_panic() {
             ..PROBLEM
         },
         Problem {
-            queries: Queries::Ragged { tokens: i32::MIN },
+            queries: Queries::Ragged {
+                tokens: i32::MIN,
+                most: Some(i32::MIN),
+            },
             ..PROBLEM
         },
     ] {
@@ -147,7 +153,7 @@ proptest! {
     ) {
         let batch = seq_lens.len() as i32;
         let queries = match ragged {
-            true => Queries::Ragged { tokens: batch },
+            true => Queries::Ragged { tokens: batch, most: None },
             false => Queries::Uniform { q_len: 1 },
         };
         let split = Split::Auto;
