@@ -140,7 +140,7 @@ fn plan_arguments() {
         (|a| (a.num_splits, a.batch_invariant) = (Some(2), true), "num_splits", "batch_invariant"),
         (|a| a.max_seq_len = Some(-1), "max_seq_len", "at least 0"),
         (|a| a.max_q_len = Some(1), "max_q_len", "None unless"),
-        (|a| (a.max_q_len, a.queries) = (Some(0), Queries::Ragged { num_tokens: 5 }), "max_q_len", "between 1"),
+        (|a| (a.max_q_len, a.queries) = (Some(-1), Queries::Ragged { num_tokens: 5 }), "max_q_len", "between 0"),
         (|a| (a.queries, a.num_heads) = (Queries::Uniform { q_len: 1 << 30 }, 1 << 30), "num_heads", "rows"),
         (|a| a.batch = i64::from(i32::MAX), "batch", "at most 2147483647"),
         (|a| (a.num_splits, a.max_seq_len, a.batch) = (Some(u32::MAX), None, 99), "num_splits", "items"),

@@ -104,8 +104,9 @@ pub struct PlanArgs {
     /// Longer lengths are clamped to this; `None`: no bound but int32's. On CUDA few requests that cannot be long are
     /// shared out more finely.
     pub max_seq_len: Option<i64>,
-    /// The most query tokens of a request, with [`Queries::Ragged`] only; `None`: not known. Says on CUDA whether chunks of prefill may
-    /// be beside decodes, which share out work in another way. Nothing else depends on it, and requests may have more.
+    /// The query tokens of the request that has most, with [`Queries::Ragged`] only; `None`: not known. On CUDA it tells chunks of prefill
+    /// among decodes from drafts to verify, over 16-bit pages with up to 64 query heads per cached one: they are shared out in other ways.
+    /// Only the time depends on it: less where it is right, more where requests with many drafts are taken for a chunk and decodes.
     pub max_q_len: Option<i64>,
     /// Where the attention will run.
     pub device: Device,

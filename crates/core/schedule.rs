@@ -291,7 +291,7 @@ fn check(args: &PlanArgs) -> Result<()> {
         ));
     }
     if let Some(most) = args.max_q_len {
-        range("max_q_len", most, 1)?;
+        range("max_q_len", most, 0)?;
         if !matches!(args.queries, Queries::Ragged { .. }) {
             let rule = "None unless requests have different query lengths";
             return Err(Error::invalid("max_q_len", most, rule));

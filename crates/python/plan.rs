@@ -34,8 +34,10 @@ use crate::tensor::{self, Tensor};
 ///     batch_invariant: a request's result is bit for bit the same whatever else is in the batch.
 ///     max_seq_len: longer lengths are clamped to this; None for no bound. On CUDA few requests that cannot be long
 ///         are shared out more finely.
-///     max_q_len: the most query tokens of a request, with `qo_indptr` only; None where it is not known. On CUDA chunks of
-///         prefill beside decodes take less time with it. Requests may have more: only the time depends on it.
+///     max_q_len: the query tokens of the request that has most, with `qo_indptr` only; None where it is not known. On
+///         CUDA it tells a chunk of prefill among decodes from drafts to verify, over 16-bit pages with up to 64 query
+///         heads per cached one. Only the time depends on it: less where it is right, more where drafts are taken for a
+///         chunk and decodes.
 ///     device: where the attention will run; None for the device of `seq_lens`.
 ///     workspace: uint8 on that device, at least `workspace_bytes(...)` bytes; None allocates one through
 ///         the framework of `seq_lens`.

@@ -63,6 +63,8 @@ const TEAM_OF_RAGGED_ROWS: i32 = 2;
 const BLOCKS_BESIDE_A_DECODE: i64 = 18;
 /// ... and, but for codes, where teams gain next to nothing, if requests have more tokens than these on average: fewer are drafts to verify.
 const MOST_DRAFTS: i64 = 6;
+/// A request with more tokens than these is a chunk of prefill.
+const MOST_DRAFTS_OF_A_REQUEST: i32 = 32;
 /// How much faster than its share of the GPU one of those single CTAs can go over [`Keys::Pages`].
 const SPEED_OF_MIXED_CTAS: i32 = 288;
 /// CTAs that items are shared out to by clusters only if so many have work: fewer leave memory idle, ...
@@ -392,9 +394,16 @@ impl Problem {
             let rows = (tokens - others) * i64::from(self.group);
             rows.div_ceil_positive(FM_TILE_ROWS) <= BLOCKS_BESIDE_A_DECODE * others
         };
-        // Few tokens on average are drafts, unless it is known that few requests have most of them.
-        let chunks = most.map(|most| tokens.max(0).div_ceil_positive(most.max(1)));
-        let drafts = tokens <= MOST_DRAFTS * batch && !chunks.is_some_and(mixes);
+        // Few tokens on average are drafts, unless there are chunks, as many of the longest one as there can be, beside which others
+        // have one block on average.
+        let beside_chunks = most.is_some_and(|most| {
+            let chunks = (tokens / i64::from(most.max(1))).max(1);
+            let others = (tokens - chunks * i64::from(most)).max(0) * i64::from(self.group);
+            most > MOST_DRAFTS_OF_A_REQUEST
+                && others <= i64::from(FM_TILE_ROWS) * (batch - chunks)
+                && mixes(chunks)
+        });
+        let drafts = tokens <= MOST_DRAFTS * batch && !beside_chunks;
         self.split != Split::Invariant
             && self.mean_rows() > FM_TILE_ROWS.into()
             && self.group <= FM_TILE_ROWS
