@@ -297,7 +297,7 @@ def test_how_many_tokens_a_request_has_at_most_is_a_hint(device, h, max_q_len):
     problem = problems.make(h=h, lens=[100 + 7 * n for n in range(len(q_lens))], q_lens=q_lens, device=device)
     plan = _plan(problem, kv_format="bf16", max_q_len=max_q_len)
     problem.check(plan=plan)
-    if device != "cpu":
+    if plan.device != "cpu":
         assert (plan.plan_bytes == _plan(problem, kv_format="bf16").plan_bytes) == (max_q_len == 1), "another layout"
     shapes = {"batch": len(q_lens), "num_heads": h, "page_size": 64, "num_tokens": sum(q_lens), "device": device}
     assert plan.workspace.shape[0] == ferromla.workspace_bytes(**shapes, kv_format="bf16", max_q_len=max_q_len)
