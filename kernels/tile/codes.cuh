@@ -30,12 +30,15 @@ __device__ __forceinline__ uint32_t e2m1_pair_to_half(uint32_t v) {
   return multiply_halves((v & 0x00070007u) << 9 | (v & 0x00080008u) << 12, kTwoTo14);
 }
 
-// Eight e2m1 codes, the first in the lowest bits.
+// Codes 2 i and 2 i + 1 of eight e2m1 codes, the first of which is in the lowest bits, in the lowest bits of each half.
+__device__ __forceinline__ uint32_t e2m1_pair(uint32_t codes, int i) {
+  const uint32_t two = codes >> 8 * i;
+  return (two & 0xFu) | (two << 12 & 0xF0000u);
+}
+
+// Eight e2m1 codes.
 __device__ __forceinline__ uint4 e2m1_to_half(uint32_t codes) {
-  const auto pair = [&](int i) {
-    const uint32_t two = codes >> 8 * i;
-    return e2m1_pair_to_half((two & 0xFu) | (two << 12 & 0xF0000u));
-  };
+  const auto pair = [&](int i) { return e2m1_pair_to_half(e2m1_pair(codes, i)); };
   return make_uint4(pair(0), pair(1), pair(2), pair(3));
 }
 

@@ -36,12 +36,12 @@ __device__ __forceinline__ uint4 e4m3_to_bf16(uint2 codes, uint32_t scale_byte) 
   return bf16_times(half_to(__nv_bfloat16(), e4m3_to_half(codes)), __byte_perm(ue8m0_bits(scale_byte), 0, 0x3232));
 }
 
-// Eight e2m1 codes, the first in the lowest bits, times an e4m3 scale, NaN where that is: their bits are placed where bfloat16 has
+// Eight e2m1 codes times an e4m3 scale, NaN where that is: their bits are placed where bfloat16 has
 // exponent and fraction, which makes 2^-126 of their values, subnormal codes included.
 __device__ __forceinline__ uint4 e2m1_to_bf16(uint32_t codes, uint32_t scale_byte) {
   constexpr uint32_t kTwoTo126 = 0x7E807E80u;
   const auto pair = [&](int i) {
-    const uint32_t two = codes >> 8 * i, v = (two & 0xFu) | (two << 12 & 0xF0000u);
+    const uint32_t v = e2m1_pair(codes, i);
     return multiply_bf16((v & 0x00070007u) << 6 | (v & 0x00080008u) << 12, kTwoTo126);
   };
   const uint32_t scale = half_to(__nv_bfloat16(), e4m3_to_half(scale_byte * 0x0101u, 0u)).x;
@@ -113,9 +113,10 @@ struct StagedRows {
     else
       cp_async_16(scales_of(smem, turn, lane()), scales, own.here);
   }
+  __device__ __forceinline__ bool has(int i) const { return present >> (lane() / 8 + i * kApart) & 1; }
   // Asks for 16 bytes of row i: `at` and `to` from this lane's first ones, in the cache and in the stage.
   __device__ __forceinline__ void ask(int i, int at, int to) const {
-    cp_async_16(stage + i * kApart * kRowBytes + to, from[i] + at, present >> (lane() / 8 + i * kApart) & 1);
+    cp_async_16(stage + i * kApart * kRowBytes + to, from[i] + at, has(i));
   }
   // Asks for half of the columns, which go to a part of the stage of their own, whatever the format: what the other one has may be of
   // another tile. Rows of fp8_v4 have 64 bytes more; of fp4_v41 half as many, and 16 scales.
@@ -131,7 +132,7 @@ struct StagedRows {
     }
     if (FirstQuarter > 0 && format == FM_KV_FP8_V4) {  // four lanes have those of a row, the next four those of the one four on
       const int i = upper(), at = kLatent - i * 64;
-      cp_async_16(stage + i * kApart * kRowBytes + at, (i ? from[1] : from[0]) + at, present >> (lane() / 8 + i * kApart) & 1);
+      cp_async_16(stage + i * kApart * kRowBytes + at, (i ? from[1] : from[0]) + at, has(i));
     }
     cp_async_commit();
   }

@@ -48,7 +48,7 @@ struct HeldTile {
 // Whether the tile's latent blocks Begin .. End are there, and the rest of it, its rope block.
 template <int Begin, int End, bool Rest, class Map>
 __device__ __forceinline__ bool has_keys(DecodeControl& control, TilePlace<Map> place) {
-  const bool rest = !Rest || Map::kPaired || mbarrier_test(shared_address(&control.tile_full[place.rope()]), place.rope_parity());
+  const bool rest = !Rest || mbarrier_test(shared_address(&control.tile_full[place.rope()]), place.rope_parity());
   return has_blocks<Begin, End>(control, place, rest);
 }
 // Waits for them.
@@ -56,7 +56,7 @@ template <int Begin, int End, bool Rest, class Map>
 __device__ __forceinline__ void wait_for_keys(DecodeControl& control, TilePlace<Map> place, HeldTile& held) {
   if (has_keys<Begin, End, Rest>(control, place)) return;
   held.release(control, place);
-  if (Rest && !Map::kPaired) mbarrier_wait(shared_address(&control.tile_full[place.rope()]), place.rope_parity());
+  if (Rest) mbarrier_wait(shared_address(&control.tile_full[place.rope()]), place.rope_parity());
 #pragma unroll
   for (int i = Begin; i < End; ++i) wait_for_block<Map>(control, place, i);
 }
@@ -64,6 +64,9 @@ __device__ __forceinline__ void wait_for_keys(DecodeControl& control, TilePlace<
 // The rope part comes with the first blocks where it has as many places, else with the last.
 template <class Map>
 constexpr bool kRopeFirst = Map::kRopes == 3;
+// Pairs of CTAs have none.
+template <class Map>
+constexpr bool kRopeLast = !kRopeFirst<Map> && !Map::kPaired;
 
 // One k16 step of S += Q K^T: of Q's chunk `Chunk` (8: the rope part), against keys `from` bytes on.
 template <class T, class Map, int Chunk>
@@ -111,7 +114,7 @@ __device__ __forceinline__ void multiply_query_key(float (&s)[32], const QueryFr
   multiply_block<T, Map, 0>(s, q, q_shared, smem, place, kHasRope && kRopeFirst<Map>);
   multiply_block<T, Map, 1>(s, q, q_shared, smem, place, true);
   if constexpr (Map::kEarlyBlocks == 3) multiply_block<T, Map, 2>(s, q, q_shared, smem, place, true);
-  wait_for_keys<Map::kEarlyBlocks, kTileBlocks, !kRopeFirst<Map>>(control, place, held);
+  wait_for_keys<Map::kEarlyBlocks, kTileBlocks, kRopeLast<Map>>(control, place, held);
   fence_copies<Map>();
   if constexpr (Map::kEarlyBlocks == 2) {
     wgmma_fence();
