@@ -12,7 +12,7 @@
 // While the scores warpgroup is at tile t + 1, the values warpgroups multiply tile t and tile t + 2 is on its way:
 // the tensor cores always have one of the two products to work on while the other side does its softmax or waits.
 // CTAs of a team, which read the same tiles for different rows, may form clusters of two that share every load
-// (load_tma.cuh, raw_rows.cuh, load_pairs.cuh).
+// (load_tma.cuh, raw_rows.cuh, load_staged.cuh).
 // Blocks of 64 tokens x 128 columns are the unit of loading and release, so that a product starts with the first
 // blocks and a load with the first block used up. Shared memory and barriers: tile/shared_map.cuh.
 // Registers per thread, of 65,536 / 128 = 512 for the four together: struct Registers.
@@ -42,7 +42,7 @@
 #include "ptx/shared.cuh"
 #include "tile/few_scores.cuh"
 #include "tile/few_values.cuh"
-#include "tile/load_pairs.cuh"
+#include "tile/load_staged.cuh"
 #include "tile/load_tma.cuh"
 #include "tile/load_tokens.cuh"
 #include "tile/raw_independent.cuh"
@@ -59,13 +59,14 @@ namespace fm {
 
 // How K gets to shared memory: whole pages of 16-bit numbers (load_tma.cuh); or single tokens of them (load_tokens.cuh); or
 // rows of codes as they lie in the cache (raw_rows.cuh), Raw of e4m3 ones, Bare where they have no scales, Fine where some are e2m1; or
-// tokens of any cache, as halves (load_tokens.cuh); or rows of codes as bfloat16, half of them by each of two CTAs (load_pairs.cuh),
-// Pairs of e4m3 ones, FinePairs where some are e2m1. With all but these and the first two what is multiplied is in half precision.
-enum class Loader { Tma, Gather, Codes, Raw, Bare, Fine, Pairs, FinePairs };
+// tokens of any cache, as halves (load_tokens.cuh); or rows of codes as bfloat16 (load_staged.cuh), Staged of e4m3 ones, FineStaged where
+// some are e2m1, half of them by each of two CTAs with Pairs and FinePairs. With all but these and the first two what is multiplied
+// is in half precision.
+enum class Loader { Tma, Gather, Codes, Raw, Bare, Fine, Staged, FineStaged, Pairs, FinePairs };
 template <Loader L>
 constexpr bool kKeepsRows = L == Loader::Raw || L == Loader::Bare || L == Loader::Fine;
 template <Loader L>
-constexpr bool kInPairs = L == Loader::Pairs || L == Loader::FinePairs;
+constexpr int kShare = L == Loader::Pairs || L == Loader::FinePairs ? 2 : L == Loader::Staged || L == Loader::FineStaged ? 1 : 0;
 
 template <class T, Loader L, int Rows>
 struct Kernel {
@@ -73,11 +74,11 @@ struct Kernel {
   template <bool If, class A, class B>
   using Either = typename std::conditional<If, A, B>::type;
   using Multiplied = Either<kCodes, __half, T>;  // T: of Q and the output
-  using WideSizes = Either<L == Loader::Tma, WidePages, Either<kInPairs<L>, WidePairs<L == Loader::FinePairs>, WideTokens<kCodes>>>;
+  using WideSizes = Either<L == Loader::Tma, WidePages, Either<(kShare<L> > 0), WideStaged<kShare<L> == 2 ? 2 : 1, L == Loader::FineStaged || L == Loader::FinePairs>, WideTokens<kCodes>>>;
   using FewSizes = Either<L == Loader::Tma, FewPages<Rows>, FewTokens<Rows, kCodes>>;
   using Map = SharedMap<Either<Rows == kTileRows, WideSizes, FewSizes>>;
   static constexpr int kLoaderArrivals =  // at a barrier
-      L == Loader::Tma ? 1 : kInPairs<L> ? TokenWarps<Map>::kWarps : TokenWarps<Map>::kArrivals;
+      L == Loader::Tma ? 1 : kShare<L> > 0 ? TokenWarps<Map>::kWarps : TokenWarps<Map>::kArrivals;
   static_assert(Map::kControlOffset + (Rows == kTileRows ? sizeof(WideControl) : sizeof(FewControl)) <=
                 FM_DECODE_SMEM_BYTES);
 };
@@ -121,8 +122,8 @@ __device__ __forceinline__ void load_tiles(const CUtensorMap& latent_map, const 
   if constexpr (L == Loader::Tma) {
     wait_for_earlier_launches();
     load_tiles_tma<T, QkDim, Map>(p, &latent_map, &rope_map, first, smem, control);
-  } else if constexpr (kInPairs<L>) {
-    load_pairs<QkDim, Map>(p, first, smem, control);
+  } else if constexpr (kShare<L> > 0) {
+    load_staged<QkDim, Map>(p, first, smem, control);
   } else {
     load_tiles_tokens<T, QkDim, Map>(p, first, smem, control);
   }

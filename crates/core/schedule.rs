@@ -34,6 +34,9 @@ pub(crate) struct Schedule {
     pub layout: PlanLayout,
     /// How CTAs share the work.
     pub choice: Choice,
+    /// Whether lists of codes are staged where they may be.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only CTAs do"))]
+    pub stages_codes: bool,
     partial_out: u64,
     partial_lse: u64,
     pub bytes: u64,
@@ -106,7 +109,8 @@ impl Schedule {
         let choice = choose(problem);
         let shape = problem.shape_of(&choice);
         let layout = layout(&shape).map_err(plan_error)?;
-        Self::place(shape, layout, choice)
+        let stages_codes = problem.stages_codes(&choice);
+        Self::place(shape, layout, choice, stages_codes)
     }
 
     /// Whether several CTAs may have a part of the same query rows.
@@ -115,7 +119,12 @@ impl Schedule {
         self.choice.splits > 1 || self.layout.max_slots > 0
     }
 
-    fn place(shape: PlanShape, layout: PlanLayout, choice: Choice) -> Result<Self> {
+    fn place(
+        shape: PlanShape,
+        layout: PlanLayout,
+        choice: Choice,
+        stages_codes: bool,
+    ) -> Result<Self> {
         let align =
             |bytes: i128| (bytes + SECTION_ALIGNMENT - 1) / SECTION_ALIGNMENT * SECTION_ALIGNMENT;
         let rows = i128::from(layout.max_slots) * i128::from(shape.unit_rows);
@@ -133,6 +142,7 @@ impl Schedule {
             shape,
             layout,
             choice,
+            stages_codes,
             partial_out: partial_out as u64,
             partial_lse: partial_lse as u64,
             bytes: bytes as u64,

@@ -10,6 +10,7 @@ use crate::plan_layout::{
 use crate::{PlanError, layout};
 
 mod rows;
+mod stages;
 #[cfg(test)]
 mod tests;
 mod times;

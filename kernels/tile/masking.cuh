@@ -29,7 +29,7 @@ __device__ __forceinline__ float reference_limit(float reference, float sum) {
 // made visible themselves.
 template <class Map>
 __device__ __forceinline__ void fence_copies() {
-  if (Map::kTokens && !Map::kCodes && !Map::kPaired) fence_async_shared();
+  if (Map::kTokens && !Map::kCodes && Map::kShare == 0) fence_async_shared();
 }
 
 // A wait of a whole warpgroup for a barrier. Beside a loader that computes, one warp polls for all: polls take issue slots.

@@ -46,8 +46,8 @@ __device__ __forceinline__ int lane_token(int token) {
 template <int Rows, int QkDim, bool Bare, bool Fine = false>
 struct RawMap {
   static constexpr bool kBare = Bare, kFine = Fine;
-  static constexpr int kQkDim = QkDim, kRows = Rows, kPlaces = Rows == kTileRows ? 3 : 4;
-  static constexpr bool kTokens = true, kCodes = true, kRaw = true, kPaired = false, kPeaks = true, kSplits = Rows < kTileRows,
+  static constexpr int kShare = 0, kQkDim = QkDim, kRows = Rows, kPlaces = Rows == kTileRows ? 3 : 4;
+  static constexpr bool kTokens = true, kCodes = true, kRaw = true, kPeaks = true, kSplits = Rows < kTileRows,
                         kHandsQueryOn = false, kShortOfRegisters = true;
   // Whether a computing warpgroup has whole tiles (raw_independent.cuh), or half of the columns of all (raw_values.cuh).
   // With 32 rows and scales that is as fast or slower (docs/tried-sparse.md, "Whole tiles"); without scales registers are tight.

@@ -66,7 +66,7 @@ template <class Map>
 constexpr bool kRopeFirst = Map::kRopes == 3;
 // Pairs of CTAs have none.
 template <class Map>
-constexpr bool kRopeLast = !kRopeFirst<Map> && !Map::kPaired;
+constexpr bool kRopeLast = !kRopeFirst<Map> && Map::kShare == 0;
 
 // One k16 step of S += Q K^T: of Q's chunk `Chunk` (8: the rope part), against keys `from` bytes on.
 template <class T, class Map, int Chunk>

@@ -4,7 +4,7 @@
 //   ring of 3 (or 2) rope blocks, 64 tokens x 64 columns (8,192); the tile's P replaces it
 //   Q, what is not in registers, in chunks of 64 columns
 //   few rows only: this CTA's part of rows that the cluster merges (kPartBytes); of 32 rows it takes the place of Q between items
-//   where codes are converted: Units; by pairs of CTAs, which have no rope part: Stage
+//   where codes are converted: Units; by way of a stage, without a rope part: StageOf, of each loading warp
 //   control block (DecodeControl, FewControl)
 //
 // A tile of 64 tokens takes one latent block of each of the four column quarters, and one rope block (TilePlace).
@@ -40,35 +40,52 @@ constexpr uint32_t kPartBytes = kPartRows * kPartStride * 4;
 
 // What decides where things lie: query rows; how many leading column quarters have three blocks, the others having two;
 // places of rope blocks; leading chunks of Q that live in registers; whether single tokens are loaded, by ordinary stores and
-// copies; whether they may be codes, which are converted to half, as Q is then. Whole tiles come and go where they may be codes.
+// copies; whether they may be codes, which are converted to half, as Q is then. Whole tiles come and go where they may be codes. kShare: CTAs that
+// convert each other's rows to bfloat16, by way of a stage; 0: none are.
+
+// A loading warp's stage: four pieces of eight rows and a column quarter as they lie in the cache, which are on their way or being
+// converted; the last 64 bytes of rows of fp8_v4, whose last quarter is longer; and the scales of two tiles.
+constexpr int kLoadingWarps = 4, kStagePieces = 4, kPieceRows = 8;
+template <int Rows>
+struct alignas(16) StageOf {
+  uint8_t piece[kStagePieces][kPieceRows][kBlockWidth];
+  uint8_t tail[Rows][64];
+  uint8_t scales[2][Rows][16];
+};
 
 // 64 rows. What a loader of whole pages leaves of the registers holds most of Q.
 struct WidePages {
   static constexpr int kRows = 64, kTriple = 3, kRopes = 3, kRegisterChunks = 6;
-  static constexpr bool kTokens = false, kCodes = false, kRaw = false, kPaired = false;
+  static constexpr bool kTokens = false, kCodes = false, kRaw = false;
+  static constexpr int kShare = 0;
 };
-// 64 rows, codes that pairs of CTAs convert to bfloat16 for each other; some may be e2m1.
-template <bool E2m1>
-struct WidePairs {
+// 64 rows of a cache of codes, by way of a stage. Some may be e2m1.
+template <int Share, bool E2m1>
+struct WideStaged {
   static constexpr bool kE2m1 = E2m1;
+  static constexpr int kShare = Share, kStageRows = kTileTokens / Share / kLoadingWarps;
   static constexpr int kRows = 64, kTriple = 2, kRopes = 2, kRegisterChunks = 5;
-  static constexpr bool kTokens = true, kCodes = false, kRaw = false, kPaired = true;
+  static constexpr bool kTokens = true, kCodes = false, kRaw = false;
+  using Stage = StageOf<kStageRows>;
 };
 // 64 rows, single tokens: their loader needs registers itself, all that are left where it converts codes.
 template <bool Codes>
 struct WideTokens {
   static constexpr int kRows = 64, kTriple = Codes ? 0 : 3, kRopes = 2, kRegisterChunks = Codes ? 0 : 5;
-  static constexpr bool kTokens = true, kCodes = Codes, kRaw = false, kPaired = false;
+  static constexpr bool kTokens = true, kCodes = Codes, kRaw = false;
+  static constexpr int kShare = 0;
 };
 template <int Rows>
 struct FewPages {
   static constexpr int kRows = Rows, kTriple = Rows / 16, kRopes = 3, kRegisterChunks = 0;
-  static constexpr bool kTokens = false, kCodes = false, kRaw = false, kPaired = false;
+  static constexpr bool kTokens = false, kCodes = false, kRaw = false;
+  static constexpr int kShare = 0;
 };
 template <int Rows, bool Codes>
 struct FewTokens {
   static constexpr int kRows = Rows, kTriple = Codes ? 0 : Rows / 16, kRopes = Codes ? 2 : 3, kRegisterChunks = 0;
-  static constexpr bool kTokens = true, kCodes = Codes, kRaw = false, kPaired = false;
+  static constexpr bool kTokens = true, kCodes = Codes, kRaw = false;
+  static constexpr int kShare = 0;
 };
 
 // Where codes are converted to half: the powers of two that keep numbers in its range, and what float32 scales have
@@ -83,12 +100,13 @@ struct Units {
   float of_query[kTileRows];  // scores only: what a row of Q counts in, times its scale
 };
 
-// Of pairs: a loading warp's rows of codes, as they lie in the cache, and their scales, of two tiles.
-constexpr int kLoadingWarps = 4, kStageRows = 8;
-struct alignas(16) Stage {
-  uint8_t row[kStageRows][576];
-  uint8_t scales[2][kStageRows][16];
-};
+template <class Sizes>
+constexpr uint32_t stage_bytes() {
+  if constexpr (Sizes::kShare > 0)
+    return kLoadingWarps * sizeof(typename Sizes::Stage);
+  else
+    return 0;
+}
 
 template <class Sizes>
 struct SharedMap : Sizes {
@@ -104,11 +122,11 @@ struct SharedMap : Sizes {
   static constexpr bool kSumsToValues = Sizes::kTokens && !Sizes::kCodes && kRows == kTileRows;
   static constexpr bool kEarlyEnds = false;           // as RawMap has it: 16-bit rows take 0.1 to 0.8 us longer with it
   // Whether somebody waits for a column quarter of a tile (block_full) rather than for all of it (tile_full). Of single tokens the first
-  // ones are waited for together: a barrier takes an arrival of each thread that copies. Of pairs two come together, and there is no
+  // ones are waited for together: a barrier takes an arrival of each thread that copies. Of staged rows two come together, and there is no
   // tile_full: `present` is there with the last ones.
-  static constexpr int kEarlyBlocks = Sizes::kPaired ? 2 : 3;  // latent blocks that Q K^T of 64 rows waits for before it starts
+  static constexpr int kEarlyBlocks = Sizes::kShare > 0 ? 2 : 3;  // latent blocks that Q K^T of 64 rows waits for before it starts
   static __device__ __forceinline__ constexpr bool tells(int quarter) {
-    if (Sizes::kPaired) return quarter % 2 == 1;
+    if (Sizes::kShare > 0) return quarter % 2 == 1;
     return !Sizes::kCodes && (!Sizes::kTokens || (kRows == kTileRows && quarter == kEarlyBlocks - 1));
   }
   static constexpr int kBlocks = kTileBlocks * 2 + kTriple;
@@ -116,14 +134,14 @@ struct SharedMap : Sizes {
   static constexpr uint32_t kQueryChunkBytes = kRows * kChunkRowBytes;
   static constexpr uint32_t kRopeOffset = kBlocks * kBlockBytes;
   static constexpr uint32_t kQueryOffset = kRopeOffset + kRopes * kRopeBytes;
-  static constexpr int kQuerySlots = kSharedChunks + (Sizes::kPaired ? 0 : 1);  // and one of the rope part
+  static constexpr int kQuerySlots = kSharedChunks + (Sizes::kShare > 0 ? 0 : 1);  // and one of the rope part
   static constexpr uint32_t kQueryBytes = kQuerySlots * kQueryChunkBytes;
   // Whether the part takes the place of Q, which the values role then hands on: with 32 rows that makes room for two more blocks.
   static constexpr bool kHandsQueryOn = kSplits && kPartBytes <= kQueryBytes;
   static constexpr uint32_t kPartOffset = kQueryOffset + (kHandsQueryOn ? 0 : kQueryBytes);
   static constexpr uint32_t kUnitsOffset = kQueryOffset + kQueryBytes + (kSplits && !kHandsQueryOn ? kPartBytes : 0);
   static constexpr uint32_t kStageOffset = kUnitsOffset + (Sizes::kCodes ? sizeof(Units) : 0);
-  static constexpr uint32_t kControlOffset = kStageOffset + (Sizes::kPaired ? kLoadingWarps * sizeof(Stage) : 0);
+  static constexpr uint32_t kControlOffset = kStageOffset + stage_bytes<Sizes>();
   static_assert(kBlocks <= kMostBlocks && (!Sizes::kCodes || kRopes == Units::kTiles));
 
   // Also of the tile's weights.

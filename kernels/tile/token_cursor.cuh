@@ -24,7 +24,7 @@ struct TokenWarps {
   static __device__ __forceinline__ int first_row() { return warp() * kRows; }
   // This lane's. Of pairs of CTAs that load for each other eight of sixteen are the other one's: that they are there is looked up.
   static __device__ __forceinline__ int row() {
-    if (Map::kPaired)
+    if (Map::kShare == 2)
       return (cluster_rank() ^ (unsigned)block_thread() / 8 & 1) * (kTileTokens / 2) + warp() * (kRows / 2) + block_thread() % 8;
     return first_row() + (unsigned)block_thread() % kRows;
   }
@@ -39,7 +39,7 @@ struct TokenPlace {
 // registers are short.
 template <class Map, class F>
 __device__ __forceinline__ auto in_cache(const FmDecodeParams& p, int cache, F f) {
-  if (Map::kRaw || Map::kPaired) return f(p.kv[cache]);
+  if (Map::kRaw || Map::kShare > 0) return f(p.kv[cache]);
   if (cache == 0) return f(p.kv[0]);
   return f(p.kv[1]);
 }
@@ -59,14 +59,14 @@ struct TileCursor {
   int found;           // what is there for this lane's token; -1: nothing
   int paired_row;      // of pairs: this lane's row, which takes long to find
 
-  __device__ __forceinline__ int row() const { return Map::kPaired ? paired_row : TokenWarps<Map>::row(); }
+  __device__ __forceinline__ int row() const { return Map::kShare == 2 ? paired_row : TokenWarps<Map>::row(); }
 
   __device__ __forceinline__ bool done() const { return item == kDone; }
 
   // To the first item's first tile, if it has one. Only the plan is read: earlier launches may be running.
   __device__ __forceinline__ void begin(const FmDecodeParams& p, const FirstItem& first) {
     item = kDone, cache = 0, found = -1;
-    if (Map::kPaired) paired_row = TokenWarps<Map>::row();
+    if (Map::kShare == 2) paired_row = TokenWarps<Map>::row();
     if (!first.exists()) return;
     item = first.number;
     const RowBlock r = load_row_block<Map, true>(p, item);

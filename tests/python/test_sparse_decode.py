@@ -138,6 +138,19 @@ def test_quantised_caches_are_read_as_what_they_hold(device, main, extra, d_qk):
     problem.check()
 
 
+@pytest.mark.parametrize("h", [33, 64, 100, 192])
+@pytest.mark.parametrize(
+    ("main", "extra"), [("fp8_v4", "fp8_v4"), ("fp8_v41_split", "fp8_v4"), ("fp8_v4", "fp4_v41"), ("fp8_v41", "fp8")]
+)
+def test_many_short_lists_of_codes(device, main, extra, h):
+    """So many that CTAs have several, each of a few tiles."""
+    problem = problems_sparse.decode(
+        b=100, s_q=3, h=h, topk=130, extra=(90, 70, 5), lens="row", d_qk=512, device=device
+    )
+    problem.main, problem.extra = problem.main.quantised(main), problem.extra.quantised(extra)
+    problem.check()
+
+
 @pytest.mark.parametrize("page", [1, 2, 64, 61])
 @pytest.mark.parametrize("main", ["fp8_v32", "fp8_v4", "fp8_v41_split"])
 def test_pages_of_any_size_of_quantised_caches(device, main, page):

@@ -12,7 +12,7 @@ use crate::problem::{AttentionProblem, QueryScale, SparseProblem, Strided, TwoPa
 use crate::view::Stream;
 
 use super::engine::{Engine, Launch};
-use super::kernel::{Kernel, Loader, Variant, is_fp16};
+use super::kernel::{Ctas, Kernel, Loader, Variant, is_fp16};
 use super::ops::{lower, pointer};
 use super::{kv_cache, tensor_map};
 
@@ -89,8 +89,13 @@ fn of_lists<'a>(problem: &SparseProblem, plan: &'a Plan) -> Result<Attention<'a>
     let extra = extra.unwrap_or(&problem.main);
     let formats = [problem.main.cache.format, extra.cache.format];
     let choice = &plan.schedule.choice;
-    let layout = [choice.rows, choice.team];
-    let loader = Loader::of_lists(&formats, layout, problem.dtype, problem.q.rope.is_some());
+    let ctas = Ctas {
+        rows: choice.rows,
+        team: choice.team,
+        stages_codes: plan.schedule.stages_codes,
+    };
+    let narrow = problem.q.rope.is_none();
+    let loader = Loader::of_lists(&formats, ctas, problem.dtype, narrow);
     Ok(Attention {
         kernel: kernel(problem.dtype, &problem.q, loader, plan)?,
         maps: [tensor_map::empty(); 2],

@@ -25,23 +25,40 @@ pub(super) enum Loader {
     Fine,
     /// Tokens of any cache, turned to half as they come.
     Codes,
+    /// Listed rows of e4m3 codes, turned to bfloat16.
+    Staged,
+    /// The same where some are e2m1 codes.
+    FineStaged,
     /// Listed rows of e4m3 codes, turned to bfloat16, half of them by each of two CTAs.
     Pairs,
     /// The same where some are e2m1 codes.
     FinePairs,
 }
 
+/// The CTAs that lists are shared out to.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ctas {
+    /// Query rows of each.
+    pub rows: i32,
+    /// How many have the same lists.
+    pub team: i32,
+    /// Whether codes are better staged where there is a choice.
+    pub stages_codes: bool,
+}
+
 impl Loader {
-    /// For lists of caches of these formats, by CTAs of so many query rows in teams of so many. Pairs of CTAs of 64 rows take bf16 queries
-    /// of 512 columns.
-    pub fn of_lists(formats: &[KvFormat], layout: [i32; 2], dtype: DType, rope: bool) -> Self {
+    /// For lists of caches of these formats. What CTAs of 64 rows turn to bfloat16 takes bf16 queries of 512 columns, `narrow` ones.
+    pub fn of_lists(formats: &[KvFormat], ctas: Ctas, dtype: DType, narrow: bool) -> Self {
         let single = Self::of_tokens(formats);
         let codes = formats.iter().all(|format| format.is_quantised());
-        let [rows, team] = layout;
-        let pairs = rows == 64 && team % 2 == 0 && dtype == DType::Bf16 && !rope;
-        match single {
-            Self::Raw if pairs => Self::Pairs,
-            Self::Fine | Self::Codes if codes && pairs => Self::FinePairs,
+        if ctas.rows != 64 || dtype != DType::Bf16 || !narrow || !codes {
+            return single;
+        }
+        match (single, ctas.team % 2 == 0) {
+            (Self::Raw, true) => Self::Pairs,
+            (Self::Raw, false) if ctas.stages_codes => Self::Staged,
+            (Self::Fine | Self::Codes, true) => Self::FinePairs,
+            (Self::Codes, false) => Self::FineStaged,
             _ => single,
         }
     }
@@ -78,6 +95,8 @@ pub(super) enum Variant {
     Fine64,
     Fine32,
     Fine16,
+    Staged64,
+    FineStaged64,
     Pairs64,
     FinePairs64,
 }
@@ -85,7 +104,7 @@ pub(super) enum Variant {
 impl Variant {
     /// Those of fp16 queries first: a quantised cache beside one of another kind takes bf16 ones. Last those of rows of 512
     /// columns alone.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 21] = [
         Self::Tma64,
         Self::Gather64,
         Self::Raw64,
@@ -103,6 +122,8 @@ impl Variant {
         Self::Fine64,
         Self::Fine32,
         Self::Fine16,
+        Self::Staged64,
+        Self::FineStaged64,
         Self::Pairs64,
         Self::FinePairs64,
     ];
@@ -125,6 +146,8 @@ impl Variant {
             (Loader::Bare, 64) => Self::Bare64,
             (Loader::Fine, 64) => Self::Fine64,
             (Loader::Codes, 64) => Self::Codes64,
+            (Loader::Staged, 64) => Self::Staged64,
+            (Loader::FineStaged, 64) => Self::FineStaged64,
             (Loader::Pairs, 64) => Self::Pairs64,
             (Loader::FinePairs, 64) => Self::FinePairs64,
             (Loader::Tma, 32) => Self::Tma32,
@@ -147,6 +170,8 @@ impl Variant {
             Self::Tma64
             | Self::Gather64
             | Self::Codes64
+            | Self::Staged64
+            | Self::FineStaged64
             | Self::Pairs64
             | Self::FinePairs64
             | Self::Tma32
@@ -188,13 +213,13 @@ impl Numbers {
 
 /// The decode kernels in the order of their indices: type, width, variant.
 #[rustfmt::skip]
-const DECODE: [&CStr; 57] = [
+const DECODE: [&CStr; 59] = [
     c"fm_decode_bf16_512_tma_64", c"fm_decode_bf16_512_gather_64", c"fm_decode_bf16_512_raw_64", c"fm_decode_bf16_512_bare_64",
     c"fm_decode_bf16_512_tma_32", c"fm_decode_bf16_512_gather_32", c"fm_decode_bf16_512_raw_32", c"fm_decode_bf16_512_bare_32",
     c"fm_decode_bf16_512_tma_16", c"fm_decode_bf16_512_gather_16", c"fm_decode_bf16_512_raw_16", c"fm_decode_bf16_512_bare_16",
     c"fm_decode_bf16_512_codes_64", c"fm_decode_bf16_512_codes_16",
     c"fm_decode_bf16_512_fine_64", c"fm_decode_bf16_512_fine_32", c"fm_decode_bf16_512_fine_16",
-    c"fm_decode_bf16_512_pairs_64", c"fm_decode_bf16_512_finepairs_64",
+    c"fm_decode_bf16_512_staged_64", c"fm_decode_bf16_512_finestaged_64", c"fm_decode_bf16_512_pairs_64", c"fm_decode_bf16_512_finepairs_64",
     c"fm_decode_bf16_576_tma_64", c"fm_decode_bf16_576_gather_64", c"fm_decode_bf16_576_raw_64", c"fm_decode_bf16_576_bare_64",
     c"fm_decode_bf16_576_tma_32", c"fm_decode_bf16_576_gather_32", c"fm_decode_bf16_576_raw_32", c"fm_decode_bf16_576_bare_32",
     c"fm_decode_bf16_576_tma_16", c"fm_decode_bf16_576_gather_16", c"fm_decode_bf16_576_raw_16", c"fm_decode_bf16_576_bare_16",
@@ -324,7 +349,13 @@ impl Kernel {
         match self {
             Self::Plan(_) => "plan",
             Self::Decode { fp16, variant, .. } => match (variant, fp16) {
-                (Variant::Pairs64 | Variant::FinePairs64, _) => "decode_pairs_bf16",
+                (
+                    Variant::Staged64
+                    | Variant::FineStaged64
+                    | Variant::Pairs64
+                    | Variant::FinePairs64,
+                    _,
+                ) => "decode_staged_bf16",
                 (Variant::Codes64 | Variant::Codes16, _) => "decode_codes_bf16",
                 (Variant::Fine64 | Variant::Fine32 | Variant::Fine16, _) => "decode_fine_bf16",
                 (Variant::Raw64 | Variant::Raw32 | Variant::Raw16, false) => "decode_raw_bf16",
@@ -378,7 +409,12 @@ impl Kernel {
             Self::Decode {
                 fp16,
                 variant:
-                    Variant::Tma64 | Variant::Gather64 | Variant::Pairs64 | Variant::FinePairs64,
+                    Variant::Tma64
+                    | Variant::Gather64
+                    | Variant::Staged64
+                    | Variant::FineStaged64
+                    | Variant::Pairs64
+                    | Variant::FinePairs64,
                 ..
             } => {
                 if fp16 {
@@ -464,36 +500,76 @@ mod tests {
     }
 
     #[test]
-    fn pairs_of_ctas_read_lists_of_codes_of_512_columns_for_bf16_queries() {
+    fn lists_of_codes_of_512_columns_are_staged_for_bf16_queries() {
         use DType::{Bf16, Fp16};
         use KvFormat::{Bf16 as Halves, Fp4V41, Fp8, Fp8V4, Fp8V32, Fp8V41};
-        for (formats, team, dtype, rope, expected) in [
-            ([Fp8V4, Fp8V4], 2, Bf16, false, Loader::Pairs),
-            ([Fp8V4, Fp8V41], 4, Bf16, false, Loader::Pairs),
-            ([Fp8V41, Fp4V41], 2, Bf16, false, Loader::FinePairs),
-            ([Fp8V4, Fp4V41], 2, Bf16, false, Loader::FinePairs),
-            ([Fp8V4, Fp8V4], 1, Bf16, false, Loader::Raw),
-            ([Fp8V4, Fp8V4], 3, Bf16, false, Loader::Raw),
-            ([Fp8V4, Fp8V4], 2, Fp16, false, Loader::Raw),
-            ([Fp8V32, Fp8V32], 2, Bf16, true, Loader::Raw),
-            ([Fp8, Fp8], 2, Bf16, false, Loader::Bare),
-            ([Fp8V41, Fp4V41], 1, Bf16, false, Loader::Fine),
-            ([Fp8V4, Halves], 2, Bf16, false, Loader::Codes),
-            ([Halves, Halves], 2, Bf16, false, Loader::Gather),
+        let of = |formats: &[KvFormat], rows, team, stages_codes, dtype, narrow| {
+            let ctas = Ctas {
+                rows,
+                team,
+                stages_codes,
+            };
+            Loader::of_lists(formats, ctas, dtype, narrow)
+        };
+        for (formats, team, dtype, narrow, expected, many_short) in [
+            ([Fp8V4, Fp8V4], 2, Bf16, true, Loader::Pairs, Loader::Pairs),
+            ([Fp8V4, Fp8V41], 4, Bf16, true, Loader::Pairs, Loader::Pairs),
+            (
+                [Fp8V41, Fp4V41],
+                2,
+                Bf16,
+                true,
+                Loader::FinePairs,
+                Loader::FinePairs,
+            ),
+            (
+                [Fp8V4, Fp4V41],
+                2,
+                Bf16,
+                true,
+                Loader::FinePairs,
+                Loader::FinePairs,
+            ),
+            ([Fp8V4, Fp8V4], 1, Bf16, true, Loader::Raw, Loader::Staged),
+            ([Fp8V4, Fp8V4], 3, Bf16, true, Loader::Raw, Loader::Staged),
+            ([Fp8V4, Fp8V4], 1, Fp16, true, Loader::Raw, Loader::Raw),
+            ([Fp8V32, Fp8V32], 2, Bf16, false, Loader::Raw, Loader::Raw),
+            ([Fp8V32, Fp8V32], 1, Bf16, false, Loader::Raw, Loader::Raw),
+            ([Fp8, Fp8], 2, Bf16, true, Loader::Bare, Loader::Bare),
+            ([Fp8V41, Fp4V41], 1, Bf16, true, Loader::Fine, Loader::Fine),
+            (
+                [Fp8V4, Fp4V41],
+                1,
+                Bf16,
+                true,
+                Loader::FineStaged,
+                Loader::FineStaged,
+            ),
+            ([Fp8V4, Halves], 2, Bf16, true, Loader::Codes, Loader::Codes),
+            (
+                [Halves, Halves],
+                2,
+                Bf16,
+                true,
+                Loader::Gather,
+                Loader::Gather,
+            ),
         ] {
-            let loader = Loader::of_lists(&formats, [64, team], dtype, rope);
-            assert_eq!(loader, expected, "{formats:?} {team}");
-            let few = Loader::of_lists(&formats, [16, team], dtype, rope);
-            assert!(!matches!(few, Loader::Pairs | Loader::FinePairs));
+            for (stages_codes, expected) in [(false, expected), (true, many_short)] {
+                let loader = of(&formats, 64, team, stages_codes, dtype, narrow);
+                assert_eq!(loader, expected, "{formats:?} {team} {stages_codes}");
+                let few = of(&formats, 16, team, stages_codes, dtype, narrow);
+                assert_eq!(few, Loader::of_tokens(&formats));
+            }
         }
     }
 
     #[test]
     fn every_loader_has_kernels_of_64_and_16_rows_and_only_mixed_caches_none_of_32() {
-        use Loader::{Bare, Codes, Fine, FinePairs, Gather, Pairs, Raw, Tma};
+        use Loader::{Bare, Codes, Fine, FinePairs, FineStaged, Gather, Pairs, Raw, Staged, Tma};
         for rows in [64, 32, 16] {
-            for pairs in [Pairs, FinePairs] {
-                assert_eq!(Variant::of(pairs, rows).is_some(), rows == 64, "many rows");
+            for staged in [Staged, FineStaged, Pairs, FinePairs] {
+                assert_eq!(Variant::of(staged, rows).is_some(), rows == 64, "many rows");
             }
         }
         for loader in [Tma, Gather, Raw, Bare, Fine, Codes] {
@@ -517,7 +593,7 @@ mod tests {
         };
         let expected = [
             512, 512, 384, 384, 512, 512, 384, 384, 512, 512, 384, 384, 512, 640, 384, 384, 384,
-            512, 512,
+            512, 512, 512, 512,
         ];
         assert_eq!(Variant::ALL.map(threads), expected);
     }
@@ -529,7 +605,12 @@ mod tests {
                 Kernel::Decode {
                     fp16,
                     variant:
-                        Variant::Tma64 | Variant::Gather64 | Variant::Pairs64 | Variant::FinePairs64,
+                        Variant::Tma64
+                        | Variant::Gather64
+                        | Variant::Staged64
+                        | Variant::FineStaged64
+                        | Variant::Pairs64
+                        | Variant::FinePairs64,
                     ..
                 } => [5e-7, 9e-7][usize::from(fp16)],
                 _ => 0.0,
