@@ -22,6 +22,7 @@ struct Call {
     kv_scale: Option<f64>,
     q_scale: Option<QScale>,
     num_splits: Option<u32>,
+    max_q_len: Option<i64>,
     batch_invariant: bool,
 }
 
@@ -43,6 +44,7 @@ impl Call {
             kv_scale: None,
             q_scale: None,
             num_splits: None,
+            max_q_len: None,
             batch_invariant: false,
         }
     }
@@ -113,6 +115,7 @@ impl Call {
             kv_scale: self.kv_scale,
             q_scale: self.q_scale,
             num_splits: self.num_splits,
+            max_q_len: self.max_q_len,
             batch_invariant: self.batch_invariant,
             attn_sink: self.attn_sink.as_ref().map(Array::view),
             workspace: self.workspace.as_ref().map(Array::view),
@@ -373,6 +376,7 @@ fn numbers() {
     let cases: &[Case] = &[
         (Call::right, |c| c.num_splits = Some(0), "num_splits", "at least 1"),
         (Call::right, |c| (c.num_splits, c.batch_invariant) = (Some(2), true), "num_splits", "batch_invariant"),
+        (Call::right, |c| c.max_q_len = Some(1), "max_q_len", "different query lengths"),
         (Call::right, |c| c.softmax_scale = Some(f64::NAN), "softmax_scale", "positive"),
         (Call::right, |c| c.softmax_scale = Some(f64::INFINITY), "softmax_scale", "float32"),
         (Call::right, |c| c.softmax_scale = Some(1e300), "softmax_scale", "float32"),

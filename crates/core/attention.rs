@@ -51,6 +51,8 @@ pub struct AttentionArgs<'a, Indptr> {
     /// A request's result depends on nothing else in the batch, bit for bit. Not with `num_splits`; with a
     /// `plan` only if that was made so.
     pub batch_invariant: bool,
+    /// The query tokens of the request that has most, as in [`PlanArgs`]: of `prefill` only, and not with a `plan`, which has its own.
+    pub max_q_len: Option<i64>,
     /// `[b, s_q, h, 512]` in q's type; bf16 for e4m3 queries.
     pub out: View,
     /// `[b, s_q, h]` float32: natural logarithm of the sum of exponentials; -inf where no key is seen.
@@ -123,6 +125,7 @@ impl<'a, Indptr: QoIndptr> AttentionArgs<'a, Indptr> {
             plan: None,
             num_splits: None,
             batch_invariant: false,
+            max_q_len: None,
             out: tensors.out,
             lse: tensors.lse,
             workspace: None,
@@ -152,7 +155,7 @@ impl<'a, Indptr: QoIndptr> AttentionArgs<'a, Indptr> {
             num_splits: self.num_splits,
             batch_invariant: self.batch_invariant,
             max_seq_len: Some(problem.table.capacity(problem.cache.page_size)),
-            max_q_len: None,
+            max_q_len: self.max_q_len,
             device: problem.device,
         }
     }

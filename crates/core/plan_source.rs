@@ -59,12 +59,22 @@ impl<'a> PlanSource<'a> {
 /// The plan was made for this call, and nothing asks for another one.
 fn fits(plan: &Plan, call: &PlanArgs) -> Result<()> {
     plan.args().check_call(call)?;
-    if call.num_splits.is_some() && call.num_splits != plan.args().num_splits {
-        let number = |parts: Option<u32>| parts.map_or("None".to_owned(), |n| n.to_string());
-        let value = format!("{} with a plan", number(call.num_splits));
-        let made_with = number(plan.args().num_splits);
+    let made = plan.args();
+    for (argument, given, made_with) in [
+        (
+            "num_splits",
+            call.num_splits.map(i64::from),
+            made.num_splits.map(i64::from),
+        ),
+        ("max_q_len", call.max_q_len, made.max_q_len),
+    ] {
+        let Some(number) = given.filter(|_| given != made_with) else {
+            continue;
+        };
+        let made_with = made_with.map_or("None".to_owned(), |n| n.to_string());
+        let value = format!("{number} with a plan");
         let rule = format!("None, or {made_with} as the plan was made with");
-        return Err(Error::invalid("num_splits", value, rule));
+        return Err(Error::invalid(argument, value, rule));
     }
     if call.batch_invariant && !plan.args().batch_invariant {
         let rule = "the plan was made without batch_invariant";

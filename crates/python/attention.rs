@@ -113,6 +113,7 @@ pub fn decode<'py>(
         plan,
         num_splits,
         batch_invariant,
+        max_q_len: None,
         out,
         lse,
         workspace,
@@ -138,6 +139,7 @@ pub fn decode<'py>(
 ///     plan: a `Plan` made with `qo_indptr` and `num_tokens=t`; what it was made or last updated with
 ///         counts, not the values of `seq_lens` and `qo_indptr` at this call.
 ///     out, lse: `[t, h, 512]` in q's dtype and `[t, h]` float32 to write to.
+///     max_q_len: as in `Plan`; not with a plan, which has its own.
 ///     softmax_scale, kv_format, kv_scale, attn_sink, num_splits, batch_invariant, workspace: as in `decode`.
 ///
 /// Returns:
@@ -160,8 +162,8 @@ pub fn decode<'py>(
 #[pyfunction]
 #[pyo3(signature = (q, kv_cache, block_table, seq_lens,
     qo_indptr, *, softmax_scale=None, causal=true, kv_format=None,
-    kv_scale=None, q_scale=None, attn_sink=None, plan=None, num_splits=None, batch_invariant=false, out=None,
-    lse=None, workspace=None))]
+    kv_scale=None, q_scale=None, attn_sink=None, plan=None, num_splits=None, batch_invariant=false,
+    max_q_len=None, out=None, lse=None, workspace=None))]
 // The public signature; the arguments become one struct at once.
 #[allow(clippy::too_many_arguments)]
 pub fn prefill<'py>(
@@ -180,6 +182,7 @@ pub fn prefill<'py>(
     plan: Option<&Bound<'py, Plan>>,
     num_splits: Option<i64>,
     batch_invariant: bool,
+    max_q_len: Option<i64>,
     out: Option<&Bound<'py, PyAny>>,
     lse: Option<&Bound<'py, PyAny>>,
     workspace: Option<&Bound<'py, PyAny>>,
@@ -198,6 +201,7 @@ pub fn prefill<'py>(
         plan,
         num_splits,
         batch_invariant,
+        max_q_len,
         out,
         lse,
         workspace,
@@ -228,6 +232,7 @@ struct Given<'a, 'py> {
     plan: Option<&'a Bound<'py, Plan>>,
     num_splits: Option<i64>,
     batch_invariant: bool,
+    max_q_len: Option<i64>,
     out: Option<&'a Bound<'py, PyAny>>,
     lse: Option<&'a Bound<'py, PyAny>>,
     workspace: Option<&'a Bound<'py, PyAny>>,
@@ -271,6 +276,7 @@ fn attend<'a, 'py, I: QoIndptr>(
     args.plan = given.plan.map(|plan| plan.get().inner());
     args.num_splits = arguments::num_splits(given.num_splits)?;
     args.batch_invariant = given.batch_invariant;
+    args.max_q_len = given.max_q_len;
     args.stream = framework::current_stream(&q.first)?;
     let checked = args.check().map_err(errors::to_python)?;
     let workspace = arguments::workspace(checked.workspace_bytes(), &q.first, given.workspace)?;

@@ -2,7 +2,7 @@
 // CTAs of a cluster have the same tiles for different query rows. Then each sends the other what it has stored.
 //
 // A warp has sixteen rows of a tile (eight, if CTAs share). They come as they lie in the cache, by cp.async, in pieces of eight rows and a
-// column quarter, of which three are on their way while one is converted. An e4m3 number is a bfloat16, and so are its product with a
+// column quarter, of which the stage holds four: three are on their way while one is converted, or two and two, if CTAs share. An e4m3 number is a bfloat16, and so are its product with a
 // power of two from 2^-124 on (below it numbers are off by less than 2^-133) and that of an e2m1 and an e4m3 number: nothing else is
 // rounded, and no row needs a unit.
 //
@@ -83,7 +83,7 @@ struct StagedRows {
   uint32_t stage;                       // this lane's 16 bytes of its first row in the first piece
   const uint8_t* cache;                 // where they come from, ...
   uint32_t row;                         // ... this lane's RowPlace::row, which lanes tell each other
-  uint32_t present;                     // bit i: row i of the warp is there; those of the other CTA follow
+  uint32_t present;                     // bit i: row i of the warp is there; if CTAs share, those of the other one follow
 
   static __device__ __forceinline__ int lane() { return TokenWarps<Map>::lane(); }
   static __device__ __forceinline__ int lane_piece() { return lane() % 8; }

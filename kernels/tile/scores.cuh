@@ -64,7 +64,7 @@ __device__ __forceinline__ void wait_for_keys(DecodeControl& control, TilePlace<
 // The rope part comes with the first blocks where it has as many places, else with the last.
 template <class Map>
 constexpr bool kRopeFirst = Map::kRopes == 3;
-// Pairs of CTAs have none.
+// Staged rows have none.
 template <class Map>
 constexpr bool kRopeLast = !kRopeFirst<Map> && Map::kShare == 0;
 

@@ -38,11 +38,6 @@ constexpr int kPartRows = 16;  // rows that a cluster merges at a time
 constexpr int kPartStride = kLatent + 8;  // numbers from one row to the next: no bank conflicts
 constexpr uint32_t kPartBytes = kPartRows * kPartStride * 4;
 
-// What decides where things lie: query rows; how many leading column quarters have three blocks, the others having two;
-// places of rope blocks; leading chunks of Q that live in registers; whether single tokens are loaded, by ordinary stores and
-// copies; whether they may be codes, which are converted to half, as Q is then. Whole tiles come and go where they may be codes. kShare: CTAs that
-// convert each other's rows to bfloat16, by way of a stage; 0: none are.
-
 // A loading warp's stage: four pieces of eight rows and a column quarter as they lie in the cache, which are on their way or being
 // converted; the last 64 bytes of rows of fp8_v4, whose last quarter is longer; and the scales of two tiles.
 constexpr int kLoadingWarps = 4, kStagePieces = 4, kPieceRows = 8;
@@ -52,6 +47,11 @@ struct alignas(16) StageOf {
   uint8_t tail[Rows][64];
   uint8_t scales[2][Rows][16];
 };
+
+// What decides where things lie: query rows; how many leading column quarters have three blocks, the others having two;
+// places of rope blocks; leading chunks of Q that live in registers; whether single tokens are loaded, by ordinary stores and
+// copies; whether they may be codes, which are converted to half, as Q is then. Whole tiles come and go where they may be codes.
+// kShare: CTAs, one or two, among which a tile's rows are shared out to be converted to bfloat16, by way of a stage; 0: they are not.
 
 // 64 rows. What a loader of whole pages leaves of the registers holds most of Q.
 struct WidePages {

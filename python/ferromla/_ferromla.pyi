@@ -150,6 +150,7 @@ def prefill(
     plan: Plan | None = None,
     num_splits: int | None = None,
     batch_invariant: bool = False,
+    max_q_len: int | None = None,
     out: Tensor | None = None,
     lse: Tensor | None = None,
     workspace: Tensor | None = None,

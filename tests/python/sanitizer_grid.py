@@ -31,6 +31,7 @@ SPARSE = (
     ("fp8", 512, "fp4_v41"),
     ("fp8_v32", 576, "bf16"),
     ("fp8_v4", 512, "fp8_v4"),
+    ("fp8_v4", 512, "fp4_v41"),
     ("fp8_v41", 512, "fp4_v41"),
     ("fp8_v41_split", 512, "fp8_v41"),
 )
@@ -47,7 +48,8 @@ def main() -> int:
 
 
 def all_cases() -> Iterator[Callable[[], None]]:
-    return itertools.chain(decodes(), prefills(), quantised(), sparse(), (several_kv_heads, cache_operations))
+    many = (partial(many_short_lists, kv_format) for kv_format in ("fp8_v4", "fp8_v41_split"))
+    return itertools.chain(decodes(), prefills(), quantised(), sparse(), many, (several_kv_heads, cache_operations))
 
 
 def decodes() -> Iterator[Callable[[], None]]:
@@ -153,6 +155,13 @@ def sparse_attention(kv_format, d_qk, extra, h, with_extra, number):
     if kv_format not in ("bf16", "fp16"):
         few.keys = few.keys.quantised(kv_format)
     few.check()
+
+
+def many_short_lists(kv_format: str) -> None:
+    """More lists of codes than an H200 has SMs."""
+    prefill = problems_sparse.prefill(170, 64, s_kv=200, topk=70, lens="row", page=61, d_qk=512, device="cuda")
+    prefill.keys = prefill.keys.quantised(kv_format)
+    prefill.check()
 
 
 def cache_operations() -> None:

@@ -126,6 +126,7 @@ PREFILL_CASES = {
     "indptr None": ("qo_indptr", lambda c: {"qo_indptr": None}, INVALID),
     "lens batch": ("seq_lens", lambda c: {"seq_lens": c["seq_lens"][:2]}, INVALID),
     "splits": ("num_splits", lambda c: {"num_splits": 0}, INVALID),
+    "longest": ("max_q_len", lambda c: {"max_q_len": -1}, INVALID),
     "q_scale": ("q_scale", lambda c: {"q_scale": 1.0}, INVALID),
     "out shape": ("out", lambda c: {"out": c["out"][:6]}, INVALID),
     "out rank": ("out", lambda c: {"out": c["out"][None]}, INVALID),

@@ -301,6 +301,10 @@ def test_how_many_tokens_a_request_has_at_most_is_a_hint(device, h, max_q_len):
         assert (plan.plan_bytes == _plan(problem, kv_format="bf16").plan_bytes) == (max_q_len == 1), "another layout"
     shapes = {"batch": len(q_lens), "num_heads": h, "page_size": 64, "num_tokens": sum(q_lens), "device": device}
     assert plan.workspace.shape[0] == ferromla.workspace_bytes(**shapes, kv_format="bf16", max_q_len=max_q_len)
+    planned, unplanned = problem.run(plan=plan, max_q_len=max_q_len), problem.check(max_q_len=max_q_len)
+    assert all(torch.equal(a, b) for a, b in zip(planned, unplanned, strict=True))
+    with pytest.raises(ferromla.InvalidArgument, match="max_q_len is 3 with a plan: None, or"):
+        problem.run(plan=plan, max_q_len=3)
 
 
 def test_a_plan_tells_what_it_is_for():

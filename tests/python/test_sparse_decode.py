@@ -143,12 +143,21 @@ def test_quantised_caches_are_read_as_what_they_hold(device, main, extra, d_qk):
     ("main", "extra"), [("fp8_v4", "fp8_v4"), ("fp8_v41_split", "fp8_v4"), ("fp8_v4", "fp4_v41"), ("fp8_v41", "fp8")]
 )
 def test_many_short_lists_of_codes(device, main, extra, h):
-    """So many that CTAs have several, each of a few tiles."""
+    """So many that CTAs have several, each of a few tiles: that may have other kernels than few, or invariant ones."""
     problem = problems_sparse.decode(
         b=100, s_q=3, h=h, topk=130, extra=(90, 70, 5), lens="row", d_qk=512, device=device
     )
     problem.main, problem.extra = problem.main.quantised(main), problem.extra.quantised(extra)
-    problem.check()
+    out, _ = problem.check()
+    invariant = problem.run(batch_invariant=True)
+    if torch.device(device).type == "cuda" and h != 100 and extra != "fp4_v41":
+        assert not torch.equal(out, invariant[0]), "the same kernel"
+    few = [
+        problems_sparse.Keys(keys.cache, keys.indices[:1], keys.lens[:1], keys.kv_format)
+        for keys in (problem.main, problem.extra)
+    ]
+    alone = problems_sparse.Decode(problem.q[:1], *few).run(batch_invariant=True)
+    assert all(torch.equal(all_rows[:1], rows) for all_rows, rows in zip(invariant, alone, strict=True))
 
 
 @pytest.mark.parametrize("page", [1, 2, 64, 61])

@@ -195,7 +195,9 @@ def test_lists_of_few_tokens_are_shared_out(kv_format, d_qk, h, t, topk, cuda):
 @pytest.mark.parametrize("h", [16, 32, 64, 128])
 @pytest.mark.parametrize(("kv_format", "d_qk"), KINDS)
 def test_equal_lists_that_are_left_are_cut(kv_format, d_qk, h, cuda):
-    """Every SM, or pair of SMs, has as many whole ones; each of the last 12 is cut."""
+    """Every SM, or pair of SMs, has as many whole ones; each of the last 12 is cut.
+
+    Shorter lists of codes have other kernels where results must not depend on how many there are."""
     sms = torch.cuda.get_device_properties(cuda).multi_processor_count
     shared = -(-1025 // sms) * sms
     problem = problems_sparse.prefill(shared + 12, h, s_kv=3000, topk=2048, page=64, d_qk=d_qk, device=cuda)

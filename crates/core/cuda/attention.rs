@@ -110,7 +110,10 @@ fn of_lists<'a>(problem: &SparseProblem, plan: &'a Plan) -> Result<Attention<'a>
 
 /// The CTAs of a team read the same tiles: two of them, a cluster, load these once where the loader can.
 fn ctas_that_share(loader: Loader, plan: &Plan) -> i32 {
-    let alone = matches!(loader, Loader::Gather | Loader::Codes);
+    let alone = matches!(
+        loader,
+        Loader::Gather | Loader::Codes | Loader::Staged | Loader::FineStaged
+    );
     match plan.schedule.choice.team % 2 {
         0 if !alone => 2,
         _ => 1,
