@@ -129,6 +129,9 @@ struct SharedMap : Sizes {
     if (Sizes::kShare > 0) return quarter % 2 == 1;
     return !Sizes::kCodes && (!Sizes::kTokens || (kRows == kTileRows && quarter == kEarlyBlocks - 1));
   }
+  // Whether a loader waits until a column quarter of a tile is used up (block_empty), or only until all of it is (tile_empty). Nobody
+  // arrives where nobody waits.
+  static __device__ __forceinline__ constexpr bool frees(int quarter) { return !Sizes::kCodes && (Sizes::kShare == 0 || quarter == 1); }
   static constexpr int kBlocks = kTileBlocks * 2 + kTriple;
   static constexpr int kSharedChunks = 8 - Sizes::kRegisterChunks;  // of Q's latent part
   static constexpr uint32_t kQueryChunkBytes = kRows * kChunkRowBytes;

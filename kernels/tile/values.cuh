@@ -209,7 +209,8 @@ __device__ __forceinline__ void accumulate_values(const FmDecodeParams& p, const
       if (control.rescale[place.rope()][warp])
         scale_rows(o, control.factor[place.rope()][row0], control.factor[place.rope()][row0 + 8]);
       const auto release_first = [&] {
-        if (!Map::kCodes && lane < p.multicast) mbarrier_arrive_at(shared_address(&control.block_empty[first]), lane);
+        if (Map::frees(quarter(half, 0)) && lane < p.multicast)
+          mbarrier_arrive_at(shared_address(&control.block_empty[first]), lane);
       };
       if (!Map::kTokens && tiles == 1 && last_steps < kTileTokens / kStepTokens) {
         multiply_first_steps(M(), o, weights, first_values, second_values, last_steps);
@@ -224,7 +225,7 @@ __device__ __forceinline__ void accumulate_values(const FmDecodeParams& p, const
         wgmma_wait<0>();
       }
       if (lane < p.multicast) {
-        if (!Map::kCodes) mbarrier_arrive_at(shared_address(&control.block_empty[second]), lane);
+        if (Map::frees(quarter(half, 1))) mbarrier_arrive_at(shared_address(&control.block_empty[second]), lane);
         mbarrier_arrive_at(shared_address(&control.tile_empty[place.rope()]), lane);
       }
       place.advance();
