@@ -216,6 +216,29 @@ def prefill_copies(bench: Bench) -> None:
             bench.forget()
 
 
+def prefill_hints(bench: Bench) -> None:
+    """Prefill of a chunk among many decodes with a plan that is told the most query tokens of a request, and without,
+    measured in turn."""
+    columns = (SHAPE, US, ("not told us", "base_us", "{:.1f}"), ("ratio", "ratio", "{:.3f}"), *RATES, *ERRORS)
+    bench.report.table("prefill_hints", "Prefill of a chunk among many decodes, bf16, page 64, with max_q_len", columns)
+    for case in (row.case(heads) for row in shapes.PREFILL_HINTED for heads in shapes.HINTED_HEADS):
+        if not bench.wanted(case.name):
+            continue
+        sets = bench.inputs(case)
+        told = calls(sets, max_q_len=max(sets[0].case.q_lens))
+        base_us, us = times_us(calls(sets), told, device=bench.device)
+        bench.report.row(
+            name=case.name,
+            us=us,
+            base_us=base_us,
+            ratio=us / base_us,
+            **rates(sets[0].case, us),
+            **bench.checked(case.name, sets, SAMPLED_REQUESTS),
+        )
+        del sets, told
+        bench.forget()
+
+
 def ratio_columns(base: str) -> Sequence[Column]:
     """Of a table that compares times with those of ``base``."""
     return (

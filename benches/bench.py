@@ -35,6 +35,7 @@ TABLES = {
     "uneven": attention_tables.uneven,
     "invariance": attention_tables.invariance,
     "quantised": attention_tables.quantised,
+    "prefill_hints": attention_tables.prefill_hints,
     "prefill_copies": attention_tables.prefill_copies,
     "sparse": sparse_tables.sparse,
     "sparse_v4": sparse_tables.sparse_v4,

@@ -221,6 +221,13 @@ HEADS = (16, 128)
 PREFILL_COPIES = PREFILL[:1] + PREFILL[2:3]
 PREFILL_FORMATS = ("fp8", "fp8_v32")
 
+# A chunk among so many decodes that requests have few query tokens on average.
+PREFILL_HINTED = (
+    Prefill("512 of 4096 + 200 decodes at 4096", (4096,) * 201, (512,) + (1,) * 200),
+    Prefill("256 of 2048 + 100 decodes at 2048", (2048,) * 101, (256,) + (1,) * 100),
+)
+HINTED_HEADS = (16, 32, 64)
+
 PAGE_SIZES = (1, 16, 32, 64, 128, 256)
 PAGE_HEADS = (16, 64)
 
