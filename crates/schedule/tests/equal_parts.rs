@@ -236,6 +236,21 @@ const WITH_EMPTY: [(i32, i32, i32, i32); 9] = [
     (16, 6, 65536, 1000),
 ];
 
+/// Parts of a common length, which only look like equal ones: with a bad draw of the test below.
+#[test]
+fn parts_of_a_common_length_are_told_from_equal_ones() {
+    for (workers, min_part, requests, tiles) in [(53, 6, 4, 20), (20, 5, 1, 17)] {
+        let mut case = on_h200(188, 64, tiles * TILE);
+        (case.shape.workers, case.shape.min_part) = (workers, min_part);
+        keep_filled(&mut case, &vec![true; requests]);
+        let alone = without_empty(&case);
+        let planned = plan(&alone);
+        assert_eq!(parts_and_empty(&planned)[0].0, [planned.header.share]);
+        assert!(!has_equal_parts(&alone));
+    }
+    assert!(has_equal_parts(&on_h200(32, 64, 8192)));
+}
+
 #[test]
 fn empty_requests_make_no_difference_to_the_parts_of_others() {
     for (heads, requests, seq_len, empty) in WITH_EMPTY {
@@ -256,12 +271,21 @@ fn empty_requests_make_no_difference_to_the_parts_of_others() {
     }
 }
 
-/// Whether all units are cut, and into equal parts. The header says how long such parts are. Cuts at shares may give
-/// each worker one part, too, but the first of them is shorter than the share in the header, by the fixed cost.
-fn has_equal_parts(planned: &Planned) -> bool {
-    let header = &planned.header;
-    let all_cut = header.merges > 0 && header.merges == header.units;
-    all_cut && tiles_of_workers(planned)[0] == [header.share]
+/// More units than have parts of a common length.
+const MANY: usize = 257;
+
+/// Whether all units, none of which is empty, are cut, and into equal parts. The header says how long such parts are. Cuts at shares
+/// may give each worker one part, too, but the first of them is shorter than the share in the header, by the fixed cost. Parts of a
+/// common length may look the same, but not beside many empty units.
+fn has_equal_parts(case: &Case) -> bool {
+    let mut beside_many = case.clone();
+    beside_many.seq_lens.resize(case.seq_lens.len() + MANY, 0);
+    beside_many.shape.batch += MANY as i32;
+    [case, &beside_many].into_iter().all(|one| {
+        let planned = plan(one);
+        let all_cut = planned.header.merges > 0 && planned.header.merges == case.shape.batch;
+        all_cut && parts_and_empty(&planned)[0].0 == [planned.header.share]
+    })
 }
 
 proptest! {
@@ -280,7 +304,7 @@ proptest! {
         case.shape.min_part = min_part;
         case.shape.workers = workers.unwrap_or(case.shape.workers);
         keep_filled(&mut case, &is_filled);
-        prop_assume!(has_equal_parts(&plan(&without_empty(&case))));
+        prop_assume!(has_equal_parts(&without_empty(&case)));
         assert_empty_make_no_difference(&case);
     }
 }
