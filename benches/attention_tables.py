@@ -216,44 +216,23 @@ def prefill_copies(bench: Bench) -> None:
             bench.forget()
 
 
-def prefill_hints(bench: Bench) -> None:
-    """Prefill of a chunk among many decodes with a plan that is told the most query tokens of a request, and without,
-    measured in turn."""
-    columns = (SHAPE, US, ("not told us", "base_us", "{:.1f}"), ("ratio", "ratio", "{:.3f}"), *RATES, *ERRORS)
-    bench.report.table("prefill_hints", "Prefill of a chunk among many decodes, bf16, page 64, with max_q_len", columns)
-    for case in (row.case(heads) for row in shapes.PREFILL_HINTED for heads in shapes.HINTED_HEADS):
-        if not bench.wanted(case.name):
-            continue
-        sets = bench.inputs(case)
-        told = calls(sets, max_q_len=max(sets[0].case.q_lens))
-        base_us, us = times_us(calls(sets), told, device=bench.device)
-        bench.report.row(
-            name=case.name,
-            us=us,
-            base_us=base_us,
-            ratio=us / base_us,
-            **rates(sets[0].case, us),
-            **bench.checked(case.name, sets, SAMPLED_REQUESTS),
-        )
-        del sets, told
-        bench.forget()
-
-
-def ratio_columns(base: str) -> Sequence[Column]:
-    """Of a table that compares times with those of ``base``."""
+def ratio_columns(base: str, limited: bool = True) -> Sequence[Column]:
+    """Of a table that compares times with those of ``base``, and their ratio with a limit where there is one."""
+    limits: tuple[Column, ...] = (("limit", "limit", "{:.2f}"), ("target", "verdict", "{}"))
     return (
         SHAPE,
         US,
         (f"{base} us", "base_us", "{:.1f}"),
         ("ratio", "ratio", "{:.3f}"),
-        ("limit", "limit", "{:.2f}"),
-        ("target", "verdict", "{}"),
+        *(limits if limited else ()),
         *RATES,
         *ERRORS,
     )
 
 
-def add_ratio(bench: Bench, name: str, sets: list[Inputs], us: float, base_us: float, limit: float) -> None:
+def add_ratio(
+    bench: Bench, name: str, sets: list[Inputs], us: float, base_us: float, limit: float | None = None
+) -> None:
     """A line of such a table."""
     ratio = us / base_us
     bench.report.row(
@@ -266,6 +245,22 @@ def add_ratio(bench: Bench, name: str, sets: list[Inputs], us: float, base_us: f
         **rates(sets[0].case, us),
         **bench.checked(name, sets, SAMPLED_REQUESTS),
     )
+
+
+def prefill_hints(bench: Bench) -> None:
+    """Prefill of a chunk among many decodes with a plan that is told the most query tokens of a request, and without,
+    measured in turn."""
+    title = "Prefill of a chunk among many decodes, bf16, page 64, with max_q_len"
+    bench.report.table("prefill_hints", title, ratio_columns("not told", limited=False))
+    for case in (row.case(heads) for row in shapes.PREFILL_HINTED for heads in shapes.HINTED_HEADS):
+        if not bench.wanted(case.name):
+            continue
+        sets = bench.inputs(case)
+        told = calls(sets, max_q_len=max(sets[0].case.q_lens))
+        base_us, us = times_us(calls(sets), told, device=bench.device)
+        add_ratio(bench, case.name, sets, us, base_us)
+        del sets, told
+        bench.forget()
 
 
 def pages(bench: Bench) -> None:

@@ -74,7 +74,8 @@ struct Kernel {
   template <bool If, class A, class B>
   using Either = typename std::conditional<If, A, B>::type;
   using Multiplied = Either<kCodes, __half, T>;  // T: of Q and the output
-  using WideSizes = Either<L == Loader::Tma, WidePages, Either<(kShare<L> > 0), WideStaged<kShare<L> == 2 ? 2 : 1, L == Loader::FineStaged || L == Loader::FinePairs>, WideTokens<kCodes>>>;
+  using Staged = WideStaged<kShare<L> == 2 ? 2 : 1, L == Loader::FineStaged || L == Loader::FinePairs>;
+  using WideSizes = Either<L == Loader::Tma, WidePages, Either<(kShare<L> > 0), Staged, WideTokens<kCodes>>>;
   using FewSizes = Either<L == Loader::Tma, FewPages<Rows>, FewTokens<Rows, kCodes>>;
   using Map = SharedMap<Either<Rows == kTileRows, WideSizes, FewSizes>>;
   static constexpr int kLoaderArrivals =  // at a barrier

@@ -2,9 +2,9 @@
 // CTAs of a cluster have the same tiles for different query rows. Then each sends the other what it has stored.
 //
 // A warp has sixteen rows of a tile (eight, if CTAs share). They come as they lie in the cache, by cp.async, in pieces of eight rows and a
-// column quarter, of which the stage holds four: three are on their way while one is converted, or two and two, if CTAs share. An e4m3 number is a bfloat16, and so are its product with a
-// power of two from 2^-124 on (below it numbers are off by less than 2^-133) and that of an e2m1 and an e4m3 number: nothing else is
-// rounded, and no row needs a unit.
+// column quarter, of which the stage holds four: three are on their way while one is converted, or two and two, if CTAs share.
+// An e4m3 number is a bfloat16, and so are its product with a power of two from 2^-124 on (below it numbers are off by less than 2^-133)
+// and that of an e2m1 and an e4m3 number: nothing else is rounded, and no row needs a unit.
 //
 // CTAs that share follow both from the team's number. A row that is there may still be read by its copy to the other CTA:
 // nobody changes one before that CTA has said that it is used up, as nobody has to where no query token sees less than another.

@@ -165,6 +165,14 @@ impl Variant {
         })
     }
 
+    /// Whether loading warps turn codes to bfloat16 by way of a stage.
+    const fn is_staged(self) -> bool {
+        matches!(
+            self,
+            Self::Staged64 | Self::FineStaged64 | Self::Pairs64 | Self::FinePairs64
+        )
+    }
+
     const fn threads(self) -> i32 {
         match self {
             Self::Tma64
@@ -349,13 +357,7 @@ impl Kernel {
         match self {
             Self::Plan(_) => "plan",
             Self::Decode { fp16, variant, .. } => match (variant, fp16) {
-                (
-                    Variant::Staged64
-                    | Variant::FineStaged64
-                    | Variant::Pairs64
-                    | Variant::FinePairs64,
-                    _,
-                ) => "decode_staged_bf16",
+                (variant, _) if variant.is_staged() => "decode_staged_bf16",
                 (Variant::Codes64 | Variant::Codes16, _) => "decode_codes_bf16",
                 (Variant::Fine64 | Variant::Fine32 | Variant::Fine16, _) => "decode_fine_bf16",
                 (Variant::Raw64 | Variant::Raw32 | Variant::Raw16, false) => "decode_raw_bf16",
@@ -406,17 +408,9 @@ impl Kernel {
     /// 16-bit numbers is one sum of all products. Elsewhere it is several, which lose less.
     pub const fn lost_of_scores(self) -> f32 {
         match self {
-            Self::Decode {
-                fp16,
-                variant:
-                    Variant::Tma64
-                    | Variant::Gather64
-                    | Variant::Staged64
-                    | Variant::FineStaged64
-                    | Variant::Pairs64
-                    | Variant::FinePairs64,
-                ..
-            } => {
+            Self::Decode { fp16, variant, .. }
+                if matches!(variant, Variant::Tma64 | Variant::Gather64) || variant.is_staged() =>
+            {
                 if fp16 {
                     9e-7
                 } else {
@@ -511,49 +505,22 @@ mod tests {
             };
             Loader::of_lists(formats, ctas, dtype, narrow)
         };
+        use Loader::{Bare, Codes, Fine, FinePairs, FineStaged, Gather, Pairs, Raw, Staged};
         for (formats, team, dtype, narrow, expected, many_short) in [
-            ([Fp8V4, Fp8V4], 2, Bf16, true, Loader::Pairs, Loader::Pairs),
-            ([Fp8V4, Fp8V41], 4, Bf16, true, Loader::Pairs, Loader::Pairs),
-            (
-                [Fp8V41, Fp4V41],
-                2,
-                Bf16,
-                true,
-                Loader::FinePairs,
-                Loader::FinePairs,
-            ),
-            (
-                [Fp8V4, Fp4V41],
-                2,
-                Bf16,
-                true,
-                Loader::FinePairs,
-                Loader::FinePairs,
-            ),
-            ([Fp8V4, Fp8V4], 1, Bf16, true, Loader::Raw, Loader::Staged),
-            ([Fp8V4, Fp8V4], 3, Bf16, true, Loader::Raw, Loader::Staged),
-            ([Fp8V4, Fp8V4], 1, Fp16, true, Loader::Raw, Loader::Raw),
-            ([Fp8V32, Fp8V32], 2, Bf16, false, Loader::Raw, Loader::Raw),
-            ([Fp8V32, Fp8V32], 1, Bf16, false, Loader::Raw, Loader::Raw),
-            ([Fp8, Fp8], 2, Bf16, true, Loader::Bare, Loader::Bare),
-            ([Fp8V41, Fp4V41], 1, Bf16, true, Loader::Fine, Loader::Fine),
-            (
-                [Fp8V4, Fp4V41],
-                1,
-                Bf16,
-                true,
-                Loader::FineStaged,
-                Loader::FineStaged,
-            ),
-            ([Fp8V4, Halves], 2, Bf16, true, Loader::Codes, Loader::Codes),
-            (
-                [Halves, Halves],
-                2,
-                Bf16,
-                true,
-                Loader::Gather,
-                Loader::Gather,
-            ),
+            ([Fp8V4, Fp8V4], 2, Bf16, true, Pairs, Pairs),
+            ([Fp8V4, Fp8V41], 4, Bf16, true, Pairs, Pairs),
+            ([Fp8V41, Fp4V41], 2, Bf16, true, FinePairs, FinePairs),
+            ([Fp8V4, Fp4V41], 2, Bf16, true, FinePairs, FinePairs),
+            ([Fp8V4, Fp8V4], 1, Bf16, true, Raw, Staged),
+            ([Fp8V4, Fp8V4], 3, Bf16, true, Raw, Staged),
+            ([Fp8V4, Fp8V4], 1, Fp16, true, Raw, Raw),
+            ([Fp8V32, Fp8V32], 2, Bf16, false, Raw, Raw),
+            ([Fp8V32, Fp8V32], 1, Bf16, false, Raw, Raw),
+            ([Fp8, Fp8], 2, Bf16, true, Bare, Bare),
+            ([Fp8V41, Fp4V41], 1, Bf16, true, Fine, Fine),
+            ([Fp8V4, Fp4V41], 1, Bf16, true, FineStaged, FineStaged),
+            ([Fp8V4, Halves], 2, Bf16, true, Codes, Codes),
+            ([Halves, Halves], 2, Bf16, true, Gather, Gather),
         ] {
             for (stages_codes, expected) in [(false, expected), (true, many_short)] {
                 let loader = of(&formats, 64, team, stages_codes, dtype, narrow);

@@ -15,15 +15,18 @@ impl Problem {
     pub fn stages_codes(&self, choice: &Choice) -> bool {
         let lists = matches!(self.queries, Queries::Sparse { .. });
         let may_depend = matches!(self.split, Split::Auto | Split::Rest);
+        if !lists || !may_depend {
+            return false;
+        }
         let work = self.work(choice.rows);
         let less = LESS_BETWEEN - MORE_FOR_A_TILE * i128::from(work.tiles);
-        lists && may_depend && work.units * less > MORE_AT_ONCE * i128::from(choice.workers)
+        work.units * less > MORE_AT_ONCE * i128::from(choice.workers)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Choice, Keys, Target, choose};
+    use super::super::{Keys, Target, choose};
     use super::*;
 
     fn staged(q_len: i32, topk: i32, extra_topk: i32, split: Split) -> bool {
@@ -45,7 +48,7 @@ mod tests {
                 clusters: [66, 30, 15, 7],
             },
         };
-        let choice: Choice = choose(&problem);
+        let choice = choose(&problem);
         assert_eq!(choice.rows, 64);
         problem.stages_codes(&choice)
     }
