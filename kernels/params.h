@@ -92,7 +92,9 @@ typedef struct FmDecodeParams {
   float* max_logits; /* or null; -inf beforehand where units may be split. Not by the TMA loader's kernels */
   int64_t max_logits_stride[3];
   float* partial_out; /* [slots, unit_rows, 512], each normalised, without value_scale; 64 rows: see split_rows.cuh */
-  float* partial_lse; /* [slots, unit_rows], base 2 */
+  float* partial_lse; /* [unit_rows, slots], base 2: those of a row beside each other */
+  int32_t slots; /* the most there can be */
+  int32_t reserved;
 } FmDecodeParams;
 
 /* Numbers that become `value`. */
@@ -310,10 +312,10 @@ typedef struct FmCombineIndicesParams {
 static_assert(sizeof(FmPlanShape) == 80, "FmPlanShape");
 static_assert(sizeof(FmPlanHeader) == 64, "FmPlanHeader");
 static_assert(sizeof(FmWorkItem) == 48, "FmWorkItem");
-static_assert(sizeof(FmMerge) == 128, "FmMerge");
+static_assert(sizeof(FmMerge) == 176, "FmMerge");
 static_assert(sizeof(FmPlanLayout) == 80, "FmPlanLayout");
 static_assert(sizeof(FmPlanParams) == 232, "FmPlanParams");
-static_assert(sizeof(FmDecodeParams) == 520, "FmDecodeParams");
+static_assert(sizeof(FmDecodeParams) == 528, "FmDecodeParams");
 static_assert(sizeof(FmFillParams) == 40, "FmFillParams");
 static_assert(sizeof(FmKvCache) == 104, "FmKvCache");
 static_assert(sizeof(FmMergeParams) == 208, "FmMergeParams");

@@ -27,7 +27,7 @@
 #pragma once
 #include <stdint.h>
 
-#define FM_PLAN_VERSION 4
+#define FM_PLAN_VERSION 5
 #define FM_TILE_TOKENS 64 /* tokens of one KV tile */
 #define FM_TILE_ROWS 64   /* most query rows (token, head) of one CTA */
 #define FM_PLAN_THREADS 1024 /* the device plans with blocks of this many threads at most, mostly one, ... */
@@ -103,8 +103,11 @@ typedef struct FmMerge {
   int32_t first_slot;
   int32_t parts;
   int32_t reserved;
-  int32_t arrived[FM_MAX_SPLITS][2]; /* by a CTA's place in its team or cluster: parts in, pieces given up (bits) */
-  int32_t done[FM_MAX_SPLITS]; /* likewise: pieces that are added up, or CTAs that have come (tile/last_adds.cuh). All are 0 between launches */
+  int32_t come;  /* of few parts, and the next: CTAs that have come, parts that are there (tile/last_adds.cuh); 0 between launches */
+  int32_t there;
+  int32_t turn;  /* a bit for each CTA's place in its team or cluster: which word of the next is in use ... */
+  int32_t unused;
+  int32_t arrived[2][FM_MAX_SPLITS][2]; /* ... in turn, from launch to launch: parts in, pieces given up (bits); 0 between launches */
 } FmMerge;
 
 typedef struct FmPlanLayout {

@@ -184,12 +184,15 @@ pub struct FmDecodeParams {
     pub max_logits_stride: [i64; 3usize],
     #[doc = " [slots, unit_rows, 512], each normalised, without value_scale; 64 rows: see split_rows.cuh"]
     pub partial_out: *mut f32,
-    #[doc = " [slots, unit_rows], base 2"]
+    #[doc = " [unit_rows, slots], base 2: those of a row beside each other"]
     pub partial_lse: *mut f32,
+    #[doc = " the most there can be"]
+    pub slots: i32,
+    pub reserved: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FmDecodeParams"][::core::mem::size_of::<FmDecodeParams>() - 520usize];
+    ["Size of FmDecodeParams"][::core::mem::size_of::<FmDecodeParams>() - 528usize];
     ["Alignment of FmDecodeParams"][::core::mem::align_of::<FmDecodeParams>() - 8usize];
     ["Offset of field: FmDecodeParams::q_nope"]
         [::core::mem::offset_of!(FmDecodeParams, q_nope) - 0usize];
@@ -260,6 +263,10 @@ const _: () = {
         [::core::mem::offset_of!(FmDecodeParams, partial_out) - 504usize];
     ["Offset of field: FmDecodeParams::partial_lse"]
         [::core::mem::offset_of!(FmDecodeParams, partial_lse) - 512usize];
+    ["Offset of field: FmDecodeParams::slots"]
+        [::core::mem::offset_of!(FmDecodeParams, slots) - 520usize];
+    ["Offset of field: FmDecodeParams::reserved"]
+        [::core::mem::offset_of!(FmDecodeParams, reserved) - 524usize];
 };
 impl Default for FmDecodeParams {
     fn default() -> Self {

@@ -402,8 +402,11 @@ pub(crate) fn make_merge(unit: Unit, parts: &Parts, before: Tally) -> FmMerge {
         first_slot: before.slots,
         parts: parts.count,
         reserved: 0,
-        arrived: [[0; 2]; FM_MAX_SPLITS as usize],
-        done: [0; FM_MAX_SPLITS as usize],
+        come: 0,
+        there: 0,
+        turn: 0,
+        unused: 0,
+        arrived: [[[0; 2]; FM_MAX_SPLITS as usize]; 2],
     }
 }
 

@@ -93,6 +93,15 @@ __device__ __forceinline__ uint64_t load_relaxed(const uint64_t* from) {
   asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(from) : "memory");
   return v;
 }
+__device__ __forceinline__ uint32_t load_relaxed(const int* from) {
+  uint32_t v;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
+  return v;
+}
+// Turns bits of a word, without waiting for what it was.
+__device__ __forceinline__ void turn_bits(int* at, uint32_t bits) {
+  asm volatile("red.relaxed.gpu.global.xor.b32 [%0], %1;" ::"l"(at), "r"(bits) : "memory");
+}
 __device__ __forceinline__ uint64_t compare_and_swap(uint64_t* at, uint64_t expected, uint64_t desired) {
   uint64_t before;
   asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], %2, %3;"

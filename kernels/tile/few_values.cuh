@@ -155,10 +155,9 @@ __device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, c
       place.advance();
     } while (--tiles > 0);
     mbarrier_wait(shared_address(&control.result_full), result_parity);
-    const auto finish_part = [&] { finish_part_of_rows<T, Map>(p, r, item, control); };  // twice: registers are short
     if (p.splits > 1) {
       merge_parts<T, Map>(p, r, o, half, smem, control, parts_parity);
-      if (r.slot >= 0) finish_part();
+      if (r.slot >= 0) finish_part_of_rows<T, Map, false>(p, r, item, control);
     } else {
       scale_few_rows<Map::kRows>(o, control.result, lane);
       arrive_once_per_warp(shared_address(&control.result_empty));
@@ -170,7 +169,7 @@ __device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, c
         });
       } else {
         store_few_partial<Map>(p, r, o, half);
-        finish_part();
+        finish_part_of_rows<T, Map, !Map::kShortOfRegisters>(p, r, item, control);
       }
     }
     result_parity ^= 1;

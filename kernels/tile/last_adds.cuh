@@ -21,7 +21,6 @@ namespace fm {
 
 constexpr int kMostLast = 3;  // parts
 
-// Of FmMerge: `done` counts the CTAs that have come, `arrived` the parts that are there.
 template <class Map>
 struct LastAdds {
   static constexpr bool kExists = Map::kRaw || !Map::kCodes;  // the others are short of registers
@@ -34,23 +33,21 @@ struct LastAdds {
   static __device__ __forceinline__ bool comes() { return block_thread() == 128; }
   // When little is left to do of a part: how many have come before.
   static __device__ __forceinline__ int come(const FmDecodeParams& p, int merge, int parts) {
-    return is_for(parts) ? atomic_add(&p.merges[merge].done[Map::kSplits ? 0 : cta_of_team()], 1) : 0;
+    return is_for(parts) ? atomic_add(&p.merges[merge].come, 1) : 0;
   }
   static __device__ __forceinline__ int come(const FmDecodeParams& p, int item) {
     const int4 v = load_once(reinterpret_cast<const int4*>(&p.items[item].slot));  // slot, merge, main_len, parts
     return come(p, v.y, v.w);
   }
-  static __device__ __forceinline__ uint64_t* word(const FmDecodeParams& p, const RowBlock& r) {
-    return reinterpret_cast<uint64_t*>(p.merges[r.merge].arrived[r.block]);
-  }
+  static __device__ __forceinline__ int* there(const FmDecodeParams& p, const RowBlock& r) { return &p.merges[r.merge].there; }
 };
 
 // What the parts of rows are multiplied with, by the threads of one warpgroup, and the rows' lse. `first`: the unit's first part.
 template <class Map>
 __device__ __forceinline__ void weigh_few_parts(const FmDecodeParams& p, const RowBlock& first, int thread, FewControl& control) {
   if (thread >= Map::kRows) return;
-  const float* of_part = p.partial_lse + slot_row<Map>(p, first, thread);
-  const auto lse = [&](int k) { return k < first.parts ? __ldcg(of_part + k * Map::kRows) : kNegInf; };  // teams are of one CTA
+  const float* of_part = p.partial_lse + slot_lse<Map>(p, first, thread);
+  const auto lse = [&](int k) { return k < first.parts ? __ldcg(of_part + k) : kNegInf; };
   const float3 all = make_float3(lse(0), lse(1), lse(2));
   const float top = fmaxf(fmaxf(fmaxf(all.x, all.y), all.z), -__FLT_MAX__);
   const float3 weight = make_float3(exp2_approx(all.x - top), exp2_approx(all.y - top), exp2_approx(all.z - top));
@@ -90,7 +87,7 @@ __device__ __forceinline__ void finish_or_leave(const FmDecodeParams& p, int ite
     named_barrier<kAddBarrier, 256>();
     if (thread == 0) {
       fence_gpu();
-      atomic_add(Last::word(p, r), 1);
+      atomic_add(Last::there(p, r), 1);
     }
     return;
   }
@@ -98,7 +95,7 @@ __device__ __forceinline__ void finish_or_leave(const FmDecodeParams& p, int ite
   first.slot = __ldcg(&p.merges[r.merge].first_slot);
   const int own = r.slot - first.slot;
   if (lane == 0) {
-    while ((uint32_t)load_relaxed(Last::word(p, r)) + 1 < r.parts) {
+    while (load_relaxed(Last::there(p, r)) + 1 < r.parts) {
     }
     fence_gpu();
   }
@@ -106,7 +103,7 @@ __device__ __forceinline__ void finish_or_leave(const FmDecodeParams& p, int ite
   const auto weigh = [&] {
     weigh_few_parts<Map>(p, first, thread, control);
     named_barrier<kAddBarrier, 256>();
-    if (thread == 0) p.merges[r.merge].done[r.block] = 0, *Last::word(p, r) = 0;
+    if (thread == 0) p.merges[r.merge].come = 0, *Last::there(p, r) = 0;
   };
   if (!Last::kAhead) weigh();
   const float4* parts = part(first);

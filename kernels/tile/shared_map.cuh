@@ -167,6 +167,7 @@ struct DecodeControl {
   int first_shared;               // and this one on, some tokens are seen by some rows and not by others
   alignas(8) float result[kTileRows];  // what the accumulated rows are multiplied with at the end
   uint32_t pieces;                // values: of a split unit's rows, that this CTA adds up; last_adds.cuh: how many CTAs have come before
+  int own_piece;                  // values: the one of its part, if it adds up no others; else -1
 };
 
 // What CTAs of 64 rows have besides.
@@ -174,6 +175,7 @@ struct WideControl : DecodeControl {
   alignas(8) float2 part_weight[kTileRows];  // values: of two parts of a row, this CTA's and the other's
   alignas(16) int4 item[3];  // values: of a part of a split unit, its FmWorkItem ...
   int part, next_worker;     // ... and its SplitUnit
+  unsigned turn;
   float2 row_sum[kTileRows];  // scores -> values, kSumsToValues: reference and sum of a row's softmax, base 2, ...
   float row_peak[kTileRows];  // ... and its highest score
 };

@@ -15,23 +15,73 @@
 
 namespace fm {
 
-constexpr int kFewParts = 4;              // of which a warp reads more of a row at once
 constexpr int kQuarterRow = kLatent / 4;  // what a warp reads at once, sixteen bytes a lane
 
 // How a warp adds up parts. It depends on their number alone, as does the order in which numbers are added. Of few parts it reads
-// some quarters of a row at once, of many as many parts as it can.
-template <class Map, bool Few>
+// some quarters of a row at once, of others as many parts as it can. Most: parts, kFewParts or kSomeParts at most, or any number, of which
+// kManyParts at a time.
+constexpr int kFewParts = 4, kSomeParts = 32, kManyParts = 128;
+template <class Map, int Most>
 struct PartReads {
+  static constexpr bool kFew = Most <= kFewParts;
   static constexpr int kAll = Map::kShortOfRegisters ? 4 : 8;  // under way, by a lane
-  static constexpr int kQuarters = Few ? kAll / 2 : 1, kParts = kAll / kQuarters;
+  static constexpr int kQuarters = kFew ? kAll / 2 : 1, kParts = kAll / kQuarters;
+  static constexpr int kOfRowLog2 = kQuarters == 1 ? 2 : kQuarters == 2 ? 1 : 0;
+  static constexpr int kWeights = Most <= kSomeParts ? 32 : kManyParts;  // of parts, known at a time
   int groups_log2;  // groups of lanes that have parts of their own, of the same columns
 
-  __device__ __forceinline__ explicit PartReads(int parts) : groups_log2(Few ? 0 : (parts > 8) + (parts > 16)) {}
+  __device__ __forceinline__ explicit PartReads(int parts)
+      : groups_log2(kFew                 ? 0
+                    : Most <= kSomeParts ? (parts > 8) + (parts > 16)
+                                         : 3) {}
   __device__ __forceinline__ int lanes() const { return 32 >> groups_log2; }
   __device__ __forceinline__ int columns() const { return kQuarters * kQuarterRow >> groups_log2; }
+  __device__ __forceinline__ int of_row_log2() const { return kOfRowLog2 + groups_log2; }  // what warps read at once, of a row
   __device__ __forceinline__ int parts_at_once() const { return kParts << groups_log2; }
   // The part of read `i`.
   __device__ __forceinline__ int part(int i, int group) const { return (i / kQuarters << groups_log2) + group; }
+};
+
+// What the parts of a row are multiplied with, by a warp, so many at a time: a lane has those of parts lane, lane + 32 and so on.
+template <int AtOnce>
+struct RowWeights {
+  static constexpr int kOfLane = AtOnce / 32;
+  float top = -__FLT_MAX__, sum = 0.f;  // of all parts; of this lane's so far
+  float weight[kOfLane];
+
+  // Of parts from `base` on. `lse`: this lane's first one of all.
+  __device__ __forceinline__ void load(const float* lse, int base, int parts, int lane) {
+#pragma unroll
+    for (int k = 0; k < kOfLane; ++k) {
+      const int part = base + 32 * k;
+      weight[k] = part + lane < parts ? __ldcg(lse + part) : kNegInf;
+    }
+    if (base == 0) {
+#pragma unroll
+      for (int k = 0; k < kOfLane; ++k) top = fmaxf(top, weight[k]);
+#pragma unroll 1
+      for (int part = AtOnce; part + lane < parts; part += 32) top = fmaxf(top, __ldcg(lse + part));
+      __syncwarp();
+#pragma unroll
+      for (int d = 1; d < 32; d *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
+    }
+#pragma unroll
+    for (int k = 0; k < kOfLane; ++k) weight[k] = exp2_approx(weight[k] - top), sum += weight[k];
+  }
+  // Of a part, which lanes have with those of the same 32.
+  __device__ __forceinline__ float of(int part, int first_of_lanes) const {
+    const int k = first_of_lanes / 32 % kOfLane;
+    float own = weight[0];
+#pragma unroll
+    for (int i = 1; i < kOfLane; ++i) own = k == i ? weight[i] : own;
+    return __shfl_sync(~0u, own, part % 32);
+  }
+  __device__ __forceinline__ float total() const {
+    float all = sum;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) all += __shfl_xor_sync(~0u, all, d);
+    return all;
+  }
 };
 
 template <class T>
@@ -41,16 +91,16 @@ __device__ __forceinline__ void store_four(T* to, float4 v, float factor) {
 }
 
 // Adds up the parts of some columns of a row, from column `first` on, by a warp.
-template <class T, class Map, bool Few>
+template <class T, class Map, int Most>
 __device__ __forceinline__ void add_parts_of_row(const FmDecodeParams& p, const RowBlock& r, int parts, int block_row, int first) {
   if (r.row_begin + block_row >= r.rows) return;
-  using Reads = PartReads<Map, Few>;
+  using Reads = PartReads<Map, Most>;
   constexpr int kStride = Map::kRows;  // rows from one slot to the next
   const Reads reads(parts);
   const int lane = block_thread() % 32, group = lane / reads.lanes(), column = first + lane % reads.lanes() * 4;
-  const float* lse = p.partial_lse + slot_row<Map>(p, r, block_row) + lane * kStride;
+  const float* lse = p.partial_lse + slot_lse<Map>(p, r, block_row) + lane;
   const float* from = p.partial_out + slot_row<Map>(p, r, block_row) * kLatent + column;
-  PartWeights<32> weights;
+  RowWeights<Reads::kWeights> weights;
   float4 total[Reads::kQuarters] = {};
 #pragma unroll 1
   for (int base = 0; base < parts; base += reads.parts_at_once()) {
@@ -61,16 +111,16 @@ __device__ __forceinline__ void add_parts_of_row(const FmDecodeParams& p, const 
       v[i] = __ldcg(reinterpret_cast<const float4*>(from + (uint64_t)part * (uint32_t)(kStride * kLatent) +
                                                     i % Reads::kQuarters * kQuarterRow));
     }
-    if (base % 32 == 0) weights.load(lse, kStride, base, parts, lane);
+    if (base % Reads::kWeights == 0) weights.load(lse, base, parts, lane);
 #pragma unroll
     for (int i = 0; i < Reads::kAll; ++i) {
       const int part = base + reads.part(i, group);
-      const float w = __shfl_sync(~0u, weights.weight, part % 32);
+      const float w = weights.of(part, base + reads.part(i, 0));
       if (part < parts) add_scaled(total[i % Reads::kQuarters], w, v[i]);
     }
   }
   const float sum = weights.total();
-  if (!Few)
+  if (!Reads::kFew)
 #pragma unroll 1
     for (int d = reads.lanes(); d < 32; d *= 2)
       add_scaled(total[0], 1.f, make_float4(__shfl_xor_sync(~0u, total[0].x, d), __shfl_xor_sync(~0u, total[0].y, d),
@@ -84,8 +134,9 @@ __device__ __forceinline__ void add_parts_of_row(const FmDecodeParams& p, const 
   for (int i = 0; i < Reads::kQuarters; ++i) store_four(to + kQuarterRow * i, total[i], factor);
 }
 
-// By both values warpgroups when their partial results have been stored. A task is what a warp adds up at once.
-template <class T, class Map>
+// By both values warpgroups when their partial results have been stored. A task is what a warp adds up at once. Many: whether a unit may
+// well have many parts.
+template <class T, class Map, bool Many>
 __device__ __forceinline__ void finish_part_of_rows(const FmDecodeParams& p, const RowBlock& range, int item,
                                                     DecodeControl& control) {
   const SplitUnit unit = load_split_unit<Map>(p, range);
@@ -93,21 +144,25 @@ __device__ __forceinline__ void finish_part_of_rows(const FmDecodeParams& p, con
   const auto block_row = [&](int i) {
     return (i >> share() << 4) + ((int)cluster_rank() << share()) + (i & (1 << share()) - 1);
   };
-  const auto of_row = [](auto few, int parts) { return kLatent / PartReads<Map, decltype(few)::value>(parts).columns(); };
-  const auto finish = [&](auto few) {
-    constexpr bool kFew = decltype(few)::value;
-    const int tasks = (Map::kRows / kPartRows << share()) * of_row(few, unit.count.parts);
-    finish_part<Map>(p, [&] { return unit; }, item, tasks, control, [&](const RowBlock& r, int parts, int begin, int end, int warp) {
+  const auto finish = [&](auto most) {
+    constexpr int kMost = decltype(most)::value;
+    using Reads = PartReads<Map, kMost>;
+    const int tasks = Map::kRows / kPartRows << share() + Reads(unit.count.parts).of_row_log2();
+    const auto add = [&](const RowBlock& r, int parts, int begin, int end, int warp) {
+      const Reads reads(parts);
 #pragma unroll 1
       for (int task = begin + warp; task < end; task += 8)
-        add_parts_of_row<T, Map, kFew>(p, r, parts, block_row(task / of_row(few, parts)),
-                                       task % of_row(few, parts) * PartReads<Map, kFew>(parts).columns());
-    });
+        add_parts_of_row<T, Map, kMost>(p, r, parts, block_row(task >> reads.of_row_log2()),
+                                        (task & (1 << reads.of_row_log2()) - 1) * reads.columns());
+    };
+    finish_part<Map, kMost>(p, [&] { return unit; }, item, tasks, control, add);
   };
   if (unit.count.parts <= kFewParts)
-    finish(std::true_type());
+    finish(std::integral_constant<int, kFewParts>());
+  else if (!Many || unit.count.parts <= kSomeParts)
+    finish(std::integral_constant<int, kSomeParts>());
   else
-    finish(std::false_type());
+    finish(std::integral_constant<int, kManyParts>());
 }
 
 }  // namespace fm

@@ -101,7 +101,7 @@ __device__ __forceinline__ void add_parts_of_pair(const FmDecodeParams& p, const
   const int lane = block_thread() % 32, piece = first / Groups, chunk = first % Groups * kChunks + lane % kChunks;
   const int stride = p.team * kTileRows;  // rows from one slot to the next
   const auto lse_of = [&](int h) {
-    return p.partial_lse + slot_row<Map>(p, r, first_row_of_pair(pair) + 8 * h) + lane % kWeights * stride;
+    return p.partial_lse + slot_lse<Map>(p, r, first_row_of_pair(pair) + 8 * h) + lane % kWeights;
   };
   const uint8_t* from = part_bytes<Map>(p, r) + (pair * HalfPart::kPieces + piece) * kPieceBytes + chunk * 16;
   const uint8_t* scales_from = part_bytes<Map>(p, r) + HalfPart::scales_offset(pair, piece * 2 / HalfPart::kPieces, chunk);
@@ -124,7 +124,7 @@ __device__ __forceinline__ void add_parts_of_pair(const FmDecodeParams& p, const
     if (base % kWeights == 0)
 #pragma unroll
       for (int h = 0; h < Groups; ++h)
-        weights[h].load(lse_of(Groups == 1 ? lane / 16 : h), (int64_t)stride, base, parts, lane % kWeights);
+        weights[h].load(lse_of(Groups == 1 ? lane / 16 : h), base, parts, lane % kWeights);
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
       const int part = j * Groups + lane / kChunks, at = Groups == 1 ? base % 16 + j : (base + part) % kWeights;
@@ -159,7 +159,7 @@ __device__ __forceinline__ void add_parts_of_pairs(const FmDecodeParams& p, cons
 // By both values warpgroups when their partial results have been stored: a task for each warp, or more.
 template <class T, class Map, class Load>
 __device__ __forceinline__ void finish_part_of_pairs(const FmDecodeParams& p, int item, DecodeControl& control, Load load_unit) {
-  finish_part<Map>(p, load_unit, item, kRowPairs, control, [&](const RowBlock& r, int parts, int begin, int end, int warp) {
+  finish_part<Map, kRowPairs>(p, load_unit, item, kRowPairs, control, [&](const RowBlock& r, int parts, int begin, int end, int warp) {
     if (parts <= 4)
       add_parts_of_pairs<T, Map, 4>(p, r, parts, begin, end, warp);
     else if (parts <= 8)

@@ -24,28 +24,32 @@
 namespace fm {
 
 constexpr int kAddBarrier = 2;  // named barrier of both values warpgroups
-constexpr int kMostPieces = 32;  // a bit each
+constexpr int kPieceBits = 32;  // pieces with as many others between them have a bit in common
 constexpr int64_t kMostWait = 100000;  // cycles, about 50 us
 
-// What the CTAs with a part of a row block tell each other, in FmMerge: how many parts are there, in the low
-// half of a word, and in the high one which pieces have been given up, a bit each. By one thread.
+// What the CTAs with a part of a row block tell each other, in FmMerge: how many parts are there, in the low half of a word, and in the
+// high one which pieces have been given up, by bits. By one thread. Words are used in turn: whoever comes last clears the other one, which
+// is next, so that nobody has to know when all pieces are added up.
 struct PartCount {
   FmMerge* merge;
   unsigned block;  // not negative: no sign to extend
   int parts;
+  unsigned turn;  // 0 or 1
 
-  __device__ __forceinline__ uint64_t* word() const { return reinterpret_cast<uint64_t*>(merge->arrived[block]); }
-  __device__ __forceinline__ int pieces() const { return min(parts, kMostPieces); }
-  __device__ __forceinline__ uint32_t piece_of(int part) const { return part < kMostPieces ? 1u << part : 0; }
+  __device__ __forceinline__ uint64_t* word(unsigned of_turn) const { return reinterpret_cast<uint64_t*>(merge->arrived[of_turn][block]); }
+  // Of the piece with the number of a part. What is given up is added up even where a bit is of other pieces as well, which are then
+  // added up twice, in the same way.
+  static __device__ __forceinline__ uint32_t piece_of(int part, int pieces) { return part < pieces ? 1u << part % kPieceBits : 0; }
 
-  // Leaves a part, whose piece is `own`. Returns the pieces that are this CTA's to add up, now that all parts are there: a bit
-  // each.
-  __device__ __forceinline__ uint32_t arrive(uint32_t own, bool wait) const {
+  // Leaves a part, whose piece is `own`. Returns the pieces that are this CTA's to add up, now that all parts are there: its own, and
+  // those that have been `given_up` if it is the last one.
+  __device__ __forceinline__ uint32_t arrive(uint32_t own, bool wait, uint32_t& given_up) const {
     fence_gpu();
     const uint64_t before = count(wait ? 0 : own);
     uint32_t mine = own;
+    given_up = 0;
     if (was_last(before))
-      mine |= before >> 32;
+      given_up = before >> 32, close();
     else if (!wait || own == 0 || (!wait_for_all() && give_up(own)))
       mine = 0;
     fence_gpu();
@@ -53,10 +57,15 @@ struct PartCount {
   }
   // This part among those that are there, and a piece that is given up at once or none; what the word was.
   __device__ __forceinline__ uint64_t count(uint32_t given_up) const {
-    return atomic_add(word(), (uint64_t)given_up << 32 | 1);
+    return atomic_add(word(turn), (uint64_t)given_up << 32 | 1);
   }
   __device__ __forceinline__ bool was_last(uint64_t before) const { return (uint32_t)before + 1 == parts; }
-  __device__ __forceinline__ uint64_t look() const { return load_relaxed(word()); }
+  // By the last one: the next launch begins with the other word.
+  __device__ __forceinline__ void close() const {
+    *word(1 - turn) = 0;
+    turn_bits(&merge->turn, 1u << block);
+  }
+  __device__ __forceinline__ uint64_t look() const { return load_relaxed(word(turn)); }
   // Not for long.
   __device__ __forceinline__ bool wait_for_all() const {
     const int64_t begin = clock64();
@@ -68,22 +77,13 @@ struct PartCount {
   __device__ __forceinline__ bool give_up(uint32_t piece) const {
     for (uint64_t seen = look(); (uint32_t)seen != parts;) {
       const uint64_t expected = seen;
-      seen = compare_and_swap(word(), expected, expected | (uint64_t)piece << 32);
+      seen = compare_and_swap(word(turn), expected, expected | (uint64_t)piece << 32);
       if (seen == expected) return true;
     }
     return false;
   }
-  // Of pieces that are added up. With the last of them the next launch is prepared.
-  __device__ __forceinline__ void leave(uint32_t mine) const {
-    const int own = __popc(mine), all = pieces();
-    int before = 0;
-    if (own == 0) return;
-    if (own < all) before = atomic_add(&merge->done[block], own);
-    if (before + own < all) return;
-    merge->done[block] = 0;
-    *word() = 0;
-  }
 };
+__device__ __forceinline__ unsigned turn_of(const FmMerge& merge, unsigned block) { return load_relaxed(&merge.turn) >> block & 1; }
 
 static_assert(offsetof(FmMerge, q_len) == 16 && offsetof(FmMerge, first_slot) == 20 && offsetof(FmMerge, parts) == 24);
 
@@ -98,7 +98,8 @@ template <class Map>
 __device__ __forceinline__ SplitUnit load_split_unit(const FmDecodeParams& p, const RowBlock& r) {
   FmMerge* merge = p.merges + r.merge;
   const int4 v = load_once(reinterpret_cast<const int4*>(&merge->q_len));  // first_slot and parts are in it
-  return {{merge, Map::kSplits ? cluster_rank() : (unsigned)r.block, v.z}, r.slot - v.y, next_worker_item(p)};
+  const unsigned block = Map::kSplits ? cluster_rank() : (unsigned)r.block;
+  return {{merge, block, v.z, turn_of(*merge, block)}, r.slot - v.y, next_worker_item(p)};
 }
 
 // What a CTA of 64 rows has to know of its part until the end, in shared memory: registers are short then, and a fence empties the L1.
@@ -109,7 +110,7 @@ __device__ __forceinline__ void leave_split_item(const FmDecodeParams& p, int it
   const int4 a = load_once(at), b = load_once(at + 1), c = load_once(at + 2);
   control.item[0] = a, control.item[1] = b, control.item[2] = c;
   const SplitUnit unit = load_split_unit<Map>(p, row_block_of<Map>(p, a, b, c));
-  control.part = unit.part, control.next_worker = unit.next_worker;
+  control.part = unit.part, control.next_worker = unit.next_worker, control.turn = unit.count.turn;
 }
 template <class Map>
 __device__ __forceinline__ RowBlock left_row_block(const FmDecodeParams& p, const WideControl& control) {
@@ -124,7 +125,8 @@ __device__ __forceinline__ SplitUnit left_split_unit(const FmDecodeParams& p, co
   const uint4 v = load_shared_4(shared_address(&control.item[2]));  // slot, merge, main_len, parts
   const int part = load_shared_word(shared_address(&control.part));
   const int next_worker = load_shared_word(shared_address(&control.next_worker));
-  return {{p.merges + (int)v.y, (unsigned)cta_of_team(), (int)v.w}, part, next_worker};
+  const unsigned turn = load_shared_word(shared_address(&control.turn));
+  return {{p.merges + (int)v.y, (unsigned)cta_of_team(), (int)v.w, turn}, part, next_worker};
 }
 
 // What the parts of a row are multiplied with, by a warp: each `Lanes` lanes have a row, and a lane parts lane, lane + Lanes
@@ -134,14 +136,13 @@ struct PartWeights {
   float top = -__FLT_MAX__;
   float weight = 0.f, sum = 0.f;  // of this lane's parts: the present one's; all up to that
 
-  // That of lane `lane` of them becomes part base + lane of `parts`. `lse`: of its first one; `stride`: from one to the next.
-  template <class Stride>
-  __device__ __forceinline__ void load(const float* lse, Stride stride, int base, int parts, int lane) {
-    const float own = base + lane < parts ? __ldcg(lse + base * stride) : kNegInf;
+  // That of lane `lane` of them becomes part base + lane of `parts`. `lse`: of its first one.
+  __device__ __forceinline__ void load(const float* lse, int base, int parts, int lane) {
+    const float own = base + lane < parts ? __ldcg(lse + base) : kNegInf;
     if (base == 0) {
       top = fmaxf(top, own);
 #pragma unroll 1
-      for (int j = Lanes; j + lane < parts; j += Lanes) top = fmaxf(top, __ldcg(lse + j * stride));
+      for (int j = Lanes; j + lane < parts; j += Lanes) top = fmaxf(top, __ldcg(lse + j));
       __syncwarp();
 #pragma unroll
       for (int d = 1; d < Lanes; d *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
@@ -159,29 +160,41 @@ struct PartWeights {
 };
 
 // By both values warpgroups when their partial results have been stored. `add(r, parts, begin, end, warp)` adds up tasks
-// begin .. end of all `tasks`, `r` having the unit's first slot, by this one of eight warps. `load_unit()` gives the part's
-// SplitUnit, in the end once more: registers are short between.
-template <class Map, class Load, class Add>
+// begin .. end of all `tasks`, `r` having the unit's first slot, by this one of eight warps. `load_unit()` gives the part's SplitUnit.
+// Most: pieces, at most.
+template <class Map, int Most, class Load, class Add>
 __device__ __forceinline__ void finish_part(const FmDecodeParams& p, Load load_unit, int item, int tasks,
                                             DecodeControl& control, Add add) {
   const int thread = block_thread() - 128;
   named_barrier<kAddBarrier, 256>();
   const SplitUnit unit = load_unit();
+  // Of many parts that are not alike (then they are a power of two) the last one, whose CTA has more items, mostly, has no piece.
   const int parts = unit.count.parts;
+  const int pieces = min(Most > kPieceBits && (parts & parts - 1) != 0 ? parts - 1 : parts, Most);
   const int first_slot = __ldcg(&unit.count.merge->first_slot);  // registers are short before
-  if (thread == 0) control.pieces = unit.count.arrive(unit.count.piece_of(unit.part), item + 1 >= unit.next_worker);
+  if (thread == 0) {
+    uint32_t given_up;
+    const uint32_t own = unit.count.arrive(PartCount::piece_of(unit.part, pieces), item + 1 >= unit.next_worker, given_up);
+    control.pieces = Most > kPieceBits ? given_up : own | given_up;
+    if (Most > kPieceBits) control.own_piece = own == 0 ? -1 : unit.part;
+  }
   RowBlock r = load_row_block<Map>(p, item);
   r.slot = first_slot;
   named_barrier<kAddBarrier, 256>();
+  // Of pieces with bits of their own those beside each other at once; else this CTA's, and then all that may have been given up.
+  int piece = Most > kPieceBits ? control.own_piece : -1, last = piece + 1;
+  uint32_t left = control.pieces;
 #pragma unroll 1
-  for (uint32_t left = control.pieces; left != 0;) {  // pieces beside each other at once
-    const uint32_t lowest = left & -left, above = left & left + lowest;
-    const int piece = __popc(lowest - 1), next = piece + __popc(left ^ above), all = unit.count.pieces();
-    add(r, parts, piece * tasks / all, next * tasks / all, thread / 32);
-    left = above;
+  while (piece >= 0 || left != 0) {
+    int next = piece + 1;
+    if (piece < 0) {
+      const uint32_t lowest = left & -left, above = Most > kPieceBits ? left - lowest : left & left + lowest;
+      piece = __popc(lowest - 1), next = piece + __popc(left ^ above), last = pieces, left = above;
+    }
+    add(r, parts, piece * tasks / pieces, next * tasks / pieces, thread / 32);
+    piece = Most > kPieceBits && piece + kPieceBits < last ? piece + kPieceBits : -1;
   }
   named_barrier<kAddBarrier, 256>();
-  if (thread == 0) load_unit().count.leave(control.pieces);
 }
 
 }  // namespace fm

@@ -33,6 +33,7 @@ struct PartInTwo {
   __device__ __forceinline__ uint32_t before_stores() const {
     const uint64_t now = unit.count.look();
     if ((uint32_t)now == 0 || (now >> 32) == 0) return kNotYet;
+    unit.count.close();
     fence_gpu();
     return kBothHalves;
   }
@@ -45,7 +46,7 @@ struct PartInTwo {
     const uint64_t before = unit.count.count(wait ? 0 : own());
     uint32_t mine = own();
     if (unit.count.was_last(before))
-      mine |= before >> 32;
+      mine |= before >> 32, unit.count.close();
     else if (!wait || !unit.count.wait_for_all())
       mine = wait ? kNotYet : 0;
     fence_gpu();
@@ -64,8 +65,8 @@ template <class Map>
 __device__ __forceinline__ void weigh_two_parts(const FmDecodeParams& p, const RowBlock& r, const RowBlock& other_part, int thread,
                                                 bool write, float2* weights) {
   if (thread >= Map::kRows) return;
-  const float own = __ldcg(p.partial_lse + slot_row<Map>(p, r, thread));
-  const float other = __ldcg(p.partial_lse + slot_row<Map>(p, other_part, thread));
+  const float* at = p.partial_lse + slot_lse<Map>(p, r, thread);
+  const float own = __ldcg(at), other = __ldcg(at + (other_part.slot - r.slot));
   const float top = fmaxf(fmaxf(own, other), -__FLT_MAX__);
   const float2 weight = make_float2(exp2_approx(own - top), exp2_approx(other - top));
   RowBlock whole = r;
@@ -121,7 +122,6 @@ __device__ __forceinline__ void finish_part_in_two(const FmDecodeParams& p, int 
     }
   }
   named_barrier<kAddBarrier, 256>();
-  if (thread() == 0) part().unit.count.leave(mine);
 }
 
 }  // namespace fm

@@ -186,6 +186,13 @@ __device__ __forceinline__ int64_t slot_row(const FmDecodeParams& p, const RowBl
   return ((int64_t)r.slot * p.team + r.block) * Map::kRows + block_row;
 }
 
+// Where its lse is. Those of all parts of a row are beside each other: all that add up its parts read them at the same time. There are
+// fewer than 2^31: each is of a row of 2 KB.
+template <class Map>
+__device__ __forceinline__ uint32_t slot_lse(const FmDecodeParams& p, const RowBlock& r, int block_row) {
+  return (r.block * Map::kRows + block_row) * p.slots + r.slot;
+}
+
 // reference + log2(sum), sum > 0. References of raw rows may be far from the result: they are integers, so that the sum's
 // exponent is added to them without an error.
 template <class Map>
@@ -209,7 +216,7 @@ struct RowEnd {
   __device__ __forceinline__ int64_t out() const { return row_offset(p, r, row, p.out_stride); }
   __device__ __forceinline__ int64_t partial_out() const { return slot_row<Map>(p, r, block_row) * kLatent; }
   __device__ __forceinline__ float* lse() const { return p.lse + row_offset(p, r, row, p.lse_stride); }
-  __device__ __forceinline__ float* partial_lse() const { return p.partial_lse + slot_row<Map>(p, r, block_row); }
+  __device__ __forceinline__ float* partial_lse() const { return p.partial_lse + slot_lse<Map>(p, r, block_row); }
   __device__ __forceinline__ bool has_sink() const { return p.attn_sink != nullptr; }
   __device__ __forceinline__ float sink() const {
     return __ldg(p.attn_sink + r.kv_head * p.group + (row < p.group ? row : row % p.group));

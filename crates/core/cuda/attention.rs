@@ -212,6 +212,7 @@ fn common_params(
         lse_stride: lse.strides,
         partial_out: plan.workspace.partial_out as *mut f32,
         partial_lse: plan.workspace.partial_lse as *mut f32,
+        slots: layout.max_slots,
         ..FmDecodeParams::default()
     }
 }

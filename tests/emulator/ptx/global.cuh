@@ -52,6 +52,11 @@ inline uint64_t load_relaxed(const uint64_t* at) {
   emulation::yield("a look at global memory");
   return *at;
 }
+inline uint32_t load_relaxed(const int* at) {
+  emulation::yield("a look at global memory");
+  return *at;
+}
+inline void turn_bits(int* at, uint32_t bits) { *at ^= bits; }
 inline uint64_t atomic_add(uint64_t* at, uint64_t v) {
   const uint64_t before = *at;
   *at += v;
