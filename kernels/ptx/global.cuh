@@ -98,7 +98,10 @@ __device__ __forceinline__ uint32_t load_relaxed(const int* from) {
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
   return v;
 }
-// Turns bits of a word, without waiting for what it was.
+// Sets bits of a word, and turns them, without waiting for what they were.
+__device__ __forceinline__ void set_bits(uint64_t* at, uint64_t bits) {
+  asm volatile("red.relaxed.gpu.global.or.b64 [%0], %1;" ::"l"(at), "l"(bits) : "memory");
+}
 __device__ __forceinline__ void turn_bits(int* at, uint32_t bits) {
   asm volatile("red.relaxed.gpu.global.xor.b32 [%0], %1;" ::"l"(at), "r"(bits) : "memory");
 }

@@ -55,9 +55,10 @@ struct PartCount {
     fence_gpu();
     return mine;
   }
-  // This part among those that are there, and a piece that is given up at once or none; what the word was.
+  // This part among those that are there, and before it a piece that is given up at once, or none; what the word was.
   __device__ __forceinline__ uint64_t count(uint32_t given_up) const {
-    return atomic_add(word(turn), (uint64_t)given_up << 32 | 1);
+    if (given_up != 0) set_bits(word(turn), (uint64_t)given_up << 32);
+    return atomic_add(word(turn), uint64_t{1});
   }
   __device__ __forceinline__ bool was_last(uint64_t before) const { return (uint32_t)before + 1 == parts; }
   // By the last one: the next launch begins with the other word.

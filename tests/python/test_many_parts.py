@@ -1,4 +1,4 @@
-"""Units of 64 rows in more than two parts, which are kept as halves: each way of adding them up."""
+"""Units in many parts: each way of adding them up. Those of 64 rows are kept as halves."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import ferromla
 import problems
 import tolerance
 
@@ -21,6 +22,30 @@ def test_many_parts_are_right_and_the_same_each_time(cuda, parts, s_q, heads, dt
     lens = [64 * parts, 64 * parts - 63, 64 * parts + 17, 64]
     problem = problems.make(lens=lens, s_q=s_q, h=heads, dtype=getattr(torch, dtype), device=cuda)
     problem.check_repeats(5, num_splits=parts, attn_sink=torch.linspace(-1, 1, heads, device=cuda))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("parts", [4, 5, 32, 33, 64, 65, 100, 128, 129, 150])
+@pytest.mark.parametrize(("s_q", "heads", "dtype"), [(1, 16, "bfloat16"), (2, 16, "float16"), (3, 5, "bfloat16")])
+def test_many_parts_of_few_rows_are_right_and_the_same_each_time(cuda, parts, s_q, heads, dtype):
+    # Of one request each CTA adds up its piece; with more of them CTAs have more items, and leave theirs to the last.
+    for lens in ([64 * parts - 5], [64 * parts, 64 * parts - 63, 64 * parts + 17, 64]):
+        problem = problems.make(lens=lens, s_q=s_q, h=heads, dtype=getattr(torch, dtype), device=cuda)
+        plan = ferromla.Plan(problem.lens, num_heads=heads, q_len=s_q, page_size=64, num_splits=parts)
+        problem.check_repeats(3, plan=plan, attn_sink=torch.linspace(-1, 1, heads, device=cuda))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [16, 32, 64, 128])
+def test_one_long_request_among_short_ones_is_right_whatever_was_planned_before(cuda, heads):
+    short = [64 * (1 + i % 5) for i in range(40)]
+    lens = [[*short, length, *short] for length in (64 * 900 + 3, 64 * 400, 64, 64 * 1100 - 1)]
+    layers = [problems.make(lens=one, h=heads, device=cuda) for one in lens]
+    plan = ferromla.Plan(layers[-1].lens, num_heads=heads, page_size=64, max_seq_len=64 * 1100)
+    for _ in range(2):
+        for layer in layers:
+            plan.update(layer.lens)
+            layer.check_repeats(2, plan=plan)
 
 
 @pytest.mark.gpu
