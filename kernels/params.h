@@ -312,7 +312,7 @@ typedef struct FmCombineIndicesParams {
 static_assert(sizeof(FmPlanShape) == 80, "FmPlanShape");
 static_assert(sizeof(FmPlanHeader) == 64, "FmPlanHeader");
 static_assert(sizeof(FmWorkItem) == 48, "FmWorkItem");
-static_assert(sizeof(FmMerge) == 176, "FmMerge");
+static_assert(sizeof(FmMerge) == 112, "FmMerge");
 static_assert(sizeof(FmPlanLayout) == 80, "FmPlanLayout");
 static_assert(sizeof(FmPlanParams) == 232, "FmPlanParams");
 static_assert(sizeof(FmDecodeParams) == 528, "FmDecodeParams");

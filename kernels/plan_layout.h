@@ -33,6 +33,7 @@
 #define FM_PLAN_THREADS 1024 /* the device plans with blocks of this many threads at most, mostly one, ... */
 #define FM_PLAN_THREADS_OF_FEW 768 /* ... or this many with fm_plan_few */
 #define FM_MAX_SPLITS 8 /* most CTAs of a team, or of a cluster that shares the tiles of a part of a unit */
+#define FM_MAX_PARTS 65535 /* of a unit */
 #define FM_MAX_INVARIANT_PARTS 16
 #define FM_INVARIANT_TILES 64 /* batch_invariant cuts a request into ceil(tiles / this) parts; lists of sparse prefill stay whole */
 
@@ -105,9 +106,9 @@ typedef struct FmMerge {
   int32_t reserved;
   int32_t come;  /* of few parts, and the next: CTAs that have come, parts that are there (tile/last_adds.cuh); 0 between launches */
   int32_t there;
-  int32_t turn;  /* a bit for each CTA's place in its team or cluster: which word of the next is in use ... */
+  int32_t turn;  /* a bit for each CTA's place in its team or cluster: which of its counts is in use, in turn from launch to launch */
   int32_t unused;
-  int32_t arrived[2][FM_MAX_SPLITS][2]; /* ... in turn, from launch to launch: parts in, pieces given up (bits); 0 between launches */
+  int32_t arrived[FM_MAX_SPLITS][2]; /* by that place: two counts of parts that are there, of 16 bits; pieces that are given up, by bits */
 } FmMerge;
 
 typedef struct FmPlanLayout {

@@ -406,7 +406,7 @@ pub(crate) fn make_merge(unit: Unit, parts: &Parts, before: Tally) -> FmMerge {
         there: 0,
         turn: 0,
         unused: 0,
-        arrived: [[[0; 2]; FM_MAX_SPLITS as usize]; 2],
+        arrived: [[0; 2]; FM_MAX_SPLITS as usize],
     }
 }
 

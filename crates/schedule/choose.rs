@@ -104,7 +104,7 @@ pub enum Target {
 pub enum Split {
     /// Wherever the even shares of the workers fall.
     Auto,
-    /// Every unit into this many parts, at least 1 (fewer where it has fewer tiles).
+    /// Every unit into this many parts, 1 to 65,535 (fewer where it has fewer tiles).
     Fixed(i32),
     /// By the unit's own length only, so that results do not depend on the rest of the batch.
     Invariant,

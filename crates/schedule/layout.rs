@@ -5,9 +5,9 @@ use crate::algorithm::are_few;
 use crate::algorithm::end_of_keys;
 use crate::dealt::MOST_DEALT_UNITS;
 use crate::plan_layout::{
-    FM_INVARIANT_TILES, FM_MAX_INVARIANT_PARTS, FM_PLAN_THREADS, FM_PLAN_THREADS_OF_FEW,
-    FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_SPLIT_REST, FM_TILE_TOKENS, FmMerge,
-    FmPlanHeader, FmPlanLayout, FmPlanShape, FmWorkItem,
+    FM_INVARIANT_TILES, FM_MAX_INVARIANT_PARTS, FM_MAX_PARTS, FM_PLAN_THREADS,
+    FM_PLAN_THREADS_OF_FEW, FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_SPLIT_REST,
+    FM_TILE_TOKENS, FmMerge, FmPlanHeader, FmPlanLayout, FmPlanShape, FmWorkItem,
 };
 use crate::rest::Rest;
 use crate::{PlanError, WorkItem};
@@ -321,6 +321,12 @@ fn check(shape: &FmPlanShape) -> Result<(), PlanError> {
     )?;
     if shape.split_mode == FM_SPLIT_FIXED {
         at_least("num_splits", shape.num_splits, 1, "1 or more")?;
+        one_of(
+            "num_splits",
+            shape.num_splits,
+            shape.num_splits <= FM_MAX_PARTS,
+            "at most 65535",
+        )?;
     }
     check_sparse(shape)
 }

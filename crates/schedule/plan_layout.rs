@@ -6,6 +6,7 @@ pub const FM_TILE_ROWS: i32 = 64;
 pub const FM_PLAN_THREADS: i32 = 1024;
 pub const FM_PLAN_THREADS_OF_FEW: i32 = 768;
 pub const FM_MAX_SPLITS: i32 = 8;
+pub const FM_MAX_PARTS: i32 = 65535;
 pub const FM_MAX_INVARIANT_PARTS: i32 = 16;
 pub const FM_INVARIANT_TILES: i32 = 64;
 pub const FM_SPLIT_AUTO: i32 = 0;
@@ -196,15 +197,15 @@ pub struct FmMerge {
     #[doc = " of few parts, and the next: CTAs that have come, parts that are there (tile/last_adds.cuh); 0 between launches"]
     pub come: i32,
     pub there: i32,
-    #[doc = " a bit for each CTA's place in its team or cluster: which word of the next is in use ..."]
+    #[doc = " a bit for each CTA's place in its team or cluster: which of its counts is in use, in turn from launch to launch"]
     pub turn: i32,
     pub unused: i32,
-    #[doc = " ... in turn, from launch to launch: parts in, pieces given up (bits); 0 between launches"]
-    pub arrived: [[[i32; 2usize]; 8usize]; 2usize],
+    #[doc = " by that place: two counts of parts that are there, of 16 bits; pieces that are given up, by bits"]
+    pub arrived: [[i32; 2usize]; 8usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FmMerge"][::core::mem::size_of::<FmMerge>() - 176usize];
+    ["Size of FmMerge"][::core::mem::size_of::<FmMerge>() - 112usize];
     ["Alignment of FmMerge"][::core::mem::align_of::<FmMerge>() - 4usize];
     ["Offset of field: FmMerge::request"][::core::mem::offset_of!(FmMerge, request) - 0usize];
     ["Offset of field: FmMerge::kv_head"][::core::mem::offset_of!(FmMerge, kv_head) - 4usize];

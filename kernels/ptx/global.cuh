@@ -98,7 +98,10 @@ __device__ __forceinline__ uint32_t load_relaxed(const int* from) {
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
   return v;
 }
-// Sets bits of a word, and turns them, without waiting for what they were.
+// Subtracts from a word, sets its bits, and turns them, without waiting for what it was.
+__device__ __forceinline__ void subtract(uint64_t* from, uint64_t v) {
+  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(from), "l"(0 - v) : "memory");
+}
 __device__ __forceinline__ void set_bits(uint64_t* at, uint64_t bits) {
   asm volatile("red.relaxed.gpu.global.or.b64 [%0], %1;" ::"l"(at), "l"(bits) : "memory");
 }

@@ -27,16 +27,19 @@ constexpr int kAddBarrier = 2;  // named barrier of both values warpgroups
 constexpr int kPieceBits = 32;  // pieces with as many others between them have a bit in common
 constexpr int64_t kMostWait = 100000;  // cycles, about 50 us
 
-// What the CTAs with a part of a row block tell each other, in FmMerge: how many parts are there, in the low half of a word, and in the
-// high one which pieces have been given up, by bits. By one thread. Words are used in turn: whoever comes last clears the other one, which
-// is next, so that nobody has to know when all pieces are added up.
+// What the CTAs with a part of a row block tell each other, in a word of FmMerge: how many parts are there, by one of two counts in its
+// low half, and in the high one which pieces have been given up, by bits. By one thread. Counts are used in turn: whoever comes last
+// clears the other one, which is next, so that nobody has to know when all pieces are added up.
 struct PartCount {
   FmMerge* merge;
   unsigned block;  // not negative: no sign to extend
   int parts;
   unsigned turn;  // 0 or 1
 
-  __device__ __forceinline__ uint64_t* word(unsigned of_turn) const { return reinterpret_cast<uint64_t*>(merge->arrived[of_turn][block]); }
+  __device__ __forceinline__ uint64_t* word() const { return reinterpret_cast<uint64_t*>(merge->arrived[block]); }
+  __device__ __forceinline__ int shift() const { return 16 * turn; }
+  // How many parts are there, by a word.
+  __device__ __forceinline__ int there(uint64_t word) const { return (uint32_t)word >> shift() & 0xFFFF; }
   // Of the piece with the number of a part. What is given up is added up even where a bit is of other pieces as well, which are then
   // added up twice, in the same way.
   static __device__ __forceinline__ uint32_t piece_of(int part, int pieces) { return part < pieces ? 1u << part % kPieceBits : 0; }
@@ -49,7 +52,7 @@ struct PartCount {
     uint32_t mine = own;
     given_up = 0;
     if (was_last(before))
-      given_up = before >> 32, close();
+      given_up = before >> 32, close(before);
     else if (!wait || own == 0 || (!wait_for_all() && give_up(own)))
       mine = 0;
     fence_gpu();
@@ -57,28 +60,28 @@ struct PartCount {
   }
   // This part among those that are there, and before it a piece that is given up at once, or none; what the word was.
   __device__ __forceinline__ uint64_t count(uint32_t given_up) const {
-    if (given_up != 0) set_bits(word(turn), (uint64_t)given_up << 32);
-    return atomic_add(word(turn), uint64_t{1});
+    if (given_up != 0) set_bits(word(), (uint64_t)given_up << 32);
+    return atomic_add(word(), uint64_t{1} << shift());
   }
-  __device__ __forceinline__ bool was_last(uint64_t before) const { return (uint32_t)before + 1 == parts; }
-  // By the last one: the next launch begins with the other word.
-  __device__ __forceinline__ void close() const {
-    *word(1 - turn) = 0;
+  __device__ __forceinline__ bool was_last(uint64_t before) const { return there(before) + 1 == parts; }
+  // By the last one, of what the word was: the next launch begins with the other count, and no bits.
+  __device__ __forceinline__ void close(uint64_t was) const {
+    subtract(word(), was & ~(uint64_t{0xFFFF} << shift()));
     turn_bits(&merge->turn, 1u << block);
   }
-  __device__ __forceinline__ uint64_t look() const { return load_relaxed(word(turn)); }
+  __device__ __forceinline__ uint64_t look() const { return load_relaxed(word()); }
   // Not for long.
   __device__ __forceinline__ bool wait_for_all() const {
     const int64_t begin = clock64();
     while (clock64() - begin < kMostWait)
-      if ((uint32_t)look() == parts) return true;
+      if (there(look()) == parts) return true;
     return false;
   }
   // Leaves a piece to the last one, unless that has been here: returns whether it is given up.
   __device__ __forceinline__ bool give_up(uint32_t piece) const {
-    for (uint64_t seen = look(); (uint32_t)seen != parts;) {
+    for (uint64_t seen = look(); there(seen) != parts;) {
       const uint64_t expected = seen;
-      seen = compare_and_swap(word(turn), expected, expected | (uint64_t)piece << 32);
+      seen = compare_and_swap(word(), expected, expected | (uint64_t)piece << 32);
       if (seen == expected) return true;
     }
     return false;

@@ -32,8 +32,8 @@ struct PartInTwo {
   // By one thread, before anything is stored: both halves if the other part is there and its half has been given up.
   __device__ __forceinline__ uint32_t before_stores() const {
     const uint64_t now = unit.count.look();
-    if ((uint32_t)now == 0 || (now >> 32) == 0) return kNotYet;
-    unit.count.close();
+    if (unit.count.there(now) == 0 || now >> 32 == 0) return kNotYet;
+    unit.count.close(now);
     fence_gpu();
     return kBothHalves;
   }
@@ -46,7 +46,7 @@ struct PartInTwo {
     const uint64_t before = unit.count.count(wait ? 0 : own());
     uint32_t mine = own();
     if (unit.count.was_last(before))
-      mine |= before >> 32, unit.count.close();
+      mine |= before >> 32, unit.count.close(before);
     else if (!wait || !unit.count.wait_for_all())
       mine = wait ? kNotYet : 0;
     fence_gpu();

@@ -145,7 +145,7 @@ def test_a_plan_tells_what_it_is_for():
     assert "num_heads=16" in repr(plan)
 
 
-ITEM_WORDS, MERGE_WORDS, HEADER_WORDS = 12, 44, 16
+ITEM_WORDS, MERGE_WORDS, HEADER_WORDS = 12, 28, 16
 
 
 def _entries(plan):

@@ -238,7 +238,7 @@ proptest! {
         for (begin, size, next) in [
             (0, 64, worker_begin),
             (worker_begin, (i64::from(case.shape.workers) + 1) * 4, merges),
-            (merges, i64::from(at.max_merges) * 176, items),
+            (merges, i64::from(at.max_merges) * 112, items),
             (items, i64::from(at.max_items) * 48, unit_start),
             (unit_start, (units + 1) * 8, unit_item),
             (unit_item, (units + 1) * 4, first_unit),

@@ -56,6 +56,7 @@ inline uint32_t load_relaxed(const int* at) {
   emulation::yield("a look at global memory");
   return *at;
 }
+inline void subtract(uint64_t* from, uint64_t v) { *from -= v; }
 inline void set_bits(uint64_t* at, uint64_t bits) { *at |= bits; }
 inline void turn_bits(int* at, uint32_t bits) { *at ^= bits; }
 inline uint64_t atomic_add(uint64_t* at, uint64_t v) {
