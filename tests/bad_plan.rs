@@ -143,8 +143,7 @@ fn plan_arguments() {
         (|a| (a.max_q_len, a.queries) = (Some(-1), Queries::Ragged { num_tokens: 5 }), "max_q_len", "between 0"),
         (|a| (a.queries, a.num_heads) = (Queries::Uniform { q_len: 1 << 30 }, 1 << 30), "num_heads", "rows"),
         (|a| a.batch = i64::from(i32::MAX), "batch", "at most 2147483647"),
-        (|a| a.num_splits = Some(65536), "num_splits", "at most 65535"),
-        (|a| (a.num_splits, a.max_seq_len, a.batch) = (Some(65535), None, 999_999), "num_splits", "items"),
+        (|a| (a.num_splits, a.max_seq_len, a.batch) = (Some(u32::MAX), None, 999_999), "num_splits", "items"),
     ];
     for (bend, argument, says) in cases {
         let mut args = right();

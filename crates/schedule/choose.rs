@@ -4,8 +4,8 @@ use crate::algorithm::end_of_keys;
 use crate::equal_parts::{equal_parts_of, shortest_part};
 use crate::layout::{DivCeil, most_units};
 use crate::plan_layout::{
-    FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_SPLIT_REST, FM_TILE_ROWS, FM_TILE_TOKENS,
-    FmPlanShape,
+    FM_MAX_PARTS, FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_SPLIT_REST, FM_TILE_ROWS,
+    FM_TILE_TOKENS, FmPlanShape,
 };
 use crate::{PlanError, layout};
 
@@ -104,7 +104,7 @@ pub enum Target {
 pub enum Split {
     /// Wherever the even shares of the workers fall.
     Auto,
-    /// Every unit into this many parts, 1 to 65,535 (fewer where it has fewer tiles).
+    /// Every unit into this many parts, at least 1 (fewer where it has fewer tiles, and 65,535 at most).
     Fixed(i32),
     /// By the unit's own length only, so that results do not depend on the rest of the batch.
     Invariant,
@@ -306,7 +306,7 @@ impl Problem {
     pub fn shape_of(&self, choice: &Choice) -> FmPlanShape {
         let (split_mode, num_splits) = match self.split {
             Split::Auto => (FM_SPLIT_AUTO, 0),
-            Split::Fixed(parts) => (FM_SPLIT_FIXED, parts),
+            Split::Fixed(parts) => (FM_SPLIT_FIXED, parts.min(FM_MAX_PARTS)),
             Split::Invariant => (FM_SPLIT_INVARIANT, 0),
             Split::Never => (FM_SPLIT_FIXED, 1),
             Split::Rest => (FM_SPLIT_REST, 0),
