@@ -14,7 +14,7 @@ from report import SHAPE, US
 PLANS = 100
 MAX_SEQ_LEN = 1 << 17
 # Of kernels/plan_layout.h, in int32 words.
-HEADER_WORDS, ITEM_WORDS, MERGE_WORDS = 16, 12, 8
+HEADER_WORDS, ITEM_WORDS, MERGE_WORDS = 16, 12, 28
 
 
 def plan(bench: Bench) -> None:

@@ -33,7 +33,7 @@
 #define FM_PLAN_THREADS 1024 /* the device plans with blocks of this many threads at most, mostly one, ... */
 #define FM_PLAN_THREADS_OF_FEW 768 /* ... or this many with fm_plan_few */
 #define FM_MAX_SPLITS 8 /* most CTAs of a team, or of a cluster that shares the tiles of a part of a unit */
-#define FM_MAX_PARTS 65535 /* of a unit */
+#define FM_MAX_PARTS 65535 /* of a unit, where num_splits fixes them; else there are no more than workers */
 #define FM_MAX_INVARIANT_PARTS 16
 #define FM_INVARIANT_TILES 64 /* batch_invariant cuts a request into ceil(tiles / this) parts; lists of sparse prefill stay whole */
 

@@ -236,7 +236,7 @@ fn max_parts(shape: &FmPlanShape) -> i32 {
             .div_ceil_positive(FM_INVARIANT_TILES)
             .min(FM_MAX_INVARIANT_PARTS.into())
     };
-    parts.max(1) as i32 // <= 2^25
+    parts.max(1) as i32 // <= FM_MAX_PARTS
 }
 
 fn check(shape: &FmPlanShape) -> Result<(), PlanError> {

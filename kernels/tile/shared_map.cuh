@@ -166,8 +166,8 @@ struct DecodeControl {
   int first_masked;               // scores only: from this tile on, some row of the block does not see every token
   int first_shared;               // and this one on, some tokens are seen by some rows and not by others
   alignas(8) float result[kTileRows];  // what the accumulated rows are multiplied with at the end
-  uint32_t pieces;                // values: of a split unit's rows, that this CTA adds up; last_adds.cuh: how many CTAs have come before
-  int own_piece;                  // values: the one of its part, if it adds up no others; else -1
+  uint32_t pieces;                // values: of a split unit's rows, that this CTA adds up, or of many parts that have been given up; last_adds.cuh: how many CTAs have come before
+  int own_piece;                  // values: of many parts, this CTA's own piece; -1: it has given that up, or has none
 };
 
 // What CTAs of 64 rows have besides.

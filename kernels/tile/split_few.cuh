@@ -17,7 +17,7 @@ namespace fm {
 
 constexpr int kQuarterRow = kLatent / 4;  // what a warp reads at once, sixteen bytes a lane
 
-// How a warp adds up parts. It depends on their number alone, as does the order in which numbers are added. Of few parts it reads
+// How a warp adds up parts. It depends on their number alone (and Many, below), as does the order in which numbers are added. Of few parts it reads
 // some quarters of a row at once, of others as many parts as it can. Most: parts, kFewParts or kSomeParts at most, or any number, of which
 // kManyParts at a time.
 constexpr int kFewParts = 4, kSomeParts = 32, kManyParts = 128;

@@ -1,6 +1,6 @@
 // The end of a part of a split unit: partial results to memory, and when all parts of a CTA's rows are there, their sum to the
-// output. All CTAs with a part add up a piece of the rows each: as many pieces as parts, and a CTA has the piece with the number
-// of its part. A CTA waits for the others if it has nothing else to do. If it has more items, or has waited for long, it gives
+// output. All CTAs with a part add up a piece of the rows each: as many pieces as parts, up to a most, and a CTA has the piece with the
+// number of its part. A CTA waits for the others if it has nothing else to do. If it has more items, or has waited for long, it gives
 // its piece up to the one that comes last, which never waits: nothing depends on all CTAs being on the GPU at the same time.
 //
 // Partial results are normalised, with their base-2 log-sum-exps. With m = max_j l_j,
@@ -172,7 +172,7 @@ __device__ __forceinline__ void finish_part(const FmDecodeParams& p, Load load_u
   const int thread = block_thread() - 128;
   named_barrier<kAddBarrier, 256>();
   const SplitUnit unit = load_unit();
-  // Of many parts that are not alike (then they are a power of two) the last one, whose CTA has more items, mostly, has no piece.
+  // Of many parts that are no power of two the last one has no piece: they mostly come from even shares, and its CTA has more items.
   const int parts = unit.count.parts;
   const int pieces = min(Most > kPieceBits && (parts & parts - 1) != 0 ? parts - 1 : parts, Most);
   const int first_slot = __ldcg(&unit.count.merge->first_slot);  // registers are short before

@@ -9,6 +9,7 @@ import torch
 
 import ferromla
 import problems
+import problems_sparse
 import tolerance
 
 # Up to 4, 8 and 16 parts, as many as have a piece each, and more.
@@ -33,6 +34,16 @@ def test_many_parts_of_few_rows_are_right_and_the_same_each_time(cuda, parts, s_
         problem = problems.make(lens=lens, s_q=s_q, h=heads, dtype=getattr(torch, dtype), device=cuda)
         plan = ferromla.Plan(problem.lens, num_heads=heads, q_len=s_q, page_size=64, num_splits=parts)
         problem.check_repeats(3, plan=plan, attn_sink=torch.linspace(-1, 1, heads, device=cuda))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("parts", [33, 64, 100, 129])
+@pytest.mark.parametrize("heads", [16, 32, 64])
+def test_many_parts_of_lists_are_right(cuda, parts, heads):
+    shape = {"b": 2, "s_q": 1, "h": heads, "s_k": 20000, "topk": 64 * 129, "lens": "row"}
+    problem = problems_sparse.decode(**shape, device=cuda)
+    for _ in range(2):
+        problem.check(num_splits=parts)
 
 
 @pytest.mark.gpu
