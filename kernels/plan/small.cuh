@@ -109,8 +109,13 @@ struct Planner {
     units = min(scanned.all, uint32_t(units));
     __syncthreads();
     const auto first_unit = [this](int32_t r) { return shared.requests[r].first_unit; };
+    const auto is_of = [&](int32_t index, int32_t r) {
+      return first_unit(r) <= index && (r + 1 == shape.batch || first_unit(r + 1) > index);
+    };
+    int32_t at = thread * kUnits; /* as it is where each request has one unit */
     for_each(units, [&](int k, int32_t index) {
-      const int32_t at = last_at_or_before(shape.batch, index, first_unit);
+      if (k > 0) at += at + 1 < shape.batch && first_unit(at + 1) <= index;
+      if (at >= shape.batch || !is_of(index, at)) at = last_at_or_before(shape.batch, index, first_unit);
       const Request& found = shared.requests[at];
       own[k].unit = ragged_unit(shape, at, found.queries, found.seq_len, index - found.first_unit);
     });
