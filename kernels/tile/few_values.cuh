@@ -66,21 +66,22 @@ __device__ __forceinline__ void scale_few_rows(float (&o)[Blocks][Rows / 2], con
   }
 }
 
-// Rows 8 g .. 8 g + 8 of what a thread has, of all blocks.
+// Rows 8 g .. 8 g + 8 of what a thread has, of all blocks. The four lanes of a row store 32 bytes of it, eight each.
 template <class T>
 __device__ __forceinline__ void store_eight_rows(const FmDecodeParams& p, const RowBlock& r, int g, const float (&o)[4][4],
                                                  int half) {
   const int thread = warpgroup_thread(), lane = thread % 32;
   const int block_row = 8 * g + lane / 4, row = r.row_begin + block_row;
-  const int column = half * 256 + thread / 32 * 16 + 2 * (lane % 4);
+  const bool odd = lane & 1;  // these lanes have the upper eight columns
+  const int column = half * 256 + thread / 32 * 16 + (odd ? 8 : 0) + 2 * (lane & 2);
   T* out = reinterpret_cast<T*>(p.out) + (row < r.rows ? row_offset(p, r, row, p.out_stride) : 0) + column;
 #pragma unroll
-  for (int m = 0; m < 4; ++m)
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const uint32_t pair = transpose_8x8(pack_result(T(), o[m][2 * h], o[m][2 * h + 1]));
-      if (row < r.rows) *reinterpret_cast<uint32_t*>(out + 64 * m + 8 * h) = pair;
-    }
+  for (int m = 0; m < 4; ++m) {
+    const uint32_t lower = transpose_8x8(pack_result(T(), o[m][0], o[m][1]));
+    const uint32_t upper = transpose_8x8(pack_result(T(), o[m][2], o[m][3]));
+    const uint32_t got = __shfl_xor_sync(~0u, odd ? lower : upper, 1);
+    if (row < r.rows) *reinterpret_cast<uint2*>(out + 64 * m) = odd ? make_uint2(got, upper) : make_uint2(lower, got);
+  }
 }
 
 template <class T, class Map>
