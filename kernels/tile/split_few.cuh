@@ -42,48 +42,6 @@ struct PartReads {
   __device__ __forceinline__ int part(int i, int group) const { return (i / kQuarters << groups_log2) + group; }
 };
 
-// What the parts of a row are multiplied with, by a warp, so many at a time: a lane has those of parts lane, lane + 32 and so on.
-template <int AtOnce>
-struct RowWeights {
-  static constexpr int kOfLane = AtOnce / 32;
-  float top = -__FLT_MAX__, sum = 0.f;  // of all parts; of this lane's so far
-  float weight[kOfLane];
-
-  // Of parts from `base` on. `lse`: this lane's first one of all.
-  __device__ __forceinline__ void load(const float* lse, int base, int parts, int lane) {
-#pragma unroll
-    for (int k = 0; k < kOfLane; ++k) {
-      const int part = base + 32 * k;
-      weight[k] = part + lane < parts ? __ldcg(lse + part) : kNegInf;
-    }
-    if (base == 0) {
-#pragma unroll
-      for (int k = 0; k < kOfLane; ++k) top = fmaxf(top, weight[k]);
-#pragma unroll 1
-      for (int part = AtOnce; part + lane < parts; part += 32) top = fmaxf(top, __ldcg(lse + part));
-      __syncwarp();
-#pragma unroll
-      for (int d = 1; d < 32; d *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
-    }
-#pragma unroll
-    for (int k = 0; k < kOfLane; ++k) weight[k] = exp2_approx(weight[k] - top), sum += weight[k];
-  }
-  // Of a part, which lanes have with those of the same 32.
-  __device__ __forceinline__ float of(int part, int first_of_lanes) const {
-    const int k = first_of_lanes / 32 % kOfLane;
-    float own = weight[0];
-#pragma unroll
-    for (int i = 1; i < kOfLane; ++i) own = k == i ? weight[i] : own;
-    return __shfl_sync(~0u, own, part % 32);
-  }
-  __device__ __forceinline__ float total() const {
-    float all = sum;
-#pragma unroll
-    for (int d = 1; d < 32; d *= 2) all += __shfl_xor_sync(~0u, all, d);
-    return all;
-  }
-};
-
 template <class T>
 __device__ __forceinline__ void store_four(T* to, float4 v, float factor) {
   *reinterpret_cast<uint2*>(to) =
@@ -100,10 +58,12 @@ __device__ __forceinline__ void add_parts_of_row(const FmDecodeParams& p, const 
   const int lane = block_thread() % 32, group = lane / reads.lanes(), column = first + lane % reads.lanes() * 4;
   const float* lse = p.partial_lse + slot_lse<Map>(p, r, block_row) + lane;
   const float* from = p.partial_out + slot_row<Map>(p, r, block_row) * kLatent + column;
-  RowWeights<Reads::kWeights> weights;
+  PartWeights<32, Reads::kWeights / 32> weights;
   float4 total[Reads::kQuarters] = {};
 #pragma unroll 1
   for (int base = 0; base < parts; base += reads.parts_at_once()) {
+    const bool first_of_weights = base % Reads::kWeights == 0;
+    if (first_of_weights) weights.ask(lse, base, parts, lane);  // before the parts: they are waited for first
     float4 v[Reads::kAll];
 #pragma unroll
     for (int i = 0; i < Reads::kAll; ++i) {  // past the last part: that one again
@@ -111,7 +71,7 @@ __device__ __forceinline__ void add_parts_of_row(const FmDecodeParams& p, const 
       v[i] = __ldcg(reinterpret_cast<const float4*>(from + (uint64_t)part * (uint32_t)(kStride * kLatent) +
                                                     i % Reads::kQuarters * kQuarterRow));
     }
-    if (base % Reads::kWeights == 0) weights.load(lse, base, parts, lane);
+    if (first_of_weights) weights.find(base);
 #pragma unroll
     for (int i = 0; i < Reads::kAll; ++i) {
       const int part = base + reads.part(i, group);

@@ -109,6 +109,10 @@ __device__ __forceinline__ void add_parts_of_pair(const FmDecodeParams& p, const
   float4 total[Pieces][2] = {};
 #pragma unroll 1
   for (int base = 0; base < parts; base += kBatch * Groups) {
+    const bool first_of_weights = base % kWeights == 0;
+    if (first_of_weights)  // before the parts: they are waited for first
+#pragma unroll
+      for (int h = 0; h < Groups; ++h) weights[h].ask(lse_of(Groups == 1 ? lane / 16 : h), base, parts, lane % kWeights);
     uint4 v[kBatch][Pieces];
     uint32_t scales[kBatch][kScales];
 #pragma unroll
@@ -121,16 +125,14 @@ __device__ __forceinline__ void add_parts_of_pair(const FmDecodeParams& p, const
       for (int i = 0; i < kScales; ++i)
         scales[j][i] = __ldcg(reinterpret_cast<const uint16_t*>(scales_from + offset + 64 * i));
     }
-    if (base % kWeights == 0)
+    if (first_of_weights)
 #pragma unroll
-      for (int h = 0; h < Groups; ++h)
-        weights[h].load(lse_of(Groups == 1 ? lane / 16 : h), base, parts, lane % kWeights);
+      for (int h = 0; h < Groups; ++h) weights[h].find(base);
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
-      const int part = j * Groups + lane / kChunks, at = Groups == 1 ? base % 16 + j : (base + part) % kWeights;
-      const float a = __shfl_sync(~0u, weights[0].weight, at);
-      const float b = __shfl_sync(~0u, weights[Groups - 1].weight, at + (Groups == 1 ? 16 : 0));
-      if (base + part >= parts) continue;
+      const int first = base + j * Groups, part = first + lane / kChunks;
+      const float a = weights[0].of(part, first), b = weights[Groups - 1].of(part, first, Groups == 1 ? 16 : 0);
+      if (part >= parts) continue;
 #pragma unroll
       for (int i = 0; i < Pieces; ++i) {
         const uint32_t both = scales[j][i * kScales / Pieces];

@@ -133,26 +133,43 @@ __device__ __forceinline__ SplitUnit left_split_unit(const FmDecodeParams& p, co
   return {{p.merges + (int)v.y, (unsigned)cta_of_team(), (int)v.w, turn}, part, next_worker};
 }
 
-// What the parts of a row are multiplied with, by a warp: each `Lanes` lanes have a row, and a lane parts lane, lane + Lanes
-// and so on of its own.
-template <int Lanes>
+// What the parts of a row are multiplied with, by a warp: each `Lanes` lanes have a row, and a lane of these parts lane, lane + Lanes
+// and so on, so many of them at a time.
+template <int Lanes, int OfLane = 1>
 struct PartWeights {
-  float top = -__FLT_MAX__;
-  float weight = 0.f, sum = 0.f;  // of this lane's parts: the present one's; all up to that
+  static constexpr int kAtOnce = Lanes * OfLane;
+  float top = -__FLT_MAX__, sum = 0.f;  // of all parts; of this lane's so far
+  float weight[OfLane];                 // of the present ones
 
-  // That of lane `lane` of them becomes part base + lane of `parts`. `lse`: of its first one.
-  __device__ __forceinline__ void load(const float* lse, int base, int parts, int lane) {
-    const float own = base + lane < parts ? __ldcg(lse + base) : kNegInf;
-    if (base == 0) {
-      top = fmaxf(top, own);
+  // Asks for what those of parts from `base` on are found from. `lse`: this lane's first one of all.
+  __device__ __forceinline__ void ask(const float* lse, int base, int parts, int lane) {
+    if (base == 0)
 #pragma unroll 1
-      for (int j = Lanes; j + lane < parts; j += Lanes) top = fmaxf(top, __ldcg(lse + j));
+      for (int part = kAtOnce; part + lane < parts; part += Lanes) top = fmaxf(top, __ldcg(lse + part));
+#pragma unroll
+    for (int k = 0; k < OfLane; ++k) {
+      const int part = base + Lanes * k;
+      weight[k] = part + lane < parts ? __ldcg(lse + part) : kNegInf;
+    }
+  }
+  __device__ __forceinline__ void find(int base) {
+    if (base == 0) {
+#pragma unroll
+      for (int k = 0; k < OfLane; ++k) top = fmaxf(top, weight[k]);
       __syncwarp();
 #pragma unroll
       for (int d = 1; d < Lanes; d *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
     }
-    weight = exp2_approx(own - top);
-    sum += weight;
+#pragma unroll
+    for (int k = 0; k < OfLane; ++k) weight[k] = exp2_approx(weight[k] - top), sum += weight[k];
+  }
+  // Of a part, which all lanes of the row have with those of the same `Lanes` parts, from `first_of_lanes` on. `lane`: the row's first.
+  __device__ __forceinline__ float of(int part, int first_of_lanes, int lane = 0) const {
+    const int k = first_of_lanes / Lanes % OfLane;
+    float own = weight[0];
+#pragma unroll
+    for (int i = 1; i < OfLane; ++i) own = k == i ? weight[i] : own;
+    return __shfl_sync(~0u, own, lane + part % Lanes);
   }
   // Of all lanes.
   __device__ __forceinline__ float total() const {
@@ -180,7 +197,7 @@ __device__ __forceinline__ void finish_part(const FmDecodeParams& p, Load load_u
     uint32_t given_up;
     const uint32_t own = unit.count.arrive(PartCount::piece_of(unit.part, pieces), item + 1 >= unit.next_worker, given_up);
     control.pieces = Most > kPieceBits ? given_up : own | given_up;
-    if (Most > kPieceBits) control.own_piece = own == 0 ? -1 : unit.part;
+    if (Most > kPieceBits) control.own_piece = own == 0 || (own & given_up) != 0 ? -1 : unit.part;
   }
   RowBlock r = load_row_block<Map>(p, item);
   r.slot = first_slot;

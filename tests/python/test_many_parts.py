@@ -27,8 +27,11 @@ def test_many_parts_are_right_and_the_same_each_time(cuda, parts, s_q, heads, dt
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("parts", [4, 5, 32, 33, 64, 65, 100, 128, 129, 150])
-@pytest.mark.parametrize(("s_q", "heads", "dtype"), [(1, 16, "bfloat16"), (2, 16, "float16"), (3, 5, "bfloat16")])
-def test_many_parts_of_few_rows_are_right_and_the_same_each_time(cuda, parts, s_q, heads, dtype):
+@pytest.mark.parametrize(
+    ("s_q", "heads", "dtype"),
+    [(1, 16, "bfloat16"), (2, 16, "float16"), (3, 5, "bfloat16"), (1, 64, "bfloat16"), (2, 50, "float16"), (1, 128, "bfloat16")],
+)
+def test_pieces_of_many_parts_are_right_and_the_same_each_time(cuda, parts, s_q, heads, dtype):
     # Of one request each CTA adds up its piece; with more of them CTAs have more items, and leave theirs to the last.
     for lens in ([64 * parts - 5], [64 * parts, 64 * parts - 63, 64 * parts + 17, 64]):
         problem = problems.make(lens=lens, s_q=s_q, h=heads, dtype=getattr(torch, dtype), device=cuda)
@@ -60,7 +63,7 @@ def test_one_long_request_among_short_ones_is_right_whatever_was_planned_before(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("parts", [3, 20])
+@pytest.mark.parametrize("parts", [3, 20, 40])
 def test_columns_of_very_different_sizes_keep_their_bits(cuda, parts):
     problem = problems.make(lens=[64 * parts] * 2, h=64, device=cuda)
     size = 2.0 ** -(torch.arange(576, device=cuda) * 7 % 15).where(torch.arange(576, device=cuda) < 512, 0)
