@@ -107,7 +107,7 @@ __device__ __forceinline__ void finish_part_of_rows(const FmDecodeParams& p, con
   const auto finish = [&](auto most) {
     constexpr int kMost = decltype(most)::value;
     using Reads = PartReads<Map, kMost>;
-    const int tasks = Map::kRows / kPartRows << share() + Reads(unit.count.parts).of_row_log2();
+    const auto tasks = [&](int parts) { return Map::kRows / kPartRows << share() + Reads(parts).of_row_log2(); };
     const auto add = [&](const RowBlock& r, int parts, int begin, int end, int warp) {
       const Reads reads(parts);
 #pragma unroll 1

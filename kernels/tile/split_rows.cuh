@@ -148,20 +148,24 @@ __device__ __forceinline__ void add_parts_of_pair(const FmDecodeParams& p, const
   store_pair<T, Map, Pieces, Groups>(p, r, pair, piece, chunk, top, sum, first == 0, total);
 }
 
-// Pairs begin .. end.
+// Pairs begin .. end, or halves of their columns.
 template <class T, class Map, int Pieces, int Groups = 1>
 __device__ __forceinline__ void add_parts_of_pairs(const FmDecodeParams& p, const RowBlock& r, int parts, int begin,
-                                                   int end, int warp) {
+                                                   int end, int warp, bool halves = false) {
   constexpr int kTasks = HalfPart::kPieces / Pieces * Groups;  // of a pair
 #pragma unroll 1
-  for (int task = begin * kTasks + warp; task < end * kTasks; task += 8)
+  for (int task = (begin * kTasks >> halves) + warp; task < end * kTasks >> halves; task += 8)
     add_parts_of_pair<T, Map, Pieces, Groups>(p, r, parts, task / kTasks, task % kTasks * Pieces);
 }
 
-// By both values warpgroups when their partial results have been stored: a task for each warp, or more.
+// By both values warpgroups when their partial results have been stored: a task for each warp, or more. Of many parts a CTA's piece is of
+// halves of the columns of pairs.
 template <class T, class Map, class Load>
-__device__ __forceinline__ void finish_part_of_pairs(const FmDecodeParams& p, int item, DecodeControl& control, Load load_unit) {
-  finish_part<Map, kRowPairs>(p, load_unit, item, kRowPairs, control, [&](const RowBlock& r, int parts, int begin, int end, int warp) {
+__device__ __forceinline__ void finish_part_of_pairs(const FmDecodeParams& p, int item, DecodeControl& control,
+                                                     Load load_unit) {
+  constexpr int kMost = Map::kCodes ? kRowPairs : 2 * kRowPairs;
+  const auto tasks = [](int parts) { return parts <= kRowPairs ? kRowPairs : kMost; };
+  finish_part<Map, kMost>(p, load_unit, item, tasks, control, [&](const RowBlock& r, int parts, int begin, int end, int warp) {
     if (parts <= 4)
       add_parts_of_pairs<T, Map, 4>(p, r, parts, begin, end, warp);
     else if (parts <= 8)
@@ -169,7 +173,7 @@ __device__ __forceinline__ void finish_part_of_pairs(const FmDecodeParams& p, in
     else if (Map::kRaw || parts <= 16)
       add_parts_of_pairs<T, Map, 1>(p, r, parts, begin, end, warp);
     else
-      add_parts_of_pairs<T, Map, 1, 2>(p, r, parts, begin, end, warp);
+      add_parts_of_pairs<T, Map, 1, 2>(p, r, parts, begin, end, warp, tasks(parts) > kRowPairs);
   });
 }
 

@@ -181,23 +181,24 @@ struct PartWeights {
 };
 
 // By both values warpgroups when their partial results have been stored. `add(r, parts, begin, end, warp)` adds up tasks
-// begin .. end of all `tasks`, `r` having the unit's first slot, by this one of eight warps. `load_unit()` gives the part's SplitUnit.
-// Most: pieces, at most.
-template <class Map, int Most, class Load, class Add>
-__device__ __forceinline__ void finish_part(const FmDecodeParams& p, Load load_unit, int item, int tasks,
-                                            DecodeControl& control, Add add) {
+// begin .. end of all `tasks(parts)`, `r` having the unit's first slot, by this one of eight warps. `load_unit()` gives the part's
+// SplitUnit. Most: pieces, at most.
+template <class Map, int Most, class Load, class Tasks, class Add>
+__device__ __forceinline__ void finish_part(const FmDecodeParams& p, Load load_unit, int item, Tasks tasks, DecodeControl& control,
+                                            Add add) {
   const int thread = block_thread() - 128;
   named_barrier<kAddBarrier, 256>();
   const SplitUnit unit = load_unit();
   // Of many parts that are no power of two the last one has no piece: they mostly come from even shares, and its CTA has more items.
   const int parts = unit.count.parts;
-  const int pieces = min(Most > kPieceBits && (parts & parts - 1) != 0 ? parts - 1 : parts, Most);
+  const bool many = Most > kPieceBits && parts > kPieceBits;
+  const int pieces = min(many && (parts & parts - 1) != 0 ? parts - 1 : parts, Most);
   const int first_slot = __ldcg(&unit.count.merge->first_slot);  // registers are short before
   if (thread == 0) {
     uint32_t given_up;
     const uint32_t own = unit.count.arrive(PartCount::piece_of(unit.part, pieces), item + 1 >= unit.next_worker, given_up);
-    control.pieces = Most > kPieceBits ? given_up : own | given_up;
-    if (Most > kPieceBits) control.own_piece = own == 0 || (own & given_up) != 0 ? -1 : unit.part;
+    control.pieces = many ? given_up : own | given_up;
+    if (Most > kPieceBits) control.own_piece = !many || own == 0 || (own & given_up) != 0 ? -1 : unit.part;
   }
   RowBlock r = load_row_block<Map>(p, item);
   r.slot = first_slot;
@@ -209,11 +210,11 @@ __device__ __forceinline__ void finish_part(const FmDecodeParams& p, Load load_u
   while (piece >= 0 || left != 0) {
     int next = piece + 1;
     if (piece < 0) {
-      const uint32_t lowest = left & -left, above = Most > kPieceBits ? left - lowest : left & left + lowest;
+      const uint32_t lowest = left & -left, above = many ? left - lowest : left & left + lowest;
       piece = __popc(lowest - 1), next = piece + __popc(left ^ above), last = pieces, left = above;
     }
-    add(r, parts, piece * tasks / pieces, next * tasks / pieces, thread / 32);
-    piece = Most > kPieceBits && piece + kPieceBits < last ? piece + kPieceBits : -1;
+    add(r, parts, piece * tasks(parts) / pieces, next * tasks(parts) / pieces, thread / 32);
+    piece = many && piece + kPieceBits < last ? piece + kPieceBits : -1;
   }
   named_barrier<kAddBarrier, 256>();
 }
