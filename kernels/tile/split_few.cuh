@@ -115,7 +115,7 @@ __device__ __forceinline__ void finish_part_of_rows(const FmDecodeParams& p, con
         add_parts_of_row<T, Map, kMost>(p, r, parts, block_row(task >> reads.of_row_log2()),
                                         (task & (1 << reads.of_row_log2()) - 1) * reads.columns());
     };
-    finish_part<Map, kMost>(p, [&] { return unit; }, item, tasks, control, add);
+    finish_part<Map, kMost == kFewParts ? kMost : kManyParts>(p, [&] { return unit; }, item, tasks, control, add);
   };
   if (unit.count.parts <= kFewParts)
     finish(std::integral_constant<int, kFewParts>());
