@@ -49,6 +49,8 @@ struct RawMap {
   static constexpr int kShare = 0, kQkDim = QkDim, kRows = Rows, kPlaces = Rows == kTileRows ? 3 : 4;
   static constexpr bool kTokens = true, kCodes = true, kRaw = true, kPeaks = true, kSplits = Rows < kTileRows,
                         kHandsQueryOn = false, kShortOfRegisters = true;
+  // Of rows with scales the compiler orders the loop of tiles anew with what that takes: b=128 takes 3 % longer.
+  static constexpr bool kManyPieces = kBare;
   // Whether a computing warpgroup has whole tiles (raw_independent.cuh), or half of the columns of all (raw_values.cuh).
   // With 32 rows and scales that is as fast or slower (docs/tried-sparse.md, "Whole tiles"); without scales registers are tight.
   static constexpr bool kIndependent = Rows == 16 || (Rows == 32 && Bare), kTight = Rows == 32 && kIndependent;

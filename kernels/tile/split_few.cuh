@@ -18,8 +18,7 @@ namespace fm {
 constexpr int kQuarterRow = kLatent / 4;  // what a warp reads at once, sixteen bytes a lane
 
 // How a warp adds up parts. It depends on their number alone (and Many, below), as does the order in which numbers are added. Of few parts it reads
-// some quarters of a row at once, of others as many parts as it can. Most: parts, kFewParts or kSomeParts at most, or any number, of which
-// kManyParts at a time.
+// some quarters of a row at once, of others as many parts as it can. Most: kFewParts at most; kSomeParts, or more in turn; kManyParts at a time.
 constexpr int kFewParts = 4, kSomeParts = 32, kManyParts = 128;
 template <class Map, int Most>
 struct PartReads {
@@ -32,7 +31,7 @@ struct PartReads {
 
   __device__ __forceinline__ explicit PartReads(int parts)
       : groups_log2(kFew                 ? 0
-                    : Most <= kSomeParts ? (parts > 8) + (parts > 16)
+                    : Most <= kSomeParts ? (parts > 8) + (parts > 16) + (Map::kRows == kPartRows && parts > kSomeParts)
                                          : 3) {}
   __device__ __forceinline__ int lanes() const { return 32 >> groups_log2; }
   __device__ __forceinline__ int columns() const { return kQuarters * kQuarterRow >> groups_log2; }

@@ -163,14 +163,14 @@ __device__ __forceinline__ void add_parts_of_pairs(const FmDecodeParams& p, cons
 template <class T, class Map, class Load>
 __device__ __forceinline__ void finish_part_of_pairs(const FmDecodeParams& p, int item, DecodeControl& control,
                                                      Load load_unit) {
-  constexpr int kMost = Map::kCodes ? kRowPairs : 2 * kRowPairs;
+  constexpr int kMost = Map::kManyPieces ? 2 * kRowPairs : kRowPairs;
   const auto tasks = [](int parts) { return parts <= kRowPairs ? kRowPairs : kMost; };
   finish_part<Map, kMost>(p, load_unit, item, tasks, control, [&](const RowBlock& r, int parts, int begin, int end, int warp) {
     if (parts <= 4)
       add_parts_of_pairs<T, Map, 4>(p, r, parts, begin, end, warp);
     else if (parts <= 8)
       add_parts_of_pairs<T, Map, 2>(p, r, parts, begin, end, warp);
-    else if (Map::kRaw || parts <= 16)
+    else if (parts <= 16 || (Map::kRaw && !Map::kManyPieces))
       add_parts_of_pairs<T, Map, 1>(p, r, parts, begin, end, warp);
     else
       add_parts_of_pairs<T, Map, 1, 2>(p, r, parts, begin, end, warp, tasks(parts) > kRowPairs);
