@@ -40,6 +40,17 @@ def test_pieces_of_many_parts_are_right_and_the_same_each_time(cuda, parts, s_q,
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("parts", [4, 32, 33, 64, 100, 129])
+@pytest.mark.parametrize("heads", [16, 32, 64, 128])
+@pytest.mark.parametrize("kv_format", ["fp8", "fp8_v32"])
+def test_pieces_of_many_parts_of_codes_are_right_and_the_same_each_time(cuda, parts, heads, kv_format):
+    for lens in ([64 * parts - 5], [64 * parts, 64 * parts - 63, 64 * parts + 17, 64]):
+        problem = problems.make(lens=lens, h=heads, device=cuda).quantised(kv_format)
+        plan = ferromla.Plan(problem.lens, num_heads=heads, page_size=64, num_splits=parts, kv_format=kv_format)
+        problem.check_repeats(3, plan=plan, attn_sink=torch.linspace(-1, 1, heads, device=cuda))
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("parts", [33, 64, 100, 129])
 @pytest.mark.parametrize("heads", [16, 32, 64])
 def test_many_parts_of_lists_are_right(cuda, parts, heads):
