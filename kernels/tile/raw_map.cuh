@@ -49,7 +49,7 @@ struct RawMap {
   static constexpr int kShare = 0, kQkDim = QkDim, kRows = Rows, kPlaces = Rows == kTileRows ? 3 : 4;
   static constexpr bool kTokens = true, kCodes = true, kRaw = true, kPeaks = true, kSplits = Rows < kTileRows,
                         kHandsQueryOn = false, kShortOfRegisters = true;
-  // Of rows with scales the compiler orders the loop of tiles anew with what that takes: b=128 takes 3 % longer.
+  // Whether 64 rows have up to 64 pieces (split_rows.cuh). With scales the compiler orders the loop of tiles anew then: b=128 takes 3 to 5 % longer.
   static constexpr bool kManyPieces = kBare;
   // Whether a computing warpgroup has whole tiles (raw_independent.cuh), or half of the columns of all (raw_values.cuh).
   // With 32 rows and scales that is as fast or slower (docs/tried-sparse.md, "Whole tiles"); without scales registers are tight.

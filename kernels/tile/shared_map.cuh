@@ -116,7 +116,7 @@ struct SharedMap : Sizes {
   static constexpr bool kPeaks = Sizes::kTokens;      // row maxima may be wanted
   // Of single tokens: whether their loader takes registers that other roles could use.
   static constexpr bool kShortOfRegisters = Sizes::kTokens && (Sizes::kCodes || kRows == kTileRows);
-  static constexpr bool kManyPieces = !Sizes::kCodes;  // with 64 rows: of many parts (split_rows.cuh)
+  static constexpr bool kManyPieces = !Sizes::kCodes;  // whether 64 rows have up to 64 pieces (split_rows.cuh)
   static constexpr bool kSplits = kRows < kTileRows;  // CTAs of a cluster may share the tiles of an item
   // Whether the values role finds what finished rows are multiplied with, and the scores role goes on to the next item at once.
   // With pages, where items are longer and fewer, what is saved between them is less than what the last one then takes longer.

@@ -17,8 +17,9 @@ namespace fm {
 
 constexpr int kQuarterRow = kLatent / 4;  // what a warp reads at once, sixteen bytes a lane
 
-// How a warp adds up parts. It depends on their number alone (and Many, below), as does the order in which numbers are added. Of few parts it reads
-// some quarters of a row at once, of others as many parts as it can. Most: kFewParts at most; kSomeParts, or more in turn; kManyParts at a time.
+// How a warp adds up parts. It depends on their number alone, besides the kernel and Many (below), as does the order in which numbers are added. Of few
+// parts it reads some quarters of a row at once, of others as many parts as it can. Most: parts, kFewParts at most, or any number, of which
+// as many as that at a time.
 constexpr int kFewParts = 4, kSomeParts = 32, kManyParts = 128;
 template <class Map, int Most>
 struct PartReads {
@@ -27,11 +28,14 @@ struct PartReads {
   static constexpr int kQuarters = kFew ? kAll / 2 : 1, kParts = kAll / kQuarters;
   static constexpr int kOfRowLog2 = kQuarters == 1 ? 2 : kQuarters == 2 ? 1 : 0;
   static constexpr int kWeights = Most <= kSomeParts ? 32 : kManyParts;  // of parts, known at a time
+  // Eight groups, too, where they read no more parts at once than weights are known, and a CTA of 16 rows has little to add otherwise.
+  static constexpr bool kEight = Map::kRows == kPartRows && Map::kShortOfRegisters;
+  static_assert(kFew || kParts << (Most > kSomeParts || kEight ? 3 : 2) <= kWeights);
   int groups_log2;  // groups of lanes that have parts of their own, of the same columns
 
   __device__ __forceinline__ explicit PartReads(int parts)
       : groups_log2(kFew                 ? 0
-                    : Most <= kSomeParts ? (parts > 8) + (parts > 16) + (Map::kRows == kPartRows && parts > kSomeParts)
+                    : Most <= kSomeParts ? (parts > 8) + (parts > 16) + (kEight && parts > kSomeParts)
                                          : 3) {}
   __device__ __forceinline__ int lanes() const { return 32 >> groups_log2; }
   __device__ __forceinline__ int columns() const { return kQuarters * kQuarterRow >> groups_log2; }

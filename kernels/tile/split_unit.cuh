@@ -133,8 +133,8 @@ __device__ __forceinline__ SplitUnit left_split_unit(const FmDecodeParams& p, co
   return {{p.merges + (int)v.y, (unsigned)cta_of_team(), (int)v.w, turn}, part, next_worker};
 }
 
-// What the parts of a row are multiplied with, by a warp: each `Lanes` lanes have a row, and a lane of these parts lane, lane + Lanes
-// and so on, so many of them at a time.
+// What the parts of a row are multiplied with, by a warp: each `Lanes` lanes have a row, and each of these has parts `Lanes` apart, `OfLane` of
+// them at a time.
 template <int Lanes, int OfLane = 1>
 struct PartWeights {
   static constexpr int kAtOnce = Lanes * OfLane;
@@ -163,7 +163,7 @@ struct PartWeights {
 #pragma unroll
     for (int k = 0; k < OfLane; ++k) weight[k] = exp2_approx(weight[k] - top), sum += weight[k];
   }
-  // Of a part, which all lanes of the row have with those of the same `Lanes` parts, from `first_of_lanes` on. `lane`: the row's first.
+  // Of a part. `first_of_lanes`: one of the same `Lanes` parts, the same for all lanes. `lane`: the row's first.
   __device__ __forceinline__ float of(int part, int first_of_lanes, int lane = 0) const {
     const int k = first_of_lanes / Lanes % OfLane;
     float own = weight[0];

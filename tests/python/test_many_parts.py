@@ -40,6 +40,16 @@ def test_pieces_of_many_parts_are_right_and_the_same_each_time(cuda, parts, s_q,
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("parts", [5, 32, 33, 64, 70])
+@pytest.mark.parametrize(("requests", "heads"), [(10, 16), (20, 16), (10, 32), (40, 16)])
+def test_many_parts_that_clusters_have_are_right_and_the_same_each_time(cuda, parts, requests, heads):
+    # So many units have clusters of eight, four and two, which share the tiles of a part.
+    lens = [64 * parts - 5 * i for i in range(requests)]
+    problem = problems.make(lens=lens, h=heads, device=cuda)
+    problem.check_repeats(2, num_splits=parts, attn_sink=torch.linspace(-1, 1, heads, device=cuda))
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("parts", [4, 32, 33, 64, 100, 129])
 @pytest.mark.parametrize("heads", [16, 32, 64, 128])
 @pytest.mark.parametrize("kv_format", ["fp8", "fp8_v32"])
