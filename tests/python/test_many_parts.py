@@ -62,10 +62,12 @@ def test_pieces_of_many_parts_of_codes_are_right_and_the_same_each_time(cuda, pa
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("parts", [33, 64, 100, 129])
-@pytest.mark.parametrize("heads", [16, 32, 64])
-def test_many_parts_of_lists_are_right(cuda, parts, heads):
-    shape = {"b": 2, "s_q": 1, "h": heads, "s_k": 20000, "topk": 64 * 129, "lens": "row"}
+@pytest.mark.parametrize("heads", [16, 32, 64, 128])
+@pytest.mark.parametrize(("kv_format", "d_qk"), [("bf16", 576), ("fp8_v32", 576), ("fp8_v41", 512)])
+def test_many_parts_of_lists_are_right(cuda, parts, heads, kv_format, d_qk):
+    shape = {"b": 2, "s_q": 1, "h": heads, "s_k": 20000, "topk": 64 * 129, "lens": "row", "d_qk": d_qk}
     problem = problems_sparse.decode(**shape, device=cuda)
+    problem = replace(problem, main=problem.main.quantised(kv_format))
     for _ in range(2):
         problem.check(num_splits=parts)
 
