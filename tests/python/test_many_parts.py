@@ -29,7 +29,10 @@ def test_many_parts_are_right_and_the_same_each_time(cuda, parts, s_q, heads, dt
 @pytest.mark.parametrize("parts", [4, 5, 32, 33, 64, 65, 100, 128, 129, 150])
 @pytest.mark.parametrize(
     ("s_q", "heads", "dtype"),
-    [(1, 16, "bfloat16"), (2, 16, "float16"), (3, 5, "bfloat16"), (1, 64, "bfloat16"), (2, 50, "float16"), (1, 128, "bfloat16")],
+    [
+        *((1, 16, "bfloat16"), (2, 16, "float16"), (3, 5, "bfloat16")),
+        *((1, 64, "bfloat16"), (2, 50, "float16"), (1, 128, "bfloat16")),
+    ],
 )
 def test_pieces_of_many_parts_are_right_and_the_same_each_time(cuda, parts, s_q, heads, dtype):
     # Of one request each CTA adds up its piece; with more of them CTAs have more items, and leave theirs to the last.
