@@ -110,9 +110,10 @@ __device__ __forceinline__ void add_parts_of_pair(const FmDecodeParams& p, const
 #pragma unroll 1
   for (int base = 0; base < parts; base += kBatch * Groups) {
     const bool first_of_weights = base % kWeights == 0;
-    if (first_of_weights)  // before the parts: they are waited for first
+    const auto ask = [&](int h) { weights[h].ask(lse_of(Groups == 1 ? lane / 16 : h), base, parts, lane % kWeights); };
+    if (!Map::kRaw && first_of_weights)  // before the parts: they are waited for first; of raw rows that takes longer
 #pragma unroll
-      for (int h = 0; h < Groups; ++h) weights[h].ask(lse_of(Groups == 1 ? lane / 16 : h), base, parts, lane % kWeights);
+      for (int h = 0; h < Groups; ++h) ask(h);
     uint4 v[kBatch][Pieces];
     uint32_t scales[kBatch][kScales];
 #pragma unroll
@@ -127,7 +128,10 @@ __device__ __forceinline__ void add_parts_of_pair(const FmDecodeParams& p, const
     }
     if (first_of_weights)
 #pragma unroll
-      for (int h = 0; h < Groups; ++h) weights[h].find(base);
+      for (int h = 0; h < Groups; ++h) {
+        if (Map::kRaw) ask(h);
+        weights[h].find(base);
+      }
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
       const int first = base + j * Groups, part = first + lane / kChunks;
