@@ -121,7 +121,6 @@ __device__ __forceinline__ void load_tiles(const CUtensorMap& latent_map, const 
                                            const FmDecodeParams& p, const FirstItem& first, uint32_t smem,
                                            DecodeControl& control) {
   if constexpr (L == Loader::Tma) {
-    wait_for_earlier_launches();
     load_tiles_tma<T, QkDim, Map>(p, &latent_map, &rope_map, first, smem, control);
   } else if constexpr (kShare<L> > 0) {
     load_staged<QkDim, Map>(p, first, smem, control);
@@ -193,8 +192,6 @@ __device__ __forceinline__ void decode_wide(const CUtensorMap& latent_map, const
     R::template take<R::kValues>();
     accumulate_values<T, M, Map>(p, first, warpgroup - 1, shared_address(smem), control);
   }
-  __syncwarp();
-  if (p.multicast > 1) cluster_barrier();  // no CTA leaves while another may still write to its shared memory
 }
 
 // A CTA of 16 or 32 rows.
@@ -262,8 +259,6 @@ __device__ __forceinline__ void decode_raw(const CUtensorMap& rows_map, const CU
     else
       compute_raw<T, __half, QkDim, Map>(p, first, smem, control);
   }
-  __syncwarp();
-  if (!Map::kSplits && p.multicast > 1) cluster_barrier();  // no CTA leaves while another may still write to its shared memory
 }
 
 template <Loader L, int Rows>

@@ -45,9 +45,13 @@ __device__ __forceinline__ float4 load_cluster_4(uint32_t from) {
   return v;
 }
 
-// Arrives at a barrier of any CTA of the cluster; what this thread wrote before is visible to who waits for it there.
+// Arrives at a barrier of any CTA of the cluster: what this thread wrote to shared memory before is visible to who waits for it there.
+// Restricted to shared memory (PTX ISA, fence.sync_restrict), as an arrival that releases at cluster scope waits for global memory, too.
 __device__ __forceinline__ void mbarrier_arrive_release_cluster(uint32_t cluster_barrier) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(cluster_barrier) : "memory");
+  asm volatile(
+      "fence.release.sync_restrict::shared::cta.cluster;\n"
+      "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(cluster_barrier)
+      : "memory");
 }
 
 __device__ __forceinline__ void mbarrier_wait_acquire_cluster(uint32_t barrier, uint32_t parity) {
@@ -55,8 +59,9 @@ __device__ __forceinline__ void mbarrier_wait_acquire_cluster(uint32_t barrier, 
       "{\n"
       ".reg .pred done;\n"
       "WAIT_%=:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 done, [%0], %1;\n"
       "@!done bra WAIT_%=;\n"
+      "fence.acquire.sync_restrict::shared::cluster.cluster;\n"
       "}" ::"r"(barrier),
       "r"(parity)
       : "memory");

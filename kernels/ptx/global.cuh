@@ -98,6 +98,17 @@ __device__ __forceinline__ uint32_t load_relaxed(const int* from) {
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
   return v;
 }
+// What was written before who wrote the word, released, is visible after it.
+__device__ __forceinline__ uint64_t load_acquire(const uint64_t* from) {
+  uint64_t v;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(from) : "memory");
+  return v;
+}
+__device__ __forceinline__ uint32_t load_acquire(const int* from) {
+  uint32_t v;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
+  return v;
+}
 // Subtracts from a word, sets its bits, and turns them, without waiting for what it was.
 __device__ __forceinline__ void subtract(uint64_t* from, uint64_t v) {
   asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(from), "l"(0 - v) : "memory");

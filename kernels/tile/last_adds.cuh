@@ -95,9 +95,8 @@ __device__ __forceinline__ void finish_or_leave(const FmDecodeParams& p, int ite
   first.slot = __ldcg(&p.merges[r.merge].first_slot);
   const int own = r.slot - first.slot;
   if (lane == 0) {
-    while (load_relaxed(Last::there(p, r)) + 1 < r.parts) {
+    while (load_acquire(Last::there(p, r)) + 1 < r.parts) {
     }
-    fence_gpu();
   }
   __syncwarp();
   const auto weigh = [&] {

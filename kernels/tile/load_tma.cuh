@@ -20,14 +20,19 @@ __device__ __forceinline__ bool has_turn(const FmDecodeParams& p, int warp) {
   return ((warp ^ cluster_rank()) & (p.multicast - 1)) == 0;
 }
 
-// The page of box `box` of the request, or -1 when there is none. Boxes are counted from the request's first token.
+// What the block table has of box `box` of the request: where it is, or null when there is none. Boxes are counted from the request's
+// first token.
+__device__ __forceinline__ const int* entry_of_box(const FmDecodeParams& p, const RowBlock& r, int box) {
+  const int token = box << p.box_shift, column = page_column(p.kv[0], token);
+  const bool exists = token < r.seq_len && column < p.max_pages;
+  return exists ? p.block_table + r.request * p.block_table_stride + column : nullptr;
+}
+
+// The page there, or -1.
 template <bool Early>
-__device__ __forceinline__ int page_of_box(const FmDecodeParams& p, const RowBlock& r, int box) {
-  const int token = box << p.box_shift;
-  if (token >= r.seq_len) return -1;
-  const int column = page_column(p.kv[0], token);
-  if (column >= p.max_pages) return -1;
-  const int page = load_once<Early>(p.block_table + r.request * p.block_table_stride + column);
+__device__ __forceinline__ int page_at(const FmDecodeParams& p, const int* entry) {
+  if (entry == nullptr) return -1;
+  const int page = load_once<Early>(entry);
   return (unsigned)page < (unsigned)p.kv[0].num_pages ? page : -1;
 }
 
@@ -67,18 +72,19 @@ __device__ __forceinline__ uint32_t box_bytes(const FmDecodeParams& p, uint32_t 
   return __popc(boxes) * kChunkRowBytes << opaque(p.box_shift);
 }
 
-// The pages of 32 boxes from a multiple of 32 on, one per lane: those around the first box of `tile`.
+// The pages of 32 boxes from a multiple of 32 on, one per lane: those around the first box of `tile`. Where this lane's is.
+__device__ __forceinline__ const int* window_entry(const FmDecodeParams& p, const RowBlock& r, int tile) {
+  const int box = tile * (kTileTokens >> opaque(p.box_shift));
+  return entry_of_box(p, r, box / 32 * 32 + threadIdx.x % 32);
+}
 template <bool Early>
 __device__ __forceinline__ int page_window(const FmDecodeParams& p, const RowBlock& r, int tile) {
-  const int box = tile * (kTileTokens >> opaque(p.box_shift));
-  return page_of_box<Early>(p, r, box / 32 * 32 + threadIdx.x % 32);
+  return page_at<Early>(p, window_entry(p, r, tile));
 }
 
-// This lane's box of a tile; the window is renewed where the tile is the first of it.
-template <bool Early>
-__device__ __forceinline__ TileBox locate_box(const FmDecodeParams& p, const RowBlock& r, int tile, int& window) {
+// This lane's box of a tile, whose pages are in the window.
+__device__ __forceinline__ TileBox locate_box(const FmDecodeParams& p, int tile, int window) {
   const int shift = opaque(p.box_shift), boxes = kTileTokens >> shift, lane = threadIdx.x % 32, box = tile * boxes;
-  if (box % 32 == 0) window = page_window<Early>(p, r, tile);
   const int page = __shfl_sync(~0u, window, (box + lane) % 32);
   return {lane < boxes ? page : -1, page_offset(p.kv[0], (box + lane) << shift) / 8};
 }
@@ -94,34 +100,53 @@ __device__ __forceinline__ void load_tiles_tma(const FmDecodeParams& p, const CU
   // Bit mask of the CTAs this warp loads for: all of the cluster, or none, since they take turns.
   const uint32_t ctas = has_turn(p, warp()) ? (1u << p.multicast) - 1 : 0;
   TilePlace<Map> place;
-  for_each_row_block<Map>(p, first, [&](int item, const RowBlock& r) {
-    int window = page_window<false>(p, r, r.tile_begin);
-#pragma unroll 1
-    for (int tile = r.tile_begin; tile < r.tile_end; ++tile) {
-      const TileBox box = locate_box<false>(p, r, tile, window);
-      const uint32_t boxes = __ballot_sync(~0u, box.page >= 0);
-      if (warp() == 0) {
-        const uint32_t full = shared_address(&control.tile_full[place.rope()]);
-        mbarrier_wait(shared_address(&control.tile_empty[place.rope()]), place.rope_parity() ^ 1);
-        if (leader) {
-          control.present[place.rope()] = spread_boxes(boxes, opaque(p.box_shift));
-          mbarrier_arrive_expect(full, QkDim > kLatent ? box_bytes(p, boxes) : 0);
-        }
-        __syncwarp();
-        if (QkDim > kLatent)
-          box.load(p, rope_map, r.kv_head * p.head_chunks_rope, smem + Map::rope_offset(place.rope()), 1, full, ctas);
+  // Waits for the tile's place, unless it is the CTA's first; held() before its latent block.
+  const auto load_tile = [&](int kv_head, const TileBox& box, bool waits, auto held) {
+    const uint32_t boxes = __ballot_sync(~0u, box.page >= 0);
+    if (warp() == 0) {
+      const uint32_t full = shared_address(&control.tile_full[place.rope()]);
+      if (waits) mbarrier_wait(shared_address(&control.tile_empty[place.rope()]), place.rope_parity() ^ 1);
+      if (leader) {
+        control.present[place.rope()] = spread_boxes(boxes, opaque(p.box_shift));
+        mbarrier_arrive_expect(full, QkDim > kLatent ? box_bytes(p, boxes) : 0);
       }
-      const int block = place.block(warp());
-      const uint32_t full = shared_address(&control.block_full[block]);
-      mbarrier_wait(shared_address(&control.block_empty[block]), place.block_parity(warp()) ^ 1);
-      if (holds_tiles<Map>(p, r) && item == first.number && tile == r.tile_begin + 1) named_barrier<kQueryBarrier, 256>();
-      if (leader) mbarrier_arrive_expect(full, 2 * box_bytes(p, boxes));
       __syncwarp();
-      box.load(p, latent_map, r.kv_head * p.head_chunks_nope + 2 * warp(), smem + block_offset(block), 2, full, ctas);
-      place.advance();
+      if (QkDim > kLatent)
+        box.load(p, rope_map, kv_head * p.head_chunks_rope, smem + Map::rope_offset(place.rope()), 1, full, ctas);
+    }
+    const int block = place.block(warp());
+    const uint32_t full = shared_address(&control.block_full[block]);
+    if (waits) mbarrier_wait(shared_address(&control.block_empty[block]), place.block_parity(warp()) ^ 1);
+    held();
+    if (leader) mbarrier_arrive_expect(full, 2 * box_bytes(p, boxes));
+    __syncwarp();
+    box.load(p, latent_map, kv_head * p.head_chunks_nope + 2 * warp(), smem + block_offset(block), 2, full, ctas);
+    place.advance();
+  };
+  // The first tile of few rows: all but its pages is found before earlier launches are waited for. With 64 rows Q is needed first.
+  int window = -1;
+  const RowBlock& block = first.block;
+  const bool begins = Map::kSplits && first.exists() && !block.empty();
+  const int* entry = begins ? window_entry(p, block, block.tile_begin) : nullptr;
+  asm volatile("" : "+l"(entry));
+  wait_for_earlier_launches();
+  if (begins) {
+    window = page_at<false>(p, entry);
+    load_tile(block.kv_head, locate_box(p, block.tile_begin, window), false, [] {});
+  }
+  for_each_row_block<Map>(p, first, [&](int item, const RowBlock& r) {
+    const bool begun = Map::kSplits && item == first.number;
+    if (!begun) window = page_window<false>(p, r, r.tile_begin);
+#pragma unroll 1
+    for (int tile = r.tile_begin + begun; tile < r.tile_end; ++tile) {
+      if (tile * (kTileTokens >> opaque(p.box_shift)) % 32 == 0) window = page_window<false>(p, r, tile);
+      load_tile(r.kv_head, locate_box(p, tile, window), true, [&] {
+        if (holds_tiles<Map>(p, r) && item == first.number && tile == r.tile_begin + 1) named_barrier<kQueryBarrier, 256>();
+      });
     }
     if (item + 1 < next_worker_item(p)) prefetch_query<T, QkDim, Map>(p, load_row_block<Map>(p, item + 1));
   });
+  if (p.multicast > 1) wait_until_used_up<Map>(control, place, warp(), warp() == 0);
 }
 
 // Asks the L2 for the first tile while earlier launches may be running, as the loader's warps will load it: a block to each of
@@ -130,8 +155,7 @@ template <int QkDim>
 __device__ __forceinline__ void prefetch_tile(const FmDecodeParams& p, const CUtensorMap* latent_map,
                                               const CUtensorMap* rope_map, const RowBlock& r) {
   const int warp = warpgroup_thread() / 32;
-  int window = page_window<true>(p, r, r.tile_begin);
-  const TileBox box = locate_box<true>(p, r, r.tile_begin, window);
+  const TileBox box = locate_box(p, r.tile_begin, page_window<true>(p, r, r.tile_begin));
   if (box.page < 0 || !has_turn(p, warp)) return;
   if (QkDim > kLatent && warp == 0) tma_prefetch_5d(rope_map, 0, 0, r.kv_head * p.head_chunks_rope, box.group, box.page);
   tma_prefetch_5d(latent_map, 0, 0, r.kv_head * p.head_chunks_nope + 2 * warp, box.group, box.page);

@@ -151,6 +151,9 @@ __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const RowM
     arrive_when_copied(barrier);
     place.advance();
   }
+  if (shared)  // no CTA leaves while another may still arrive here, or what it has asked for is on its way there
+#pragma unroll 1
+    for (int i = 0; i < Map::kPlaces; ++i, place.advance()) mbarrier_wait(shared_address(&control.tile_empty[place.at()]), place.parity() ^ 1);
 }
 
 // Rows of a preparing warp that are absent become zeros: few of them one after another, by all lanes, many by a lane each.

@@ -243,6 +243,21 @@ struct TilePlace {
   __device__ __forceinline__ void advance() { count = count == kCycle - 1 ? 0 : count + 1; }
 };
 
+// By a loader when it has loaded all tiles, `next` being the place after the last: waits until what is in all places of a column quarter,
+// and with `weights` of rope blocks, has been used up by the whole cluster. After it no other CTA arrives here, nor is anything on its
+// way to another one's memory that is not there yet, so that this CTA may leave.
+template <class Map>
+__device__ __forceinline__ void wait_until_used_up(DecodeControl& control, TilePlace<Map> next, int quarter, bool weights) {
+  TilePlace<Map> place = next;
+#pragma unroll 1
+  for (int i = quarter < Map::kTriple ? 3 : 2; i > 0; --i, place.advance())
+    mbarrier_wait(shared_address(&control.block_empty[place.block(quarter)]), place.block_parity(quarter) ^ 1);
+  place = next;
+#pragma unroll 1
+  for (int i = weights ? Map::kRopes : 0; i > 0; --i, place.advance())
+    mbarrier_wait(shared_address(&control.tile_empty[place.rope()]), place.rope_parity() ^ 1);
+}
+
 // Whether the tile's blocks Begin .. End are there, as far as they tell; `ready`: what else is wanted is.
 template <int Begin, int End, class Map>
 __device__ __forceinline__ bool has_blocks(DecodeControl& control, TilePlace<Map> place, bool ready = true) {

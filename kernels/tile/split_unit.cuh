@@ -52,10 +52,9 @@ struct PartCount {
     uint32_t mine = own;
     given_up = 0;
     if (was_last(before))
-      given_up = before >> 32, close(before);
+      given_up = before >> 32, close(before), fence_gpu();
     else if (!wait || own == 0 || (!wait_for_all() && give_up(own)))
       mine = 0;
-    fence_gpu();
     return mine;
   }
   // This part among those that are there, and before it a piece that is given up at once, or none; what the word was.
@@ -70,20 +69,21 @@ struct PartCount {
     turn_bits(&merge->turn, 1u << block);
   }
   __device__ __forceinline__ uint64_t look() const { return load_relaxed(word()); }
-  // Not for long.
+  // Not for long. If it returns true what the parts are can be read.
   __device__ __forceinline__ bool wait_for_all() const {
     const int64_t begin = clock64();
     while (clock64() - begin < kMostWait)
-      if (there(look()) == parts) return true;
+      if (there(load_acquire(word())) == parts) return true;
     return false;
   }
-  // Leaves a piece to the last one, unless that has been here: returns whether it is given up.
+  // Leaves a piece to the last one, unless that has been here: returns whether it is given up. If not what the parts are can be read.
   __device__ __forceinline__ bool give_up(uint32_t piece) const {
     for (uint64_t seen = look(); there(seen) != parts;) {
       const uint64_t expected = seen;
       seen = compare_and_swap(word(), expected, expected | (uint64_t)piece << 32);
       if (seen == expected) return true;
     }
+    fence_gpu();
     return false;
   }
 };

@@ -46,17 +46,14 @@ struct PartInTwo {
     const uint64_t before = unit.count.count(wait ? 0 : own());
     uint32_t mine = own();
     if (unit.count.was_last(before))
-      mine |= before >> 32, unit.count.close(before);
+      mine |= before >> 32, unit.count.close(before), fence_gpu();
     else if (!wait || !unit.count.wait_for_all())
       mine = wait ? kNotYet : 0;
-    fence_gpu();
     return mine;
   }
   __device__ __forceinline__ uint32_t give_up() const {
     fence_gpu();
-    const uint32_t mine = unit.count.give_up(own()) ? 0 : own();
-    fence_gpu();
-    return mine;
+    return unit.count.give_up(own()) ? 0 : own();
   }
 };
 

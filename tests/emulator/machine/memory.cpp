@@ -74,7 +74,8 @@ void start(uint32_t barrier, uint32_t bytes, uint32_t ctas, Copy copy) {
   if (ctas >> own.cluster->ctas.size() != 0) fail("a copy is for a CTA that the cluster does not have");
   for (Cta* each : to) {
     ++each->copying;
-    const auto deliver = [=] {
+    const auto deliver = [=, by = &own] {
+      if (each->live == 0 || by->live == 0) fail("a CTA ends before a copy that it has asked for, or that is for it, is there");
       copy(*each);
       land(*each, barrier, bytes);
     };

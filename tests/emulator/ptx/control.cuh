@@ -33,11 +33,10 @@ inline int team_index() { return emulation::cta().x; }
 inline int cta_of_team() { return emulation::cta().y; }
 inline uint32_t cluster_size() { return emulation::machine.grid.cluster; }
 inline uint32_t cluster_rank() { return emulation::cta().rank; }
-inline void cluster_barrier() {
+inline void cluster_barrier_relaxed() {
   const auto& grid = emulation::machine.grid;
   emulation::meet(emulation::cta().cluster->barrier, grid.threads * grid.cluster, false, true, "barrier.cluster");
 }
-inline void cluster_barrier_relaxed() { cluster_barrier(); }
 
 template <int Registers>
 void registers_grow() {}

@@ -56,6 +56,8 @@ inline uint32_t load_relaxed(const int* at) {
   emulation::yield("a look at global memory");
   return *at;
 }
+inline uint64_t load_acquire(const uint64_t* at) { return load_relaxed(at); }
+inline uint32_t load_acquire(const int* at) { return load_relaxed(at); }
 inline void subtract(uint64_t* from, uint64_t v) { *from -= v; }
 inline void set_bits(uint64_t* at, uint64_t bits) { *at |= bits; }
 inline void turn_bits(int* at, uint32_t bits) { *at ^= bits; }
