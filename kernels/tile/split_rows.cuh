@@ -174,7 +174,7 @@ __device__ __forceinline__ void finish_part_of_pairs(const FmDecodeParams& p, in
       add_parts_of_pairs<T, Map, 4>(p, r, parts, begin, end, warp);
     else if (parts <= 8)
       add_parts_of_pairs<T, Map, 2>(p, r, parts, begin, end, warp);
-    else if (parts <= 16 || (Map::kRaw && !Map::kManyPieces))
+    else if (parts <= (Map::kRaw ? kRowPairs : 16) || (Map::kRaw && !Map::kManyPieces))
       add_parts_of_pairs<T, Map, 1>(p, r, parts, begin, end, warp);
     else
       add_parts_of_pairs<T, Map, 1, 2>(p, r, parts, begin, end, warp, tasks(parts) > kRowPairs);
