@@ -200,7 +200,7 @@ __device__ __forceinline__ void compute_independent(const FmDecodeParams& p, con
     } else {
       store_raw_partial<Map>(p, r, o, own(), control);
     }
-    finish_part_of_rows<T, Map, false>(p, r, item, control);
+    finish_part_of_rows<T, Map, false>(p, load_split_unit<Map>(p, r), item, control);
   });
   if (p.splits > 1)  // no CTA leaves while another may still read its part
     mbarrier_wait_acquire_cluster(shared_address(&control.parts_empty), parts_parity ^ 1);

@@ -333,7 +333,7 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
       } else {
         store_raw_partial<Map>(p, r, o, own(), control);
       }
-      finish_part_of_rows<T, Map, false>(p, r, item, control);
+      finish_part_of_rows<T, Map, false>(p, load_split_unit<Map>(p, r), item, control);
     } else if (r.slot < 0) {
       store_raw_rows<T, Map>(p, o, own(), control);
     } else {

@@ -100,9 +100,8 @@ __device__ __forceinline__ void add_parts_of_row(const FmDecodeParams& p, const 
 // By both values warpgroups when their partial results have been stored. A task is what a warp adds up at once. Many: whether a unit may
 // well have many parts.
 template <class T, class Map, bool Many>
-__device__ __forceinline__ void finish_part_of_rows(const FmDecodeParams& p, const RowBlock& range, int item,
+__device__ __forceinline__ void finish_part_of_rows(const FmDecodeParams& p, const SplitUnit& unit, int item,
                                                     DecodeControl& control) {
-  const SplitUnit unit = load_split_unit<Map>(p, range);
   const auto share = [&] { return 4 - __popc(p.splits - 1); };  // of this CTA: 1 << share() of every 16 rows
   const auto block_row = [&](int i) {
     return (i >> share() << 4) + ((int)cluster_rank() << share()) + (i & (1 << share()) - 1);

@@ -193,7 +193,6 @@ __device__ __forceinline__ void finish_part(const FmDecodeParams& p, Load load_u
   const int parts = unit.count.parts;
   const bool many = Most > kPieceBits && parts > kPieceBits;
   const int pieces = min(many && (parts & parts - 1) != 0 ? parts - 1 : parts, Most);
-  const int first_slot = __ldcg(&unit.count.merge->first_slot);  // registers are short before
   if (thread == 0) {
     uint32_t given_up;
     const uint32_t own = unit.count.arrive(PartCount::piece_of(unit.part, pieces), item + 1 >= unit.next_worker, given_up);
@@ -201,7 +200,7 @@ __device__ __forceinline__ void finish_part(const FmDecodeParams& p, Load load_u
     if (Most > kPieceBits) control.own_piece = !many || own == 0 || (own & given_up) != 0 ? -1 : unit.part;
   }
   RowBlock r = load_row_block<Map>(p, item);
-  r.slot = first_slot;
+  r.slot -= unit.part;  // the unit's first
   named_barrier<kAddBarrier, 256>();
   // Of pieces with bits of their own those beside each other at once; else this CTA's, and then all that may have been given up.
   int piece = Most > kPieceBits ? control.own_piece : -1, last = piece + 1;
