@@ -54,6 +54,7 @@ __device__ __forceinline__ void mbarrier_arrive_release_cluster(uint32_t cluster
       : "memory");
 }
 
+// Waits for such arrivals at a barrier of this CTA.
 __device__ __forceinline__ void mbarrier_wait_acquire_cluster(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n"

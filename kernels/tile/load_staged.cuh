@@ -288,6 +288,7 @@ __device__ __forceinline__ void load_staged(const FmDecodeParams& p, const First
     place.advance();
   }
   cp_async_wait<0>();
+  static_assert(!Map::frees(0) && Map::frees(1) && !Map::frees(2) && !Map::frees(3));
   if constexpr (kPairs) wait_until_used_up<Map>(control, place, 1, true);
 }
 

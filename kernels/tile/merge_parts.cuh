@@ -33,7 +33,7 @@ __device__ __forceinline__ int few_column(int h) {
   return warpgroup_thread() % 32 / 4 * (Map::kRaw ? 2 : 1) + kFewColumnStep<Map> * h;
 }
 
-// Arrives at a barrier of every CTA of the cluster, for the whole warp: what it has written can be read then.
+// Arrives at a barrier of every CTA of the cluster, for the whole warp: what it has written to its shared memory can be read then.
 __device__ __forceinline__ void arrive_at_all(const uint64_t& barrier, int ctas, int lane) {
   __syncwarp();
   if (lane < ctas) mbarrier_arrive_release_cluster(cluster_address(shared_address(&barrier), lane));

@@ -243,9 +243,9 @@ struct TilePlace {
   __device__ __forceinline__ void advance() { count = count == kCycle - 1 ? 0 : count + 1; }
 };
 
-// By a loader when it has loaded all tiles, `next` being the place after the last: waits until what is in all places of a column quarter,
-// and with `weights` of rope blocks, has been used up by the whole cluster. After it no other CTA arrives here, nor is anything on its
-// way to another one's memory that is not there yet, so that this CTA may leave.
+// By a loading warp when it has loaded all tiles, `next` being the place after the last: waits until what is in all places of a column
+// quarter, and with `weights` of rope blocks, has been used up by the whole cluster. Once that holds for all for which a loader waits no
+// other CTA arrives here any more, and all that this one has sent is there: it may leave.
 template <class Map>
 __device__ __forceinline__ void wait_until_used_up(DecodeControl& control, TilePlace<Map> next, int quarter, bool weights) {
   TilePlace<Map> place = next;
