@@ -77,28 +77,23 @@ __device__ __forceinline__ void load_16_if(bool present, uint4& v, const uint8_t
       : "l"(from), "n"(At), "r"((uint32_t)present));
 }
 
-// Of words that CTAs have in common: relaxed, for the whole GPU. What changes a word returns what was there.
-__device__ __forceinline__ uint64_t atomic_add(uint64_t* to, uint64_t v) {
-  uint64_t before;
-  asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;" : "=l"(before) : "l"(to), "l"(v) : "memory");
-  return before;
-}
+// Of words that CTAs have in common, for the whole GPU: relaxed ones. What changes a word returns what was there.
 __device__ __forceinline__ int atomic_add(int* to, int v) {
   int before;
   asm volatile("atom.relaxed.gpu.global.add.s32 %0, [%1], %2;" : "=r"(before) : "l"(to), "r"(v) : "memory");
   return before;
-}
-__device__ __forceinline__ uint64_t load_relaxed(const uint64_t* from) {
-  uint64_t v;
-  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(from) : "memory");
-  return v;
 }
 __device__ __forceinline__ uint32_t load_relaxed(const int* from) {
   uint32_t v;
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
   return v;
 }
-// What was written before who wrote the word, released, is visible after it.
+// Those that acquire: what was written before who wrote the word, released, is visible after them.
+__device__ __forceinline__ uint64_t atomic_add_acquire(uint64_t* to, uint64_t v) {
+  uint64_t before;
+  asm volatile("atom.acquire.gpu.global.add.u64 %0, [%1], %2;" : "=l"(before) : "l"(to), "l"(v) : "memory");
+  return before;
+}
 __device__ __forceinline__ uint64_t load_acquire(const uint64_t* from) {
   uint64_t v;
   asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(from) : "memory");
@@ -108,6 +103,14 @@ __device__ __forceinline__ uint32_t load_acquire(const int* from) {
   uint32_t v;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
   return v;
+}
+__device__ __forceinline__ uint64_t compare_and_swap(uint64_t* at, uint64_t expected, uint64_t desired) {
+  uint64_t before;
+  asm volatile("atom.acquire.gpu.global.cas.b64 %0, [%1], %2, %3;"
+               : "=l"(before)
+               : "l"(at), "l"(expected), "l"(desired)
+               : "memory");
+  return before;
 }
 // Subtracts from a word, sets its bits, and turns them, without waiting for what it was.
 __device__ __forceinline__ void subtract(uint64_t* from, uint64_t v) {
@@ -119,15 +122,6 @@ __device__ __forceinline__ void set_bits(uint64_t* at, uint64_t bits) {
 __device__ __forceinline__ void turn_bits(int* at, uint32_t bits) {
   asm volatile("red.relaxed.gpu.global.xor.b32 [%0], %1;" ::"l"(at), "r"(bits) : "memory");
 }
-__device__ __forceinline__ uint64_t compare_and_swap(uint64_t* at, uint64_t expected, uint64_t desired) {
-  uint64_t before;
-  asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], %2, %3;"
-               : "=l"(before)
-               : "l"(at), "l"(expected), "l"(desired)
-               : "memory");
-  return before;
-}
-
 // Raises a number in memory to `v`, if that is larger. By its bits: those of positive numbers ascend as integers do, those of negative ones
 // as unsigned ones descend.
 __device__ __forceinline__ void raise(float* at, float v) {

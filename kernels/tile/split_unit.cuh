@@ -52,15 +52,16 @@ struct PartCount {
     uint32_t mine = own;
     given_up = 0;
     if (was_last(before))
-      given_up = before >> 32, close(before), fence_gpu();
+      given_up = before >> 32, close(before);
     else if (!wait || own == 0 || (!wait_for_all() && give_up(own)))
       mine = 0;
     return mine;
   }
-  // This part among those that are there, and before it a piece that is given up at once, or none; what the word was.
+  // This part among those that are there, and before it a piece that is given up at once, or none; what the word was. What the parts that
+  // were there are can be read after it.
   __device__ __forceinline__ uint64_t count(uint32_t given_up) const {
     if (given_up != 0) set_bits(word(), (uint64_t)given_up << 32);
-    return atomic_add(word(), uint64_t{1} << shift());
+    return atomic_add_acquire(word(), uint64_t{1} << shift());
   }
   __device__ __forceinline__ bool was_last(uint64_t before) const { return there(before) + 1 == parts; }
   // By the last one, of what the word was: the next launch begins with the other count, and no bits.
@@ -68,12 +69,12 @@ struct PartCount {
     subtract(word(), was & ~(uint64_t{0xFFFF} << shift()));
     turn_bits(&merge->turn, 1u << block);
   }
-  __device__ __forceinline__ uint64_t look() const { return load_relaxed(word()); }
+  __device__ __forceinline__ uint64_t look() const { return load_acquire(word()); }
   // Not for long. If it returns true what the parts are can be read.
   __device__ __forceinline__ bool wait_for_all() const {
     const int64_t begin = clock64();
     while (clock64() - begin < kMostWait)
-      if (there(load_acquire(word())) == parts) return true;
+      if (there(look()) == parts) return true;
     return false;
   }
   // Leaves a piece to the last one, unless that has been here: returns whether it is given up. If not what the parts are can be read.
@@ -83,7 +84,6 @@ struct PartCount {
       seen = compare_and_swap(word(), expected, expected | (uint64_t)piece << 32);
       if (seen == expected) return true;
     }
-    fence_gpu();
     return false;
   }
 };

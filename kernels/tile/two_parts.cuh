@@ -34,7 +34,6 @@ struct PartInTwo {
     const uint64_t now = unit.count.look();
     if (unit.count.there(now) == 0 || now >> 32 == 0) return kNotYet;
     unit.count.close(now);
-    fence_gpu();
     return kBothHalves;
   }
   // Which half to store, or both.
@@ -46,7 +45,7 @@ struct PartInTwo {
     const uint64_t before = unit.count.count(wait ? 0 : own());
     uint32_t mine = own();
     if (unit.count.was_last(before))
-      mine |= before >> 32, unit.count.close(before), fence_gpu();
+      mine |= before >> 32, unit.count.close(before);
     else if (!wait || !unit.count.wait_for_all())
       mine = wait ? kNotYet : 0;
     return mine;

@@ -48,20 +48,19 @@ void load_16_if(bool present, uint4& v, const uint8_t* from) {
   if (present) v = loaded<uint4>(from + At);
 }
 
-inline uint64_t load_relaxed(const uint64_t* at) {
-  emulation::yield("a look at global memory");
-  return *at;
-}
 inline uint32_t load_relaxed(const int* at) {
   emulation::yield("a look at global memory");
   return *at;
 }
-inline uint64_t load_acquire(const uint64_t* at) { return load_relaxed(at); }
+inline uint64_t load_acquire(const uint64_t* at) {
+  emulation::yield("a look at global memory");
+  return *at;
+}
 inline uint32_t load_acquire(const int* at) { return load_relaxed(at); }
 inline void subtract(uint64_t* from, uint64_t v) { *from -= v; }
 inline void set_bits(uint64_t* at, uint64_t bits) { *at |= bits; }
 inline void turn_bits(int* at, uint32_t bits) { *at ^= bits; }
-inline uint64_t atomic_add(uint64_t* at, uint64_t v) {
+inline uint64_t atomic_add_acquire(uint64_t* at, uint64_t v) {
   const uint64_t before = *at;
   *at += v;
   return before;
