@@ -321,9 +321,11 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
       if (r.slot >= 0 && p.splits == 1 && LastAdds<Map>::comes()) come = LastAdds<Map>::come(p, r.merge, r.parts);
     finish_raw_rows<Map>(p, r, state, smem, place.at(), control, own());
     if constexpr (Map::kSplits) {
+      SplitUnit unit;
       if (p.splits > 1) {
         merge_parts<T, Map>(p, r, o, own(), smem, control, parts_parity);
         if (r.slot < 0) return;
+        unit = load_split_unit<Map>(p, r);
       } else if (r.slot < 0) {
         store_raw_rows<T, Map>(p, o, own(), control);
         return;
@@ -331,9 +333,10 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
         finish_or_leave_raw<T, Map>(p, item, o, own(), control, come);
         return;
       } else {
+        unit = load_split_unit<Map>(p, r);  // on its way while the part is stored
         store_raw_partial<Map>(p, r, o, own(), control);
       }
-      finish_part_of_rows<T, Map, false>(p, load_split_unit<Map>(p, r), item, control);
+      finish_part_of_rows<T, Map, false>(p, unit, item, control);
     } else if (r.slot < 0) {
       store_raw_rows<T, Map>(p, o, own(), control);
     } else {
