@@ -122,6 +122,7 @@ __device__ __forceinline__ void set_bits(uint64_t* at, uint64_t bits) {
 __device__ __forceinline__ void turn_bits(int* at, uint32_t bits) {
   asm volatile("red.relaxed.gpu.global.xor.b32 [%0], %1;" ::"l"(at), "r"(bits) : "memory");
 }
+
 // Raises a number in memory to `v`, if that is larger. By its bits: those of positive numbers ascend as integers do, those of negative ones
 // as unsigned ones descend.
 __device__ __forceinline__ void raise(float* at, float v) {

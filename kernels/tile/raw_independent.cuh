@@ -188,22 +188,7 @@ __device__ __forceinline__ void compute_independent(const FmDecodeParams& p, con
     if (r.slot >= 0 && p.splits == 1 && LastAdds<Map>::comes()) come = LastAdds<Map>::come(p, r.merge, r.parts);
     FewAccumulators<Map::kRows> o;
     finish_independent_rows<Map>(p, r, state, all, o, smem, control, own());
-    SplitUnit unit;
-    if (p.splits > 1) {
-      merge_parts<T, Map>(p, r, o, own(), smem, control, parts_parity);
-      if (r.slot < 0) return;
-      unit = load_split_unit<Map>(p, r);
-    } else if (r.slot < 0) {
-      store_raw_rows<T, Map>(p, o, own(), control);
-      return;
-    } else if (LastAdds<Map>::is_for(r.parts)) {
-      finish_or_leave_raw<T, Map>(p, item, o, own(), control, come);
-      return;
-    } else {
-      unit = load_split_unit<Map>(p, r);  // on its way while the part is stored
-      store_raw_partial<Map>(p, r, o, own(), control);
-    }
-    finish_part_of_rows<T, Map, false>(p, unit, item, control);
+    finish_few_raw_rows<T, Map>(p, r, item, o, own, smem, control, come, parts_parity);
   });
   if (p.splits > 1)  // no CTA leaves while another may still read its part
     mbarrier_wait_acquire_cluster(shared_address(&control.parts_empty), parts_parity ^ 1);

@@ -242,6 +242,30 @@ __device__ __forceinline__ void store_raw_halves(const FmDecodeParams& p, const 
   }
 }
 
+// The end of an item of 16 or 32 rows, when their last factors are known: merges them where a cluster shares the item's tiles, stores whole
+// ones, and leaves or adds up parts. `own()`: the warpgroup. `come`: what LastAdds::come() has returned.
+template <class T, class Map, class Own, class Control>
+__device__ __forceinline__ void finish_few_raw_rows(const FmDecodeParams& p, const RowBlock& r, int item,
+                                                    FewAccumulators<Map::kRows>& o, Own own, uint32_t smem, Control& control,
+                                                    int come, uint32_t& parts_parity) {
+  SplitUnit unit;
+  if (p.splits > 1) {
+    merge_parts<T, Map>(p, r, o, own(), smem, control, parts_parity);
+    if (r.slot < 0) return;
+    unit = load_split_unit<Map>(p, r);
+  } else if (r.slot < 0) {
+    store_raw_rows<T, Map>(p, o, own(), control);
+    return;
+  } else if (LastAdds<Map>::is_for(r.parts)) {
+    finish_or_leave_raw<T, Map>(p, item, o, own(), control, come);
+    return;
+  } else {
+    unit = load_split_unit<Map>(p, r);  // on its way while the part is stored
+    store_raw_partial<Map>(p, r, o, own(), control);
+  }
+  finish_part_of_rows<T, Map, false>(p, unit, item, control);
+}
+
 // Both warpgroups: each the scores of every other tile, and of all tiles the products with its half of V's columns. Where
 // Map::kIndependent, raw_independent.cuh instead.
 //
@@ -321,22 +345,7 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
       if (r.slot >= 0 && p.splits == 1 && LastAdds<Map>::comes()) come = LastAdds<Map>::come(p, r.merge, r.parts);
     finish_raw_rows<Map>(p, r, state, smem, place.at(), control, own());
     if constexpr (Map::kSplits) {
-      SplitUnit unit;
-      if (p.splits > 1) {
-        merge_parts<T, Map>(p, r, o, own(), smem, control, parts_parity);
-        if (r.slot < 0) return;
-        unit = load_split_unit<Map>(p, r);
-      } else if (r.slot < 0) {
-        store_raw_rows<T, Map>(p, o, own(), control);
-        return;
-      } else if (LastAdds<Map>::is_for(r.parts)) {
-        finish_or_leave_raw<T, Map>(p, item, o, own(), control, come);
-        return;
-      } else {
-        unit = load_split_unit<Map>(p, r);  // on its way while the part is stored
-        store_raw_partial<Map>(p, r, o, own(), control);
-      }
-      finish_part_of_rows<T, Map, false>(p, unit, item, control);
+      finish_few_raw_rows<T, Map>(p, r, item, o, own, smem, control, come, parts_parity);
     } else if (r.slot < 0) {
       store_raw_rows<T, Map>(p, o, own(), control);
     } else {
