@@ -146,8 +146,7 @@ class Inputs:
 
 
 def rotated(case: Case, dtype: torch.dtype, device: torch.device) -> list[Inputs]:
-    """So many inputs that going through them leaves nothing of the first in L2, and that a graph of one call with
-    each is long enough for its own launch not to count. One where there is no such cache to empty."""
+    """So many inputs that going through them leaves nothing of the first in L2. One where there is no such cache to empty."""
     torch.manual_seed(0)
     return [Inputs(case, dtype, device) for _ in range(set_count(case.bytes_moved, device))]
 
@@ -235,27 +234,36 @@ def reference(inputs: Inputs, request: int, tokens: torch.Tensor) -> tuple[torch
 
 
 class _Graph:
-    """Calls in turn as one CUDA graph."""
+    """Calls in turn as one CUDA graph, so often that it takes as long as a short sample: launching a graph takes time, too."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
         for call in calls:
             call()
         torch.cuda.synchronize()
+        self._rounds = 1
+        self._capture(calls)
+        self._rounds = max(1, round(SHORT_SAMPLE_MS / max(self.milliseconds(1), 1e-3)))
+        if self._rounds > 1:
+            self._capture(calls)
+
+    def _capture(self, calls: Sequence[Call]) -> None:
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
-            for call in calls:
-                call()
+            for _ in range(self._rounds):
+                for call in calls:
+                    call()
         self._graph.replay()
 
-    def milliseconds(self, replays: int) -> float:
-        """Of one replay, back to back."""
+    def milliseconds(self, rounds: int) -> float:
+        """Of going through the calls once, back to back as often as asked for, or nearly."""
+        replays = max(1, round(rounds / self._rounds))
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         for _ in range(replays):
             self._graph.replay()
         end.record()
         end.synchronize()
-        return start.elapsed_time(end) / replays
+        return start.elapsed_time(end) / (replays * self._rounds)
 
 
 class _Loop:
@@ -264,13 +272,13 @@ class _Loop:
     def __init__(self, calls: Sequence[Call]) -> None:
         self._calls = calls
 
-    def milliseconds(self, replays: int) -> float:
+    def milliseconds(self, rounds: int) -> float:
         """Of going through the calls once."""
         start = time.perf_counter()
-        for _ in range(replays):
+        for _ in range(rounds):
             for call in self._calls:
                 call()
-        return (time.perf_counter() - start) * 1e3 / replays
+        return (time.perf_counter() - start) * 1e3 / rounds
 
 
 def times_us(*rivals: Sequence[Call], device: torch.device, sample_ms: float = SAMPLE_MS) -> list[float]:
@@ -280,10 +288,10 @@ def times_us(*rivals: Sequence[Call], device: torch.device, sample_ms: float = S
         runs, repeats = [_Graph(calls) for calls in rivals], REPEATS
     else:
         runs, sample_ms, repeats = [_Loop(calls) for calls in rivals], 0.0, 1
-    replays = [max(1, int(sample_ms / max(run.milliseconds(1), 1e-3))) for run in runs]
+    rounds = [max(1, int(sample_ms / max(run.milliseconds(1), 1e-3))) for run in runs]
     if 0 < sample_ms < SAMPLE_MS:
         time.sleep(REST_S)
-    samples = [[run.milliseconds(n) for run, n in zip(runs, replays, strict=True)] for _ in range(repeats)]
+    samples = [[run.milliseconds(n) for run, n in zip(runs, rounds, strict=True)] for _ in range(repeats)]
     return [
         statistics.median(column) * 1e3 / len(calls)
         for column, calls in zip(zip(*samples, strict=True), rivals, strict=True)

@@ -82,6 +82,7 @@ typedef struct FmDecodeParams {
   float scale_log2;    /* softmax_scale * log2(e), times the scale of the cache's codes */
   float value_scale;   /* what the output is multiplied with: the scale of the cache's codes */
   const float* attn_sink; /* [heads] or null */
+  const FmPlanHeader* plan;
   const int32_t* worker_begin; /* in the plan */
   const FmWorkItem* items;
   FmMerge* merges;
@@ -94,7 +95,7 @@ typedef struct FmDecodeParams {
   float* partial_out; /* [slots, unit_rows, 512], each normalised, without value_scale; 64 rows: see split_rows.cuh */
   float* partial_lse; /* [unit_rows, slots], base 2: those of a row beside each other */
   int32_t slots; /* the most there can be */
-  int32_t reserved;
+  int32_t reads_once; /* 1: each tile is for one CTA, or for one cluster that loads it together */
 } FmDecodeParams;
 
 /* Numbers that become `value`. */
@@ -315,7 +316,7 @@ static_assert(sizeof(FmWorkItem) == 48, "FmWorkItem");
 static_assert(sizeof(FmMerge) == 112, "FmMerge");
 static_assert(sizeof(FmPlanLayout) == 80, "FmPlanLayout");
 static_assert(sizeof(FmPlanParams) == 232, "FmPlanParams");
-static_assert(sizeof(FmDecodeParams) == 528, "FmDecodeParams");
+static_assert(sizeof(FmDecodeParams) == 536, "FmDecodeParams");
 static_assert(sizeof(FmFillParams) == 40, "FmFillParams");
 static_assert(sizeof(FmKvCache) == 104, "FmKvCache");
 static_assert(sizeof(FmMergeParams) == 208, "FmMergeParams");

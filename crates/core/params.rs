@@ -171,6 +171,7 @@ pub struct FmDecodeParams {
     pub value_scale: f32,
     #[doc = " [heads] or null"]
     pub attn_sink: *const f32,
+    pub plan: *const FmPlanHeader,
     #[doc = " in the plan"]
     pub worker_begin: *const i32,
     pub items: *const FmWorkItem,
@@ -188,11 +189,12 @@ pub struct FmDecodeParams {
     pub partial_lse: *mut f32,
     #[doc = " the most there can be"]
     pub slots: i32,
-    pub reserved: i32,
+    #[doc = " 1: each tile is for one CTA, or for one cluster that loads it together"]
+    pub reads_once: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FmDecodeParams"][::core::mem::size_of::<FmDecodeParams>() - 528usize];
+    ["Size of FmDecodeParams"][::core::mem::size_of::<FmDecodeParams>() - 536usize];
     ["Alignment of FmDecodeParams"][::core::mem::align_of::<FmDecodeParams>() - 8usize];
     ["Offset of field: FmDecodeParams::q_nope"]
         [::core::mem::offset_of!(FmDecodeParams, q_nope) - 0usize];
@@ -241,32 +243,34 @@ const _: () = {
         [::core::mem::offset_of!(FmDecodeParams, value_scale) - 372usize];
     ["Offset of field: FmDecodeParams::attn_sink"]
         [::core::mem::offset_of!(FmDecodeParams, attn_sink) - 376usize];
+    ["Offset of field: FmDecodeParams::plan"]
+        [::core::mem::offset_of!(FmDecodeParams, plan) - 384usize];
     ["Offset of field: FmDecodeParams::worker_begin"]
-        [::core::mem::offset_of!(FmDecodeParams, worker_begin) - 384usize];
+        [::core::mem::offset_of!(FmDecodeParams, worker_begin) - 392usize];
     ["Offset of field: FmDecodeParams::items"]
-        [::core::mem::offset_of!(FmDecodeParams, items) - 392usize];
+        [::core::mem::offset_of!(FmDecodeParams, items) - 400usize];
     ["Offset of field: FmDecodeParams::merges"]
-        [::core::mem::offset_of!(FmDecodeParams, merges) - 400usize];
+        [::core::mem::offset_of!(FmDecodeParams, merges) - 408usize];
     ["Offset of field: FmDecodeParams::out"]
-        [::core::mem::offset_of!(FmDecodeParams, out) - 408usize];
+        [::core::mem::offset_of!(FmDecodeParams, out) - 416usize];
     ["Offset of field: FmDecodeParams::out_stride"]
-        [::core::mem::offset_of!(FmDecodeParams, out_stride) - 416usize];
+        [::core::mem::offset_of!(FmDecodeParams, out_stride) - 424usize];
     ["Offset of field: FmDecodeParams::lse"]
-        [::core::mem::offset_of!(FmDecodeParams, lse) - 440usize];
+        [::core::mem::offset_of!(FmDecodeParams, lse) - 448usize];
     ["Offset of field: FmDecodeParams::lse_stride"]
-        [::core::mem::offset_of!(FmDecodeParams, lse_stride) - 448usize];
+        [::core::mem::offset_of!(FmDecodeParams, lse_stride) - 456usize];
     ["Offset of field: FmDecodeParams::max_logits"]
-        [::core::mem::offset_of!(FmDecodeParams, max_logits) - 472usize];
+        [::core::mem::offset_of!(FmDecodeParams, max_logits) - 480usize];
     ["Offset of field: FmDecodeParams::max_logits_stride"]
-        [::core::mem::offset_of!(FmDecodeParams, max_logits_stride) - 480usize];
+        [::core::mem::offset_of!(FmDecodeParams, max_logits_stride) - 488usize];
     ["Offset of field: FmDecodeParams::partial_out"]
-        [::core::mem::offset_of!(FmDecodeParams, partial_out) - 504usize];
+        [::core::mem::offset_of!(FmDecodeParams, partial_out) - 512usize];
     ["Offset of field: FmDecodeParams::partial_lse"]
-        [::core::mem::offset_of!(FmDecodeParams, partial_lse) - 512usize];
+        [::core::mem::offset_of!(FmDecodeParams, partial_lse) - 520usize];
     ["Offset of field: FmDecodeParams::slots"]
-        [::core::mem::offset_of!(FmDecodeParams, slots) - 520usize];
-    ["Offset of field: FmDecodeParams::reserved"]
-        [::core::mem::offset_of!(FmDecodeParams, reserved) - 524usize];
+        [::core::mem::offset_of!(FmDecodeParams, slots) - 528usize];
+    ["Offset of field: FmDecodeParams::reads_once"]
+        [::core::mem::offset_of!(FmDecodeParams, reads_once) - 532usize];
 };
 impl Default for FmDecodeParams {
     fn default() -> Self {

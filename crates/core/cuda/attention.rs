@@ -8,6 +8,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::params::{FmDecodeParams, FmKvCache};
 use crate::plan::Plan;
+use crate::plan_args::Queries;
 use crate::problem::{AttentionProblem, QueryScale, SparseProblem, Strided, TwoParts};
 use crate::view::Stream;
 
@@ -73,6 +74,7 @@ fn of_pages<'a>(problem: &AttentionProblem, plan: &'a Plan) -> Result<Attention<
         }
     }
     params.multicast = ctas_that_share(loader, plan);
+    params.reads_once = reads_once(params.multicast, plan).into();
     let kernel = kernel(problem.dtype, &problem.q, loader, plan)?;
     Ok(Attention {
         kernel,
@@ -118,6 +120,18 @@ fn ctas_that_share(loader: Loader, plan: &Plan) -> i32 {
         0 if !alone => 2,
         _ => 1,
     }
+}
+
+/// Whether no tile is for more than one CTA, or the cluster that loads it together, as far as is known.
+fn reads_once(multicast: i32, plan: &Plan) -> bool {
+    let (schedule, args) = (&plan.schedule, plan.args());
+    let q_len = match args.queries {
+        Queries::Uniform { q_len } => Some(q_len),
+        _ => args.max_q_len,
+    };
+    let (group, unit_rows) = (schedule.shape.group, schedule.shape.unit_rows);
+    let one_block = |q_len: i64| q_len.saturating_mul(group.into()) <= unit_rows.into();
+    schedule.choice.team == multicast && q_len.is_some_and(one_block)
 }
 
 /// e4m3 queries become bf16 numbers.
@@ -201,6 +215,7 @@ fn common_params(
         multicast: 1,
         box_shift: -1,
         scale_log2: (scale * std::f64::consts::LOG2_E) as f32,
+        plan: plan.section(0),
         worker_begin: plan.section(layout.worker_begin),
         items: plan.section(layout.items),
         merges: plan

@@ -8,20 +8,20 @@ namespace fm {
 
 inline const emulation::TensorMap& described(const CUtensorMap* map) { return *reinterpret_cast<const emulation::TensorMap*>(map); }
 
-inline void tma_load_3d(uint32_t destination, const CUtensorMap* map, uint32_t barrier, int c0, int c1, int c2) {
+inline void tma_load_3d(uint32_t destination, const CUtensorMap* map, uint32_t barrier, int c0, int c1, int c2, bool) {
   emulation::copy_box(destination, described(map), {c0, c1, c2, 0, 0}, barrier, 0);
 }
-inline void tma_load_4d(uint32_t destination, const CUtensorMap* map, uint32_t barrier, int c0, int c1, int c2, int c3) {
+inline void tma_load_4d(uint32_t destination, const CUtensorMap* map, uint32_t barrier, int c0, int c1, int c2, int c3, bool) {
   emulation::copy_box(destination, described(map), {c0, c1, c2, c3, 0}, barrier, 0);
 }
-inline void tma_load_5d(uint32_t destination, const CUtensorMap* map, uint32_t barrier, int c0, int c1, int c2, int c3, int c4) {
+inline void tma_load_5d(uint32_t destination, const CUtensorMap* map, uint32_t barrier, int c0, int c1, int c2, int c3, int c4, bool) {
   emulation::copy_box(destination, described(map), {c0, c1, c2, c3, c4}, barrier, 0);
 }
 inline void tma_multicast_5d(uint32_t destination, const CUtensorMap* map, uint32_t barrier, uint16_t ctas, int c0, int c1, int c2,
-                             int c3, int c4) {
+                             int c3, int c4, bool) {
   emulation::copy_box(destination, described(map), {c0, c1, c2, c3, c4}, barrier, ctas);
 }
-inline void tma_multicast_3d(uint32_t destination, const CUtensorMap* map, uint32_t barrier, uint16_t ctas, int c0, int c1, int c2) {
+inline void tma_multicast_3d(uint32_t destination, const CUtensorMap* map, uint32_t barrier, uint16_t ctas, int c0, int c1, int c2, bool) {
   emulation::copy_box(destination, described(map), {c0, c1, c2, 0, 0}, barrier, ctas);
 }
 inline void tma_prefetch_5d(const CUtensorMap*, int, int, int, int, int) {}
