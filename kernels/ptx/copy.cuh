@@ -5,25 +5,19 @@
 
 namespace fm {
 
-// L2 policy of what nobody reads again: it goes before anything else (what createpolicy gives for evict_first).
-constexpr uint64_t kEvictFirst = 0x12f0000000000000;
+// L2 policies of copies by tensor maps: as without one, or that what nobody reads again goes before anything else (what createpolicy gives
+// for evict_first).
+constexpr uint64_t kEvictNormal = 0x1000000000000000, kEvictFirst = 0x12f0000000000000;
 
 // One 5-D box of a tensor map, counted in bytes on an mbarrier (PTX ISA, cp.async.bulk.tensor). What lies
-// outside the tensor arrives as zeros. `once`: nobody reads it again.
+// outside the tensor arrives as zeros.
 __device__ __forceinline__ void tma_load_5d(uint32_t destination, const CUtensorMap* map, uint32_t barrier, int c0,
-                                            int c1, int c2, int c3, int c4, bool once) {
-  if (once)
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-        "[%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(destination),
-        "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "l"(kEvictFirst)
-        : "memory");
-  else
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], "
-        "[%2];" ::"r"(destination),
-        "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-        : "memory");
+                                            int c1, int c2, int c3, int c4, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(destination),
+      "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "l"(policy)
+      : "memory");
 }
 
 // Asks the L2 for a box.
@@ -35,70 +29,42 @@ __device__ __forceinline__ void tma_prefetch_5d(const CUtensorMap* map, int c0, 
 
 // A 3-D box.
 __device__ __forceinline__ void tma_load_3d(uint32_t destination, const CUtensorMap* map, uint32_t barrier, int c0,
-                                            int c1, int c2, bool once) {
-  if (once)
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-        "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(destination),
-        "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "l"(kEvictFirst)
-        : "memory");
-  else
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
-        "[%2];" ::"r"(destination),
-        "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2)
-        : "memory");
+                                            int c1, int c2, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(destination),
+      "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "l"(policy)
+      : "memory");
 }
 
 // A 4-D box.
 __device__ __forceinline__ void tma_load_4d(uint32_t destination, const CUtensorMap* map, uint32_t barrier, int c0,
-                                            int c1, int c2, int c3, bool once) {
-  if (once)
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-        "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(destination),
-        "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "l"(kEvictFirst)
-        : "memory");
-  else
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
-        "[%2];" ::"r"(destination),
-        "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-        : "memory");
+                                            int c1, int c2, int c3, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(destination),
+      "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "l"(policy)
+      : "memory");
 }
 
 // The same box to the same place in every CTA whose bit is set in `ctas`, counted on each one's own barrier.
 __device__ __forceinline__ void tma_multicast_5d(uint32_t destination, const CUtensorMap* map, uint32_t barrier,
-                                                 uint16_t ctas, int c0, int c1, int c2, int c3, int c4, bool once) {
-  if (once)
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
-        "[%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3, %9;" ::"r"(destination),
-        "l"(map), "r"(barrier), "h"(ctas), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "l"(kEvictFirst)
-        : "memory");
-  else
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
-        "[%1, {%4, %5, %6, %7, %8}], [%2], %3;" ::"r"(destination),
-        "l"(map), "r"(barrier), "h"(ctas), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-        : "memory");
+                                                 uint16_t ctas, int c0, int c1, int c2, int c3, int c4, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
+      "[%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3, %9;" ::"r"(destination),
+      "l"(map), "r"(barrier), "h"(ctas), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "l"(policy)
+      : "memory");
 }
 
 // A 3-D box, in the same way.
 __device__ __forceinline__ void tma_multicast_3d(uint32_t destination, const CUtensorMap* map, uint32_t barrier,
-                                                 uint16_t ctas, int c0, int c1, int c2, bool once) {
-  if (once)
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
-        "[%0], [%1, {%4, %5, %6}], [%2], %3, %7;" ::"r"(destination),
-        "l"(map), "r"(barrier), "h"(ctas), "r"(c0), "r"(c1), "r"(c2), "l"(kEvictFirst)
-        : "memory");
-  else
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
-        "[%1, {%4, %5, %6}], [%2], %3;" ::"r"(destination),
-        "l"(map), "r"(barrier), "h"(ctas), "r"(c0), "r"(c1), "r"(c2)
-        : "memory");
+                                                 uint16_t ctas, int c0, int c1, int c2, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
+      "[%0], [%1, {%4, %5, %6}], [%2], %3, %7;" ::"r"(destination),
+      "l"(map), "r"(barrier), "h"(ctas), "r"(c0), "r"(c1), "r"(c2), "l"(policy)
+      : "memory");
 }
 
 // Bytes, a multiple of 16 between addresses that are, counted on an mbarrier (PTX ISA, cp.async.bulk).

@@ -1,4 +1,4 @@
-// Loads from global memory that say how they are cached or ordered, and atomic operations there.
+// Loads from global memory that say how they are cached or ordered, stores that say how long the L2 keeps them, and atomic operations there.
 #pragma once
 #include <stdint.h>
 
@@ -131,5 +131,15 @@ __device__ __forceinline__ void raise(float* at, float v) {
   else
     asm volatile("red.relaxed.gpu.global.max.s32 [%0], %1;" ::"l"(at), "r"(__float_as_uint(v)) : "memory");
 }
+
+// Four numbers that will be read soon: they are the last that the L2 lets go (the policy is what createpolicy gives for evict_last).
+__device__ __forceinline__ void store_kept(float4* to, float4 v) {
+  constexpr uint64_t kEvictLast = 0x14f0000000000000;
+  asm volatile("st.global.L2::cache_hint.v4.f32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w),
+               "l"(kEvictLast)
+               : "memory");
+}
+// A line of 128 bytes, at a multiple of as many, that is written before anybody reads it again: the L2 need not write it to memory.
+__device__ __forceinline__ void discard_line(const void* line) { asm volatile("discard.global.L2 [%0], 128;" ::"l"(line) : "memory"); }
 
 }  // namespace fm

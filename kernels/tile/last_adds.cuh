@@ -26,6 +26,9 @@ struct LastAdds {
   static constexpr bool kExists = Map::kRaw || !Map::kCodes;  // the others are short of registers
   static constexpr bool kAhead = Map::kRows == 16;  // numbers are asked for before weights are known
   static constexpr int kAtOnce = kAhead && Map::kRaw ? 2 : 1;  // pairs of columns that are under way
+  // The L2 keeps parts until they are added up, and does not write them to memory (docs/tried.md, "What the L2 keeps"). For others
+  // registers are short, or it gives nothing.
+  static constexpr bool kKeeps = !Map::kRaw && !Map::kTokens;
 
   // Whether it is for a unit of so many parts, two at least, where clusters share none.
   static __device__ __forceinline__ bool is_for(int parts) { return kExists && parts <= kMostLast; }
@@ -82,7 +85,11 @@ __device__ __forceinline__ void finish_or_leave(const FmDecodeParams& p, int ite
 #pragma unroll
       for (int m = 0; m < 4; ++m) {
         const float* v = &o[m][4 * i];
-        to[(i * 4 + m) * 256] = make_float4(v[0], v[1], v[2], v[3]);
+        const float4 numbers = make_float4(v[0], v[1], v[2], v[3]);
+        if constexpr (Last::kKeeps)
+          store_kept(to + (i * 4 + m) * 256, numbers);
+        else
+          to[(i * 4 + m) * 256] = numbers;
       }
     named_barrier<kAddBarrier, 256>();
     if (thread == 0) {
@@ -136,6 +143,16 @@ __device__ __forceinline__ void finish_or_leave(const FmDecodeParams& p, int ite
         }
       }
       store(r, base + i, numbers);
+    }
+    if constexpr (Last::kKeeps) {
+      __syncwarp();  // all lanes have read the lines
+      if (lane % 8 == 0 && parts_are_lines(p))
+#pragma unroll
+        for (int k = 0; k < 2; ++k)
+          if (others[k] >= 0)
+#pragma unroll
+            for (int m = 0; m < 4 * Last::kAtOnce; ++m)
+              discard_line(parts + others[k] * (Map::kRows * kLatent / 4) + (base * 4 + m) * 256);
     }
   }
 }

@@ -42,11 +42,11 @@ __device__ __forceinline__ void prefetch_pages(const FmDecodeParams& p, const Ro
   if (column >= 0) prefetch_l2(p.block_table + r.request * p.block_table_stride + column);
 }
 
-// Whether the L2 is told that tiles may go first, so that it keeps parts, plans and instructions: where nobody reads them again. With
+// How the L2 keeps tiles. Where nobody reads them again they go first, so that it keeps parts, plans and instructions; with
 // more than 16 rows, whose results are larger, only where units are cut: otherwise loads are slower for it (docs/tried.md, "What the L2 keeps").
 template <class Map>
-__device__ __forceinline__ bool lets_tiles_go(const FmDecodeParams& p) {
-  return p.reads_once && (Map::kRows == 16 || load_once<true>(&p.plan->slots) > 0);
+__device__ __forceinline__ uint64_t tile_policy(const FmDecodeParams& p) {
+  return p.reads_once && (Map::kRows == 16 || load_once<true>(&p.plan->slots) > 0) ? kEvictFirst : kEvictNormal;
 }
 
 // A bit per box to a bit per token.
@@ -62,15 +62,15 @@ struct TileBox {
   int page, group;  // the box's page (-1: none) and its first group of 8 tokens there
 
   // A block of `atoms` chunks of 64 columns: `map` at chunk coordinate `chunk`, to `destination`. `ctas`: bit mask
-  // of the CTAs of the cluster that get it. `once`: nobody reads it again.
+  // of the CTAs of the cluster that get it.
   __device__ __forceinline__ void load(const FmDecodeParams& p, const CUtensorMap* map, int chunk, uint32_t destination,
-                                       uint32_t atoms, uint32_t barrier, uint32_t ctas, bool once) const {
+                                       uint32_t atoms, uint32_t barrier, uint32_t ctas, uint64_t policy) const {
     if (page < 0 || ctas == 0) return;
     destination += (threadIdx.x % 32 << opaque(p.box_shift)) / 8 * atoms * kAtomBytes;
     if (ctas == 1)
-      tma_load_5d(destination, map, barrier, 0, 0, chunk, group, page, once);
+      tma_load_5d(destination, map, barrier, 0, 0, chunk, group, page, policy);
     else
-      tma_multicast_5d(destination, map, barrier, ctas, 0, 0, chunk, group, page, once);
+      tma_multicast_5d(destination, map, barrier, ctas, 0, 0, chunk, group, page, policy);
   }
 };
 
@@ -106,7 +106,7 @@ __device__ __forceinline__ void load_tiles_tma(const FmDecodeParams& p, const CU
   const bool leader = threadIdx.x % 32 == 0;
   // Bit mask of the CTAs this warp loads for: all of the cluster, or none, since they take turns.
   const uint32_t ctas = has_turn(p, warp()) ? (1u << p.multicast) - 1 : 0;
-  const bool once = lets_tiles_go<Map>(p);
+  const uint64_t policy = tile_policy<Map>(p);
   TilePlace<Map> place;
   // Waits for the tile's place, unless it is the CTA's first; held() before its latent block.
   const auto load_tile = [&](int kv_head, const TileBox& box, bool waits, auto held) {
@@ -120,7 +120,7 @@ __device__ __forceinline__ void load_tiles_tma(const FmDecodeParams& p, const CU
       }
       __syncwarp();
       if (QkDim > kLatent)
-        box.load(p, rope_map, kv_head * p.head_chunks_rope, smem + Map::rope_offset(place.rope()), 1, full, ctas, once);
+        box.load(p, rope_map, kv_head * p.head_chunks_rope, smem + Map::rope_offset(place.rope()), 1, full, ctas, policy);
     }
     const int block = place.block(warp());
     const uint32_t full = shared_address(&control.block_full[block]);
@@ -128,7 +128,7 @@ __device__ __forceinline__ void load_tiles_tma(const FmDecodeParams& p, const CU
     held();
     if (leader) mbarrier_arrive_expect(full, 2 * box_bytes(p, boxes));
     __syncwarp();
-    box.load(p, latent_map, kv_head * p.head_chunks_nope + 2 * warp(), smem + block_offset(block), 2, full, ctas, once);
+    box.load(p, latent_map, kv_head * p.head_chunks_nope + 2 * warp(), smem + block_offset(block), 2, full, ctas, policy);
     place.advance();
   };
   // The first tile of few rows: all but its pages is found before earlier launches are waited for. With 64 rows Q is needed first.

@@ -85,6 +85,7 @@ __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const RowM
   const int warp = TokenWarps<Map>::warp(), lane = TokenWarps<Map>::lane();
   const bool shared = !Map::kSplits && p.multicast > 1;
   constexpr uint16_t kBoth = 3;
+  const auto policy = [&] { return opaque(p.reads_once) ? kEvictFirst : kEvictNormal; };  // of boxes; registers are short
   RawPlace<Map> place;
   TileCursor<Map> cursor;
   cursor.begin(p, first_item);
@@ -121,14 +122,14 @@ __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const RowM
         const RowLayout<Map> layout = {p.box_shift};
         const uint32_t tile = Map::row(smem, at, 0);
         if (first) {
-          tma_load_4d(tile + layout.row(32 * warp + lane), maps.rows, barrier, 0, token.offset, 0, token.page, p.reads_once);
+          tma_load_4d(tile + layout.row(32 * warp + lane), maps.rows, barrier, 0, token.offset, 0, token.page, policy());
           if (Map::kHasRope)
-            tma_load_3d(tile + layout.tail(32 * warp + lane), maps.tails, barrier, 0, token.offset, token.page, p.reads_once);
+            tma_load_3d(tile + layout.tail(32 * warp + lane), maps.tails, barrier, 0, token.offset, token.page, policy());
         }
       } else if (!shared) {
-        if (first) tma_load_3d(to, maps.rows, barrier, 0, token.offset, token.page, p.reads_once);
+        if (first) tma_load_3d(to, maps.rows, barrier, 0, token.offset, token.page, policy());
       } else if (warp == (int)cluster_rank()) {
-        if (first) tma_multicast_3d(to, maps.rows, barrier, kBoth, 0, token.offset, token.page, p.reads_once);
+        if (first) tma_multicast_3d(to, maps.rows, barrier, kBoth, 0, token.offset, token.page, policy());
       }
     } else {
       const uint32_t bytes = uniform(raw_bytes<Map>(Map::kBare ? FM_KV_FP8 : format));

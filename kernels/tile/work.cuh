@@ -303,6 +303,9 @@ struct QueryRow {
   }
 };
 
+// Whether partial results are made of whole lines of the L2, which can be discarded once they have been added up.
+__device__ __forceinline__ bool parts_are_lines(const FmDecodeParams& p) { return reinterpret_cast<uintptr_t>(p.partial_out) % 128 == 0; }
+
 // Asks the L2 for the query rows that this CTA needs for an item, by the threads of one warpgroup. A loader is a few
 // tiles ahead of the scores role: they are there when it gets to the item.
 template <class T, int QkDim, class Map>

@@ -73,11 +73,12 @@ def _assert_untouched(whole, guard, name):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"num_splits": 5}, {"batch_invariant": True}, {"causal": False}],
-    ids=["auto", "splits", "invariant", "full"],
+    [{}, {"num_splits": 2}, {"num_splits": 5}, {"batch_invariant": True}, {"causal": False}],
+    ids=["auto", "halves", "splits", "invariant", "full"],
 )
 @pytest.mark.parametrize(("h", "s_q"), [(16, 1), (65, 3), (128, 2)])
-def test_nothing_is_written_beside_workspace_and_outputs(device, options, h, s_q):
+@pytest.mark.parametrize("offset", [0, 16], ids=["lines", "within-a-line"])
+def test_nothing_is_written_beside_workspace_and_outputs(device, options, h, s_q, offset):
     problem = problems.make(b=5, s_q=s_q, h=h, lens=[0, 3000, 129, 64, 5000], device=device)
     need = ferromla.workspace_bytes(
         batch=5,
@@ -89,11 +90,12 @@ def test_nothing_is_written_beside_workspace_and_outputs(device, options, h, s_q
         **options,
     )
     guard = 4096
-    workspace, whole_workspace = _guarded((need,), torch.uint8, device, guard)
+    workspace, whole_workspace = _guarded((need,), torch.uint8, device, guard + offset)
     out, whole_out = _guarded((5, s_q, h, 512), problem.q.dtype, device, guard)
     lse, whole_lse = _guarded((5, s_q, h), torch.float32, device, guard)
     problem.check(out=out, lse=lse, workspace=workspace, **options)
-    for whole, name in ((whole_workspace, "workspace"), (whole_out, "out"), (whole_lse, "lse")):
+    _assert_untouched(whole_workspace, guard + offset, "workspace")
+    for whole, name in ((whole_out, "out"), (whole_lse, "lse")):
         _assert_untouched(whole, guard, name)
 
 

@@ -6,22 +6,24 @@
 
 namespace fm {
 
+constexpr uint64_t kEvictNormal = 0, kEvictFirst = 0;
+
 inline const emulation::TensorMap& described(const CUtensorMap* map) { return *reinterpret_cast<const emulation::TensorMap*>(map); }
 
-inline void tma_load_3d(uint32_t destination, const CUtensorMap* map, uint32_t barrier, int c0, int c1, int c2, bool) {
+inline void tma_load_3d(uint32_t destination, const CUtensorMap* map, uint32_t barrier, int c0, int c1, int c2, uint64_t) {
   emulation::copy_box(destination, described(map), {c0, c1, c2, 0, 0}, barrier, 0);
 }
-inline void tma_load_4d(uint32_t destination, const CUtensorMap* map, uint32_t barrier, int c0, int c1, int c2, int c3, bool) {
+inline void tma_load_4d(uint32_t destination, const CUtensorMap* map, uint32_t barrier, int c0, int c1, int c2, int c3, uint64_t) {
   emulation::copy_box(destination, described(map), {c0, c1, c2, c3, 0}, barrier, 0);
 }
-inline void tma_load_5d(uint32_t destination, const CUtensorMap* map, uint32_t barrier, int c0, int c1, int c2, int c3, int c4, bool) {
+inline void tma_load_5d(uint32_t destination, const CUtensorMap* map, uint32_t barrier, int c0, int c1, int c2, int c3, int c4, uint64_t) {
   emulation::copy_box(destination, described(map), {c0, c1, c2, c3, c4}, barrier, 0);
 }
 inline void tma_multicast_5d(uint32_t destination, const CUtensorMap* map, uint32_t barrier, uint16_t ctas, int c0, int c1, int c2,
-                             int c3, int c4, bool) {
+                             int c3, int c4, uint64_t) {
   emulation::copy_box(destination, described(map), {c0, c1, c2, c3, c4}, barrier, ctas);
 }
-inline void tma_multicast_3d(uint32_t destination, const CUtensorMap* map, uint32_t barrier, uint16_t ctas, int c0, int c1, int c2, bool) {
+inline void tma_multicast_3d(uint32_t destination, const CUtensorMap* map, uint32_t barrier, uint16_t ctas, int c0, int c1, int c2, uint64_t) {
   emulation::copy_box(destination, described(map), {c0, c1, c2, 0, 0}, barrier, ctas);
 }
 inline void tma_prefetch_5d(const CUtensorMap*, int, int, int, int, int) {}

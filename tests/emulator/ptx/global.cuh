@@ -48,6 +48,13 @@ void load_16_if(bool present, uint4& v, const uint8_t* from) {
   if (present) v = loaded<uint4>(from + At);
 }
 
+inline void store_kept(float4* to, float4 v) { *to = v; }
+// What lies there is anything afterwards: NaN.
+inline void discard_line(const void* line) {
+  if (reinterpret_cast<uintptr_t>(line) % 128 != 0) emulation::fail("a line that is discarded is not aligned");
+  std::memset(const_cast<void*>(line), 0xff, 128);
+}
+
 inline uint32_t load_relaxed(const int* at) {
   emulation::yield("a look at global memory");
   return *at;
