@@ -146,7 +146,7 @@ class Inputs:
 
 
 def rotated(case: Case, dtype: torch.dtype, device: torch.device) -> list[Inputs]:
-    """So many inputs that going through them leaves nothing of the first in L2. One where there is no such cache to empty."""
+    """So many inputs that going through them leaves nothing of the first in L2, one where there is no such cache."""
     torch.manual_seed(0)
     return [Inputs(case, dtype, device) for _ in range(set_count(case.bytes_moved, device))]
 
@@ -234,7 +234,7 @@ def reference(inputs: Inputs, request: int, tokens: torch.Tensor) -> tuple[torch
 
 
 class _Graph:
-    """Calls in turn as one CUDA graph, so often that it takes as long as a short sample: launching a graph takes time, too."""
+    """Calls in turn as one CUDA graph, so often that it takes as long as a short sample: its launch takes time, too."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
         for call in calls:
