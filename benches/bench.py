@@ -2,7 +2,7 @@
 
     python benches/bench.py [--tables decode,prefill] [--rows b128] [--markdown] [--json FILE] [--plot FILE]
 
-Calls are replayed from a CUDA graph over inputs that are rotated so that no replay finds its cache in L2; times
+Calls are replayed from a CUDA graph over inputs that are rotated so that no call finds its cache in L2; times
 are the median of seven measurements and hold everything a layer launches, not the planning, which is once per
 step. Where times are compared, they are measured in turn. Errors are those of the timed inputs against float64.
 The GPU's own read and matrix rates are measured in the same run, since they drift by some percent.

@@ -240,30 +240,30 @@ class _Graph:
         for call in calls:
             call()
         torch.cuda.synchronize()
-        self._rounds = 1
+        self._rounds_of_graph = 1
         self._capture(calls)
-        self._rounds = max(1, round(SHORT_SAMPLE_MS / max(self.milliseconds(1), 1e-3)))
-        if self._rounds > 1:
+        self._rounds_of_graph = max(1, round(SHORT_SAMPLE_MS / max(self.milliseconds(1), 1e-3)))
+        if self._rounds_of_graph > 1:
             self._capture(calls)
 
     def _capture(self, calls: Sequence[Call]) -> None:
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
-            for _ in range(self._rounds):
+            for _ in range(self._rounds_of_graph):
                 for call in calls:
                     call()
         self._graph.replay()
 
     def milliseconds(self, rounds: int) -> float:
         """Of going through the calls once, back to back as often as asked for, or nearly."""
-        replays = max(1, round(rounds / self._rounds))
+        replays = max(1, round(rounds / self._rounds_of_graph))
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         for _ in range(replays):
             self._graph.replay()
         end.record()
         end.synchronize()
-        return start.elapsed_time(end) / (replays * self._rounds)
+        return start.elapsed_time(end) / (replays * self._rounds_of_graph)
 
 
 class _Loop:

@@ -95,7 +95,7 @@ typedef struct FmDecodeParams {
   float* partial_out; /* [slots, unit_rows, 512], each normalised, without value_scale; 64 rows: see split_rows.cuh */
   float* partial_lse; /* [unit_rows, slots], base 2: those of a row beside each other */
   int32_t slots; /* the most there can be */
-  int32_t reads_once; /* 1: each tile is for one CTA, or for one cluster that loads it together */
+  int32_t reads_once; /* 1: each tile of pages is for one CTA, or for one cluster that loads it together; 0: not known */
 } FmDecodeParams;
 
 /* Numbers that become `value`. */

@@ -189,7 +189,7 @@ pub struct FmDecodeParams {
     pub partial_lse: *mut f32,
     #[doc = " the most there can be"]
     pub slots: i32,
-    #[doc = " 1: each tile is for one CTA, or for one cluster that loads it together"]
+    #[doc = " 1: each tile of pages is for one CTA, or for one cluster that loads it together; 0: not known"]
     pub reads_once: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]

@@ -3,14 +3,12 @@
 #include <cuda.h>
 #include <stdint.h>
 
+#include "global.cuh"
+
 namespace fm {
 
-// L2 policies of copies by tensor maps: as without one, or that what nobody reads again goes before anything else (what createpolicy gives
-// for evict_first).
-constexpr uint64_t kEvictNormal = 0x1000000000000000, kEvictFirst = 0x12f0000000000000;
-
 // One 5-D box of a tensor map, counted in bytes on an mbarrier (PTX ISA, cp.async.bulk.tensor). What lies
-// outside the tensor arrives as zeros.
+// outside the tensor arrives as zeros. `policy`: of the L2 (global.cuh).
 __device__ __forceinline__ void tma_load_5d(uint32_t destination, const CUtensorMap* map, uint32_t barrier, int c0,
                                             int c1, int c2, int c3, int c4, uint64_t policy) {
   asm volatile(

@@ -4,6 +4,10 @@
 
 namespace fm {
 
+// How long the L2 keeps what is read or written: before anything else it lets go what nobody reads again, and last of all what will be
+// read soon (what createpolicy gives for evict_first and evict_last). The first is as without a policy, as measured.
+constexpr uint64_t kEvictNormal = 0x1000000000000000, kEvictFirst = 0x12f0000000000000, kEvictLast = 0x14f0000000000000;
+
 // Loads that are volatile so that a second read does not keep the first one's registers alive. Early ones are for what is
 // read while earlier launches may be running: past the L1, which would keep it.
 template <bool Early = false>
@@ -132,14 +136,13 @@ __device__ __forceinline__ void raise(float* at, float v) {
     asm volatile("red.relaxed.gpu.global.max.s32 [%0], %1;" ::"l"(at), "r"(__float_as_uint(v)) : "memory");
 }
 
-// Four numbers that will be read soon: they are the last that the L2 lets go (the policy is what createpolicy gives for evict_last).
+// Four numbers that will be read soon.
 __device__ __forceinline__ void store_kept(float4* to, float4 v) {
-  constexpr uint64_t kEvictLast = 0x14f0000000000000;
   asm volatile("st.global.L2::cache_hint.v4.f32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w),
                "l"(kEvictLast)
                : "memory");
 }
-// A line of 128 bytes, at a multiple of as many, that is written before anybody reads it again: the L2 need not write it to memory.
-__device__ __forceinline__ void discard_line(const void* line) { asm volatile("discard.global.L2 [%0], 128;" ::"l"(line) : "memory"); }
+// A line of 128 bytes, at a multiple of as many, holds anything from now on: the L2 need not write it to memory.
+__device__ __forceinline__ void discard_line(void* line) { asm volatile("discard.global.L2 [%0], 128;" ::"l"(line) : "memory"); }
 
 }  // namespace fm

@@ -26,9 +26,9 @@ struct LastAdds {
   static constexpr bool kExists = Map::kRaw || !Map::kCodes;  // the others are short of registers
   static constexpr bool kAhead = Map::kRows == 16;  // numbers are asked for before weights are known
   static constexpr int kAtOnce = kAhead && Map::kRaw ? 2 : 1;  // pairs of columns that are under way
-  // The L2 keeps parts until they are added up, and does not write them to memory (docs/tried.md, "What the L2 keeps"). For others
-  // registers are short, or it gives nothing.
-  static constexpr bool kKeeps = !Map::kRaw && !Map::kTokens;
+  // Parts are stored for the L2 to keep them until they are added up, and discarded then, where they are whole lines, so that they are not
+  // written to memory (docs/tried.md, "What the L2 keeps"). For others registers are short, or it gives nothing.
+  static constexpr bool kDiscards = !Map::kRaw && !Map::kTokens;
 
   // Whether it is for a unit of so many parts, two at least, where clusters share none.
   static __device__ __forceinline__ bool is_for(int parts) { return kExists && parts <= kMostLast; }
@@ -86,7 +86,7 @@ __device__ __forceinline__ void finish_or_leave(const FmDecodeParams& p, int ite
       for (int m = 0; m < 4; ++m) {
         const float* v = &o[m][4 * i];
         const float4 numbers = make_float4(v[0], v[1], v[2], v[3]);
-        if constexpr (Last::kKeeps)
+        if constexpr (Last::kDiscards)
           store_kept(to + (i * 4 + m) * 256, numbers);
         else
           to[(i * 4 + m) * 256] = numbers;
@@ -112,7 +112,7 @@ __device__ __forceinline__ void finish_or_leave(const FmDecodeParams& p, int ite
     if (thread == 0) p.merges[r.merge].come = 0, *Last::there(p, r) = 0;
   };
   if (!Last::kAhead) weigh();
-  const float4* parts = part(first);
+  float4* parts = part(first);
   const int others[2] = {own == 0, r.parts == 2 ? -1 : own == 2 ? 1 : 2};
 #pragma unroll
   for (int base = 0; base < kColumnPairs; base += Last::kAtOnce) {
@@ -144,7 +144,7 @@ __device__ __forceinline__ void finish_or_leave(const FmDecodeParams& p, int ite
       }
       store(r, base + i, numbers);
     }
-    if constexpr (Last::kKeeps) {
+    if constexpr (Last::kDiscards) {
       __syncwarp();  // all lanes have read the lines
       if (lane % 8 == 0 && parts_are_lines(p))
 #pragma unroll

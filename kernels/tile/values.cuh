@@ -156,7 +156,7 @@ __device__ __forceinline__ void load_partial_result(const FmDecodeParams& p, con
 }
 
 // Adds up a quarter of the columns of two parts, `o` being what this CTA has of it, and stores the result. Calls weigh() when it has
-// asked for the other part's numbers, which nobody reads again.
+// asked for the other part's numbers, which nobody reads again: where they are whole lines they are discarded.
 template <class T, class Map, class Weigh>
 __device__ __forceinline__ void add_other_part(const FmDecodeParams& p, const RowBlock& other_part, float (&o)[64], int own_quarter,
                                                const WideControl& control, Weigh weigh) {
@@ -176,8 +176,8 @@ __device__ __forceinline__ void add_other_part(const FmDecodeParams& p, const Ro
   store_quarter<T>(p, left_row_block<Map>(p, control), o, own_quarter);
   if constexpr (!Map::kTokens) {  // the others are short of registers
     __syncwarp();  // all lanes have read the lines
-    if (threadIdx.x % 4 == 0 && parts_are_lines(p)) {
-      const float4* used = partial_result<Map>(p, other_part, own_quarter);
+    if (warpgroup_thread() % 4 == 0 && parts_are_lines(p)) {
+      float4* used = partial_result<Map>(p, other_part, own_quarter);
 #pragma unroll
       for (int g = 0; g < 16; g += 2) discard_line(used + 4 * g);
     }

@@ -121,10 +121,18 @@ class Plan:
         return _handing_over(found) if callable(found) else found
 
 
+# Of memory from CUDA.
+ALIGNMENT = 256
+
+
 def _empty(torchs, *args: object, device: object = None, **options: object) -> torch.Tensor:
     """As torch.empty, which the package calls for a plan's memory."""
     if str(device).startswith("cuda"):
-        return torchs(*args, **options).as_subclass(DeviceTensor)
+        made = torchs(*args, **options)
+        room = torchs(made.nbytes + ALIGNMENT, dtype=torch.uint8)
+        begin = -room.data_ptr() % ALIGNMENT
+        aligned = room[begin : begin + made.nbytes].view(made.dtype).view(made.shape)
+        return aligned.as_subclass(DeviceTensor)
     return torchs(*args, device=device, **options)
 
 

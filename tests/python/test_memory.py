@@ -55,19 +55,25 @@ def test_random_tables_and_lengths_give_what_the_reference_gives(device):
         tolerance.check(out, lse, *reference.attention(problem.q, keys, present, clamped))
 
 
-def _guarded(shape, dtype, device, guard):
-    """A contiguous tensor with ``guard`` elements before and after it; gives ``(tensor, whole)``."""
+def _guarded(shape, dtype, device, guard, offset=0):
+    """A contiguous tensor that begins ``offset`` bytes behind a multiple of 128, ``guard`` elements or a few more
+    before and after it; gives ``(tensor, edges)``."""
     count = 1
     for dim in shape:
         count *= dim
-    fill = 0x5A if dtype == torch.uint8 else 12345.0
-    whole = torch.full((count + 2 * guard,), fill, dtype=dtype, device=device)
-    return whole[guard : guard + count].view(shape), whole
+    line = 128 // dtype.itemsize
+    whole = torch.full((count + 2 * (guard + line),), _fill(dtype), dtype=dtype, device=device)
+    begin = guard + (offset - whole[guard:].data_ptr()) % 128 // dtype.itemsize
+    return whole[begin : begin + count].view(shape), [whole[:begin], whole[begin + count :]]
 
 
-def _assert_untouched(whole, guard, name):
-    fill = 0x5A if whole.dtype == torch.uint8 else torch.tensor(12345.0).to(whole.dtype)
-    edges = torch.cat([whole[:guard], whole[-guard:]])
+def _fill(dtype):
+    return 0x5A if dtype == torch.uint8 else 12345.0
+
+
+def _assert_untouched(edges, name):
+    edges = torch.cat(edges)
+    fill = torch.tensor(_fill(edges.dtype)).to(edges.dtype)
     assert bool((edges == fill).all()), f"{name}: bytes beside it were written"
 
 
@@ -90,13 +96,12 @@ def test_nothing_is_written_beside_workspace_and_outputs(device, options, h, s_q
         **options,
     )
     guard = 4096
-    workspace, whole_workspace = _guarded((need,), torch.uint8, device, guard + offset)
-    out, whole_out = _guarded((5, s_q, h, 512), problem.q.dtype, device, guard)
-    lse, whole_lse = _guarded((5, s_q, h), torch.float32, device, guard)
+    workspace, beside_workspace = _guarded((need,), torch.uint8, device, guard, offset)
+    out, beside_out = _guarded((5, s_q, h, 512), problem.q.dtype, device, guard)
+    lse, beside_lse = _guarded((5, s_q, h), torch.float32, device, guard)
     problem.check(out=out, lse=lse, workspace=workspace, **options)
-    _assert_untouched(whole_workspace, guard + offset, "workspace")
-    for whole, name in ((whole_out, "out"), (whole_lse, "lse")):
-        _assert_untouched(whole, guard, name)
+    for edges, name in ((beside_workspace, "workspace"), (beside_out, "out"), (beside_lse, "lse")):
+        _assert_untouched(edges, name)
 
 
 def test_a_workspace_one_byte_short_is_refused(device):

@@ -122,7 +122,8 @@ fn ctas_that_share(loader: Loader, plan: &Plan) -> i32 {
     }
 }
 
-/// Whether no tile is for more than one CTA, or the cluster that loads it together, as far as is known.
+/// Whether no tile of a request is for more than one CTA, or the cluster that loads it together, as far as is known. (Requests may share
+/// pages: that takes as long.)
 fn reads_once(multicast: i32, plan: &Plan) -> bool {
     let (schedule, args) = (&plan.schedule, plan.args());
     let q_len = match args.queries {

@@ -6,8 +6,6 @@
 
 namespace fm {
 
-constexpr uint64_t kEvictNormal = 0, kEvictFirst = 0;
-
 inline const emulation::TensorMap& described(const CUtensorMap* map) { return *reinterpret_cast<const emulation::TensorMap*>(map); }
 
 inline void tma_load_3d(uint32_t destination, const CUtensorMap* map, uint32_t barrier, int c0, int c1, int c2, uint64_t) {

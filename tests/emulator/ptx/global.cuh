@@ -4,6 +4,8 @@
 
 namespace fm {
 
+constexpr uint64_t kEvictNormal = 0, kEvictFirst = 0, kEvictLast = 0;
+
 template <bool Early = false>
 int load_once(const int* at) {
   if (!Early) emulation::require_earlier_launches();
@@ -49,10 +51,10 @@ void load_16_if(bool present, uint4& v, const uint8_t* from) {
 }
 
 inline void store_kept(float4* to, float4 v) { *to = v; }
-// What lies there is anything afterwards: NaN.
-inline void discard_line(const void* line) {
+// What lies there afterwards: NaN.
+inline void discard_line(void* line) {
   if (reinterpret_cast<uintptr_t>(line) % 128 != 0) emulation::fail("a line that is discarded is not aligned");
-  std::memset(const_cast<void*>(line), 0xff, 128);
+  std::memset(line, 0xff, 128);
 }
 
 inline uint32_t load_relaxed(const int* at) {
