@@ -151,6 +151,9 @@ __device__ __forceinline__ void load_tiles_tma(const FmDecodeParams& p, const CU
       if (tile * (kTileTokens >> opaque(p.box_shift)) % 32 == 0) window = page_window<false>(p, r, tile);
       load_tile(r.kv_head, locate_box(p, tile, window), true, [&] {
         if (holds_tiles<Map>(p, r) && item == first.number && tile == r.tile_begin + 1) named_barrier<kQueryBarrier, 256>();
+        // CTAs that share an item's tiles have few, and all ask for their first ones at once: these come sooner if others are not asked for yet.
+        if (Map::kSplits && p.splits > 1 && begun && tile == r.tile_begin + 1 && r.tile_end - r.tile_begin > 2)
+          mbarrier_wait(shared_address(&control.block_full[TilePlace<Map>().block(warp())]), 0);
       });
     }
     if (item + 1 < next_worker_item(p)) prefetch_query<T, QkDim, Map>(p, load_row_block<Map>(p, item + 1));
