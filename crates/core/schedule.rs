@@ -37,6 +37,9 @@ pub(crate) struct Schedule {
     /// Whether lists of codes are staged where they may be.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only CTAs do"))]
     pub stages_codes: bool,
+    /// Whether every request is known to have one unit for each cached head.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only CTAs do"))]
+    pub is_a_unit_each: bool,
     partial_out: u64,
     partial_lse: u64,
     pub bytes: u64,
@@ -109,8 +112,12 @@ impl Schedule {
         let choice = choose(problem);
         let shape = problem.shape_of(&choice);
         let layout = layout(&shape).map_err(plan_error)?;
-        let stages_codes = problem.stages_codes(&choice);
-        Self::place(shape, layout, choice, stages_codes)
+        let placed = Self::place(shape, layout, choice)?;
+        Ok(Self {
+            stages_codes: problem.stages_codes(&choice),
+            is_a_unit_each: problem.is_a_unit_each(&choice),
+            ..placed
+        })
     }
 
     /// Whether several CTAs may have a part of the same query rows.
@@ -119,12 +126,8 @@ impl Schedule {
         self.choice.splits > 1 || self.layout.max_slots > 0
     }
 
-    fn place(
-        shape: PlanShape,
-        layout: PlanLayout,
-        choice: Choice,
-        stages_codes: bool,
-    ) -> Result<Self> {
+    /// What the problem decides besides is not yet known.
+    fn place(shape: PlanShape, layout: PlanLayout, choice: Choice) -> Result<Self> {
         let align =
             |bytes: i128| (bytes + SECTION_ALIGNMENT - 1) / SECTION_ALIGNMENT * SECTION_ALIGNMENT;
         let rows = i128::from(layout.max_slots) * i128::from(shape.unit_rows);
@@ -142,7 +145,8 @@ impl Schedule {
             shape,
             layout,
             choice,
-            stages_codes,
+            stages_codes: false,
+            is_a_unit_each: false,
             partial_out: partial_out as u64,
             partial_lse: partial_lse as u64,
             bytes: bytes as u64,

@@ -14,6 +14,7 @@ mod stages;
 #[cfg(test)]
 mod tests;
 mod times;
+mod units;
 use times::MOST_TOKENS;
 
 /// What a worker's time goes into, in tiles. Of one CTA: a cluster that shares the tiles of an item goes

@@ -8,7 +8,6 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::params::{FmDecodeParams, FmKvCache};
 use crate::plan::Plan;
-use crate::plan_args::Queries;
 use crate::problem::{AttentionProblem, QueryScale, SparseProblem, Strided, TwoParts};
 use crate::view::Stream;
 
@@ -125,14 +124,7 @@ fn ctas_that_share(loader: Loader, plan: &Plan) -> i32 {
 /// Whether no tile of a request is for more than one CTA, or the cluster that loads it together, as far as is known. (Requests may share
 /// pages: that takes as long.)
 fn reads_once(multicast: i32, plan: &Plan) -> bool {
-    let (schedule, args) = (&plan.schedule, plan.args());
-    let q_len = match args.queries {
-        Queries::Uniform { q_len } => Some(q_len),
-        _ => args.max_q_len,
-    };
-    let (group, unit_rows) = (schedule.shape.group, schedule.shape.unit_rows);
-    let one_block = |q_len: i64| q_len.saturating_mul(group.into()) <= unit_rows.into();
-    schedule.choice.team == multicast && q_len.is_some_and(one_block)
+    plan.schedule.choice.team == multicast && plan.schedule.is_a_unit_each
 }
 
 /// e4m3 queries become bf16 numbers.
