@@ -26,8 +26,9 @@ __device__ __forceinline__ void plan(const FmPlanParams& params) {
     __syncthreads(); /* the memory is used again */
     large::plan(params, shared.large);
   }
-  /* Attention kernels read their first items, and how many slots there are, before they wait for launches before them to be complete (FirstItem in
-     tile/work.cuh). They begin when this block has ended at the earliest: what it wrote can be read then. */
+  /* Attention kernels read their first items, and how many slots there are, before they wait for launches before them to
+     be complete (FirstItem in tile/work.cuh). They begin when this block has ended at the earliest: what it wrote can be
+     read then. */
   __threadfence();
 }
 

@@ -112,12 +112,7 @@ impl Schedule {
         let choice = choose(problem);
         let shape = problem.shape_of(&choice);
         let layout = layout(&shape).map_err(plan_error)?;
-        let placed = Self::place(shape, layout, choice)?;
-        Ok(Self {
-            stages_codes: problem.stages_codes(&choice),
-            is_a_unit_each: problem.is_a_unit_each(&choice),
-            ..placed
-        })
+        Self::place(problem, shape, layout, choice)
     }
 
     /// Whether several CTAs may have a part of the same query rows.
@@ -126,8 +121,12 @@ impl Schedule {
         self.choice.splits > 1 || self.layout.max_slots > 0
     }
 
-    /// What the problem decides besides is not yet known.
-    fn place(shape: PlanShape, layout: PlanLayout, choice: Choice) -> Result<Self> {
+    fn place(
+        problem: &ScheduleProblem,
+        shape: PlanShape,
+        layout: PlanLayout,
+        choice: Choice,
+    ) -> Result<Self> {
         let align =
             |bytes: i128| (bytes + SECTION_ALIGNMENT - 1) / SECTION_ALIGNMENT * SECTION_ALIGNMENT;
         let rows = i128::from(layout.max_slots) * i128::from(shape.unit_rows);
@@ -145,8 +144,8 @@ impl Schedule {
             shape,
             layout,
             choice,
-            stages_codes: false,
-            is_a_unit_each: false,
+            stages_codes: problem.stages_codes(&choice),
+            is_a_unit_each: problem.is_a_unit_each(&choice),
             partial_out: partial_out as u64,
             partial_lse: partial_lse as u64,
             bytes: bytes as u64,

@@ -128,10 +128,10 @@ ALIGNMENT = 256
 def _empty(torchs, *args: object, device: object = None, **options: object) -> torch.Tensor:
     """As torch.empty, which the package calls for a plan's memory."""
     if str(device).startswith("cuda"):
-        made = torchs(*args, **options)
-        room = torchs(made.nbytes + ALIGNMENT, dtype=torch.uint8)
+        wanted = torchs(*args, device="meta", **options)
+        room = torchs(wanted.nbytes + ALIGNMENT, dtype=torch.uint8)
         begin = -room.data_ptr() % ALIGNMENT
-        aligned = room[begin : begin + made.nbytes].view(made.dtype).view(made.shape)
+        aligned = room[begin : begin + wanted.nbytes].view(wanted.dtype).view(wanted.shape)
         return aligned.as_subclass(DeviceTensor)
     return torchs(*args, device=device, **options)
 
