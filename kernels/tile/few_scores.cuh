@@ -66,35 +66,30 @@ __device__ __forceinline__ void wait_for_tile(DecodeControl& control, TilePlace<
   fence_copies<Map>();
 }
 
-// S^T = K Q^T of a tile, the rope part first; four independent sums keep the tensor cores busy.
-// Calls meanwhile() while they are.
+// S^T = K Q^T of a tile, the rope part first. Calls meanwhile() while the tensor cores are at it.
 template <class T, int QkDim, class Map, class Meanwhile>
 __device__ __forceinline__ void multiply_key_query(float (&s)[Map::kRows / 2], uint32_t smem, DecodeControl& control,
                                                    TilePlace<Map> place, Meanwhile meanwhile) {
   constexpr bool kHasRope = QkDim > kLatent;
   const Operand q(smem + Map::kQueryOffset, 0, kAtomBytes);
-  float sums[4][Map::kRows / 2];
   wait_for_tile<Map>(control, place);
   wgmma_fence();
   if (kHasRope) {
     const Operand keys(smem + Map::rope_offset(place.rope()), 0, kAtomBytes);
 #pragma unroll
-    for (int k = 0; k < 4; ++k)
-      wgmma_ss_few<0>(T(), sums[k], keys.at(k * 32), q.at(8 * Map::kQueryChunkBytes + k * 32), false);
+    for (int k = 0; k < 4; ++k) wgmma_ss_few<0>(T(), s, keys.at(k * 32), q.at(8 * Map::kQueryChunkBytes + k * 32), k != 0);
   }
 #pragma unroll
   for (int chunk = 0; chunk < 8; ++chunk) {
     const Operand keys(smem + block_offset(place.block(chunk / 2)), 0, kGroupBytes);
 #pragma unroll
     for (int k = 0; k < 4; ++k)
-      wgmma_ss_few<0>(T(), sums[k], keys.at(chunk % 2 * kAtomBytes + k * 32),
-                      q.at(chunk * Map::kQueryChunkBytes + k * 32), kHasRope || chunk != 0);
+      wgmma_ss_few<0>(T(), s, keys.at(chunk % 2 * kAtomBytes + k * 32), q.at(chunk * Map::kQueryChunkBytes + k * 32),
+                      kHasRope || chunk != 0 || k != 0);
   }
   wgmma_commit();
   meanwhile();
   wgmma_wait<0>();
-#pragma unroll
-  for (int i = 0; i < Map::kRows / 2; ++i) s[i] = (sums[0][i] + sums[1][i]) + (sums[2][i] + sums[3][i]);
 }
 
 // S^T of converted codes, without what Q counts in: a sum for each block, which may have a mantissa of its own, and one
@@ -224,31 +219,28 @@ struct FewState {
   __device__ __forceinline__ FewState() {
 #pragma unroll
     for (int c = 0; c < Layout::kColumns; ++c)
-      reference[c] = kNegInf, limit[Codes ? 0 : c] = kNegInf, sum[c] = 0.f, peak[Peaks ? c : 0] = kNegInf, weight_reference[Codes ? c : 0] = kNegInf;
+      reference[c] = kUnset, limit[Codes ? 0 : c] = kUnset, sum[c] = 0.f, peak[Peaks ? c : 0] = kNegInf, weight_reference[Codes ? c : 0] = kNegInf;
+  }
+
+  // Whether a score of this thread exceeds its row's reference by more than the slack; keeps the highest ones. `units`: the logarithms of
+  // what its tokens count in.
+  __device__ __forceinline__ bool exceeds(const float (&s)[Layout::kValues], const float (&scale_log2)[Layout::kColumns], float2 units) {
+    float over[Layout::kColumns];
+#pragma unroll
+    for (int c = 0; c < Layout::kColumns; ++c) {
+      const float top = top_of(s, c);
+      if (Peaks) peak[c] = fmaxf(peak[c], top);
+      over[c] = fmaf(top, scale_log2[c], -(Codes ? reference[c] + kReferenceSlack : limit[Codes ? 0 : c]));
+      if (Codes) over[c] = fmaxf(over[c], top_weight_of(s, scale_log2, units, c) - weight_reference[Codes ? c : 0] - kWeightSlack);
+    }
+    return largest(over) > 0.f;
   }
 
   // Moves references that a score exceeds by more than the slack, and leaves what the rows' accumulators have to be
-  // multiplied with. `units`: the logarithms of what this thread's tokens count in. By the whole warpgroup; after it every
-  // warp has read K.
-  __device__ __forceinline__ void update(const float (&s)[Layout::kValues], const float (&scale_log2)[Layout::kColumns],
-                                         float2 units, FewControl& control, int tile) {
+  // multiplied with. By the whole warpgroup.
+  __device__ __forceinline__ void move(const float (&s)[Layout::kValues], const float (&scale_log2)[Layout::kColumns],
+                                       float2 units, FewControl& control, int tile) {
     const int thread = warpgroup_thread(), lane = thread % 32;
-    const auto top_of = [&](int c) { return fmaxf(s[Layout::value(c, 0)], s[Layout::value(c, 1)]); };
-    const auto top_weight_of = [&](int c) {
-      return fmaxf(fmaf(s[Layout::value(c, 0)], scale_log2[c], units.x),
-                   fmaf(s[Layout::value(c, 1)], scale_log2[c], units.y));
-    };
-    bool exceeded = false;
-#pragma unroll
-    for (int c = 0; c < Layout::kColumns; ++c) {
-      const float top = top_of(c);
-      if (Peaks) peak[c] = fmaxf(peak[c], top);
-      exceeded |= top * scale_log2[c] > (Codes ? reference[c] + kReferenceSlack : limit[Codes ? 0 : c]);
-      if (Codes) exceeded |= top_weight_of(c) > weight_reference[Codes ? c : 0] + kWeightSlack;
-    }
-    const bool move = named_barrier_any<kScoresBarrier, 128>(exceeded);
-    if (thread == 0) control.rescale[tile][0] = move;
-    if (!move) return;
     const auto leave = [&](float top, int row) {
 #pragma unroll
       for (int d = 4; d < 32; d *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
@@ -261,14 +253,14 @@ struct FewState {
     static_assert(!Codes || Rows == 16, "the second half of warp_row");
 #pragma unroll
     for (int c = 0; c < Layout::kColumns; ++c) {
-      leave(top_of(c), Layout::row(c, lane));
+      leave(top_of(s, c), Layout::row(c, lane));
       if constexpr (!Codes) {
         float all = sum[c];
 #pragma unroll
         for (int d = 4; d < 32; d *= 2) all += __shfl_xor_sync(~0u, all, d);
         if (lane < 4) control.warp_sum[thread / 32][Layout::row(c, lane)] = all;
       }
-      if (Codes) leave(top_weight_of(c), Rows + Layout::row(c, lane));
+      if (Codes) leave(top_weight_of(s, scale_log2, units, c), Rows + Layout::row(c, lane));
     }
     named_barrier<kScoresBarrier, 128>();
 #pragma unroll
@@ -279,7 +271,7 @@ struct FewState {
       if constexpr (!Codes) most = reference_limit(reference[c], sum_of_warps(control.warp_sum, row));
       const float next = top > most ? top : reference[c];
       if constexpr (!Codes) limit[c] = fmaxf(most, next);
-      float shrink = reference[c] == kNegInf ? 1.f : exp2_approx(reference[c] - next);
+      float shrink = reference[c] == kUnset ? 1.f : exp2_approx(reference[c] - next);
       const bool moved = next != reference[c];
       reference[c] = next;
       sum[c] *= shrink;
@@ -288,18 +280,20 @@ struct FewState {
     }
   }
 
-  // Scores to unnormalised weights.
-  __device__ __forceinline__ void weigh(float (&s)[Layout::kValues], const float (&scale_log2)[Layout::kColumns]) {
+  // Unnormalised weights of scores.
+  __device__ __forceinline__ void weigh(float (&weights)[Layout::kValues], const float (&s)[Layout::kValues],
+                                        const float (&scale_log2)[Layout::kColumns]) const {
 #pragma unroll
-    for (int c = 0; c < Layout::kColumns; ++c) {
-      const float zero_at = reference[c] == kNegInf ? 0.f : reference[c];
+    for (int c = 0; c < Layout::kColumns; ++c)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        float& x = s[Layout::value(c, h)];
-        x = exp2_approx(fmaf(x, scale_log2[c], -zero_at));
-        sum[c] += x;
+        const int i = Layout::value(c, h);
+        weights[i] = exp2_approx(fmaf(s[i], scale_log2[c], -reference[c]));
       }
-    }
+  }
+  __device__ __forceinline__ void add(const float (&weights)[Layout::kValues]) {
+#pragma unroll
+    for (int c = 0; c < Layout::kColumns; ++c) sum[c] += weights[Layout::value(c, 0)], sum[c] += weights[Layout::value(c, 1)];
   }
   // Weights times what their tokens count in, relative to the second reference.
   __device__ __forceinline__ void count_weights(float (&s)[Layout::kValues], const float* of_token) const {
@@ -319,6 +313,13 @@ struct FewState {
   }
 
  private:
+  static __device__ __forceinline__ float top_of(const float (&s)[Layout::kValues], int c) {
+    return fmaxf(s[Layout::value(c, 0)], s[Layout::value(c, 1)]);
+  }
+  static __device__ __forceinline__ float top_weight_of(const float (&s)[Layout::kValues], const float (&scale_log2)[Layout::kColumns],
+                                                        float2 units, int c) {
+    return fmaxf(fmaf(s[Layout::value(c, 0)], scale_log2[c], units.x), fmaf(s[Layout::value(c, 1)], scale_log2[c], units.y));
+  }
   // Returns what the accumulators have to be multiplied with.
   __device__ __forceinline__ float move_weight_reference(int c, float top, bool reference_moved) {
     float& own = weight_reference[Codes ? c : 0];
@@ -438,10 +439,14 @@ __device__ __forceinline__ void compute_few_scores(const FmDecodeParams& p, cons
       // Tokens that some rows see and others do not; whole pages: those without a page, too, but not those past the end.
       const bool cleans = shared || (!Map::kTokens && absent);
       if (masked) mask_few<Map>(p, r, s, tile, shared, control.present[place.rope()]);
-      state.update(s, scale_log2, units, control, place.rope());
-      state.weigh(s, scale_log2);
-      if constexpr (Map::kCodes) state.count_weights(s, units_of<Map>(smem).of_tile[place.rope()].token);
-      store_few_weights<Map::kRows>([&](int i) { return pack(M(), s[2 * i], s[2 * i + 1]); },
+      const bool moves = named_barrier_any<kScoresBarrier, 128>(state.exceeds(s, scale_log2, units));  // after it every warp has read K
+      if (warpgroup_thread() == 0) control.rescale[place.rope()][0] = moves;
+      if (moves) state.move(s, scale_log2, units, control, place.rope());
+      float weights[Map::kRows / 2];
+      state.weigh(weights, s, scale_log2);
+      state.add(weights);
+      if constexpr (Map::kCodes) state.count_weights(weights, units_of<Map>(smem).of_tile[place.rope()].token);
+      store_few_weights<Map::kRows>([&](int i) { return pack(M(), weights[2 * i], weights[2 * i + 1]); },
                                     shared_address(smem) + Map::rope_offset(place.rope()));
       if constexpr (Map::kCodes && QkDim > kLatent) scale_values<Map>(smem, place);
       if (cleans) clean_values<M, Map>(p, r, smem, place, tile, control.present[place.rope()]);

@@ -22,36 +22,42 @@ namespace fm {
 
 constexpr int kValuesBarrier = 3;  // named barriers of each values warpgroup, two of them
 
-// O += V^T P^T of 16 tokens. The first operand is V as it lies, read with M, its columns, as the contiguous side.
+// O += V^T P^T of one of the two blocks of 128 columns of V, of 16 tokens. The first operand is V as it lies, read with M, its columns, as the
+// contiguous side.
 template <class M, int Rows>
-__device__ __forceinline__ void multiply_step_of_values(FewAccumulators<Rows>& o, Operand first_block, Operand second_block,
-                                                        Operand weights, int k) {
+__device__ __forceinline__ void multiply_step_of_values(FewAccumulators<Rows>& o, int block, Operand values, Operand weights, int k) {
 #pragma unroll
-  for (int m = 0; m < 4; ++m)
-    wgmma_ss_few<1>(M(), o[m], (m < 2 ? first_block : second_block).at(m % 2 * kAtomBytes + k * 2 * kGroupBytes),
-                    weights.at(k * 32), true);
+  for (int m = 0; m < 2; ++m)
+    wgmma_ss_few<1>(M(), o[2 * block + m], values.at(m * kAtomBytes + k * 2 * kGroupBytes), weights.at(k * 32), true);
 }
 
-// O += V^T P^T of one tile, or of as many steps of it.
-template <class M, int Rows>
-__device__ __forceinline__ void multiply_values_weights(FewAccumulators<Rows>& o, Operand first_block, Operand second_block,
-                                                        Operand weights, int steps) {
+// O += V^T P^T of one tile, or of as many steps of it. Calls used(block) when a block has been.
+template <class M, int Rows, class Used>
+__device__ __forceinline__ void multiply_values_weights(FewAccumulators<Rows>& o, const Operand (&values)[2], Operand weights, int steps,
+                                                        Used used) {
   if (steps < kTileTokens / kStepTokens) {
 #pragma unroll 1
     for (int k = 0; k < steps; ++k) {
       wgmma_fence();
-      multiply_step_of_values<M, Rows>(o, first_block, second_block, weights, k);
+#pragma unroll
+      for (int block = 0; block < 2; ++block) multiply_step_of_values<M, Rows>(o, block, values[block], weights, k);
       wgmma_commit();
       wgmma_wait<0>();
     }
+    used(0), used(1);
     return;
   }
   wgmma_fence();
 #pragma unroll
-  for (int k = 0; k < kTileTokens / kStepTokens; ++k)
-    multiply_step_of_values<M, Rows>(o, first_block, second_block, weights, k);
-  wgmma_commit();
+  for (int block = 0; block < 2; ++block) {
+#pragma unroll
+    for (int k = 0; k < kTileTokens / kStepTokens; ++k) multiply_step_of_values<M, Rows>(o, block, values[block], weights, k);
+    wgmma_commit();
+  }
+  wgmma_wait<1>();
+  used(0);
   wgmma_wait<0>();
+  used(1);
 }
 
 // Multiplies each row with its factor.
@@ -137,22 +143,18 @@ __device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, c
         named_barrier_of_warpgroup(kValuesBarrier + half);
       }
       // Found while P is waited for. That the blocks are there the scores have waited for.
-      const int first = place.block(2 * half), second = place.block(2 * half + 1);
-      const Operand first_values(smem + block_offset(first), kAtomBytes, kGroupBytes);
-      const Operand second_values(smem + block_offset(second), kAtomBytes, kGroupBytes);
+      const int blocks[2] = {place.block(2 * half), place.block(2 * half + 1)};
+      const auto operand = [&](int block) { return Operand(smem + block_offset(block), kAtomBytes, kGroupBytes); };
+      const Operand values[2] = {operand(blocks[0]), operand(blocks[1])};
       const Operand weights(smem + Map::rope_offset(place.rope()), 0, kAtomBytes);
       wait_together<Map>(shared_address(&control.weights_full[place.rope()]), place.rope_parity(),
                          kValuesBarrier + half);
       if (control.rescale[place.rope()][0]) scale_few_rows<Map::kRows>(o, control.factor[place.rope()], lane);
       const int steps = !Map::kTokens && tiles == 1 ? value_steps(r.in_last_tile()) : kTileTokens / kStepTokens;
-      multiply_values_weights<M, Map::kRows>(o, first_values, second_values, weights, steps);
-      if (lane == 0) {
-        if (!Map::kCodes) {
-          mbarrier_arrive(shared_address(&control.block_empty[first]));
-          mbarrier_arrive(shared_address(&control.block_empty[second]));
-        }
-        mbarrier_arrive(shared_address(&control.tile_empty[place.rope()]));
-      }
+      multiply_values_weights<M, Map::kRows>(o, values, weights, steps, [&](int i) {
+        if (!Map::kCodes && lane == 0) mbarrier_arrive(shared_address(&control.block_empty[blocks[i]]));
+      });
+      if (lane == 0) mbarrier_arrive(shared_address(&control.tile_empty[place.rope()]));
       place.advance();
     } while (--tiles > 0);
     mbarrier_wait(shared_address(&control.result_full), result_parity);

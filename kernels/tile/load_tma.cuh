@@ -15,6 +15,8 @@
 
 namespace fm {
 
+constexpr int kShortItem = 16;  // tiles of an item of a single CTA
+
 // Whether a warp of the loader has its turn among those of the cluster's CTAs.
 __device__ __forceinline__ bool has_turn(const FmDecodeParams& p, int warp) {
   return ((warp ^ cluster_rank()) & (p.multicast - 1)) == 0;
@@ -97,6 +99,11 @@ __device__ __forceinline__ TileBox locate_box(const FmDecodeParams& p, int tile,
   return {lane < boxes ? page : -1, page_offset(p.kv[0], (box + lane) << shift) / 8};
 }
 
+// Whether a CTA's first tiles are asked for one after another: where clusters share tiles, and of short items, but not where there are two.
+__device__ __forceinline__ bool begins_slowly(const FmDecodeParams& p, int tiles) {
+  return tiles > 2 && (p.splits > 1 || (!p.waits_aside && tiles <= kShortItem));
+}
+
 // Warp w of the loader keeps latent block w of every tile coming, warp 0 also the rope block.
 template <class T, int QkDim, class Map>
 __device__ __forceinline__ void load_tiles_tma(const FmDecodeParams& p, const CUtensorMap* latent_map,
@@ -151,8 +158,8 @@ __device__ __forceinline__ void load_tiles_tma(const FmDecodeParams& p, const CU
       if (tile * (kTileTokens >> opaque(p.box_shift)) % 32 == 0) window = page_window<false>(p, r, tile);
       load_tile(r.kv_head, locate_box(p, tile, window), true, [&] {
         if (holds_tiles<Map>(p, r) && item == first.number && tile == r.tile_begin + 1) named_barrier<kQueryBarrier, 256>();
-        // CTAs that share an item's tiles have few, and all ask for their first ones at once: these come sooner if others are not asked for yet.
-        if (Map::kSplits && p.splits > 1 && begun && tile == r.tile_begin + 1 && r.tile_end - r.tile_begin > 2)
+        // Where items are short all CTAs ask for their first tiles at once: these come sooner if others are not asked for yet.
+        if (Map::kSplits && begun && tile == r.tile_begin + 1 && begins_slowly(p, r.tile_end - r.tile_begin))
           mbarrier_wait(shared_address(&control.block_full[TilePlace<Map>().block(warp())]), 0);
       });
     }

@@ -19,10 +19,23 @@ constexpr int kScoresBarrier = 1;  // named barrier of the scores warpgroup
 constexpr float kReferenceSlack = 8.f;
 constexpr float kLittle = 4.f;  // base 2: a weight of less than a sixteenth of the sum before it
 
+constexpr float kUnset = -__FLT_MAX__;  // reference of a row without a score so far: finite, so that absent keys weigh 0 without being asked after
+
 // What a row's score may reach before its reference becomes that score, `sum` being that of its weights so far. P is rounded, the sum
 // is not: a key that counts for much must have a weight that is not rounded, 1. Others' roundings average.
 __device__ __forceinline__ float reference_limit(float reference, float sum) {
   return reference + fminf(fmaxf(__log2f(sum) - kLittle, 0.f), kReferenceSlack);
+}
+
+// The largest of numbers, found in pairs, in their place: one after another each would wait for the one before.
+template <int Count>
+__device__ __forceinline__ float largest(float (&numbers)[Count]) {
+  static_assert((Count & Count - 1) == 0);
+#pragma unroll
+  for (int d = 1; d < Count; d *= 2)
+#pragma unroll
+    for (int i = 0; i < Count; i += 2 * d) numbers[i] = fmaxf(numbers[i], numbers[i + d]);
+  return numbers[0];
 }
 
 // After a wait for blocks: makes what cp.async has written visible to wgmma. TMA's writes are, and so is what stores of loading warps are

@@ -87,7 +87,7 @@ __device__ __forceinline__ void finish_parts(const FmDecodeParams& p, const RowB
 #pragma unroll
     for (int i = 0; i < kQuarters; ++i) v[j][i] = load_cluster_4(from + i * 512);
   }
-  float top = fmaxf(state.x, -__FLT_MAX__);  // finite: weights of parts without keys are zero
+  float top = fmaxf(state.x, -__FLT_MAX__);  // finite: weights of parts without keys are zero, or all sums
 #pragma unroll
   for (int d = 1; d < Splits; d *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
   const float weight = exp2_approx(state.x - top);

@@ -150,10 +150,14 @@ __device__ __forceinline__ void multiply_rope(float (&s)[Map::kRows / 2], uint64
   }
 }
 
-// Sums that products are added to in turn: with few rows one has to wait for the last. Those of blocks are followed by that of the rope
-// part.
+// Sums that products are added to in turn, as many as measured best (docs/tried-sparse.md, "Sums in turn"). Those of blocks are followed by
+// that of the rope part.
 template <class Map, bool Blocks>
-constexpr int kTurns = Blocks ? 4 : kTileRows / Map::kRows;
+constexpr int kTurns = Blocks                       ? 4
+                       : Map::kRows == kTileRows    ? 1
+                       : Map::kBare                 ? (Map::kRows == 16 ? 4 : 1)
+                       : Map::kHasRope              ? (Map::kRows == 16 ? 2 : 1)
+                                                    : 2;
 template <class Map, bool Blocks>
 using KeySums = float[kTurns<Map, Blocks> + Blocks][Map::kRows / 2];
 
@@ -198,6 +202,7 @@ __device__ __forceinline__ void multiply_group(KeySums<Map, Blocks>& s, KeyFragm
 template <class T, class M, class Map, bool Factors, bool Blocks, class Rest>
 __device__ __forceinline__ void multiply_raw(KeySums<Map, Blocks>& sums, uint32_t smem, const KeyPlace<Map, Blocks>& at, Rest rest) {
   using Layout = FewLayout<Map::kRows>;
+  static_assert(!Factors || kTurns<Map, Blocks> == 1, "one sum is multiplied with factors");
   // Its upper half the compiler must not know: it makes four operations a product of an addition to a constant.
   const uint64_t from = smem_descriptor(smem + Map::kQueryOffset, 0, kAtomBytes);
   const uint64_t q = (uint64_t)uniform(opaque((int)(from >> 32))) << 32 | uniform((uint32_t)from);

@@ -208,8 +208,8 @@ __device__ __forceinline__ void multiply_query_codes(float (&s)[32], const Query
 // Softmax state of the two rows a thread shares with three neighbours.
 template <bool Peaks>
 struct RowState {
-  float reference[2] = {kNegInf, kNegInf};  // base-2 scaled scores
-  float limit[2] = {kNegInf, kNegInf};      // what scores may reach before it moves, or less (reference_limit)
+  float reference[2] = {kUnset, kUnset};  // base-2 scaled scores
+  float limit[2] = {kUnset, kUnset};      // what scores may reach before it moves, or less (reference_limit)
   float sum[2] = {0.f, 0.f};                // this thread's part of the row sum
   float peak[2] = {kNegInf, kNegInf};       // this thread's highest score so far
 
@@ -219,14 +219,14 @@ struct RowState {
     float top[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      top[h] = kNegInf;
+      float pairs[8];
 #pragma unroll
-      for (int g = 0; g < 8; ++g) top[h] = fmaxf(top[h], fmaxf(s[4 * g + 2 * h], s[4 * g + 2 * h + 1]));
-      top[h] *= scale_log2[h];
+      for (int g = 0; g < 8; ++g) pairs[g] = fmaxf(s[4 * g + 2 * h], s[4 * g + 2 * h + 1]);
+      top[h] = largest(pairs) * scale_log2[h];
       if (Peaks) peak[h] = fmaxf(peak[h], top[h]);
     }
     shrink = make_float2(1.f, 1.f);
-    const bool exceeded = top[0] > limit[0] || top[1] > limit[1];
+    const bool exceeded = fmaxf(top[0] - limit[0], top[1] - limit[1]) > 0.f;
     if (!__any_sync(~0u, exceeded)) return false;
     shrink = make_float2(move_row(0, top[0]), move_row(1, top[1]));
     return __any_sync(~0u, shrink.x != 1.f || shrink.y != 1.f);
@@ -237,7 +237,7 @@ struct RowState {
     top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
     limit[h] = reference_limit(reference[h], row_sum(h));
     const float next = top > limit[h] ? top : reference[h];
-    const float shrink = reference[h] == kNegInf ? 1.f : exp2_approx(reference[h] - next);
+    const float shrink = reference[h] == kUnset ? 1.f : exp2_approx(reference[h] - next);
     limit[h] = fmaxf(limit[h], next);
     reference[h] = next;
     sum[h] *= shrink;
@@ -246,7 +246,6 @@ struct RowState {
   // Turns scores into unnormalised weights.
   __device__ __forceinline__ void weigh(float (&s)[32], const float (&scale_log2)[2]) {
     float sums[2][2] = {};
-    const float zero_at[2] = {reference[0] == kNegInf ? 0.f : reference[0], reference[1] == kNegInf ? 0.f : reference[1]};
 #pragma unroll
     for (int g = 0; g < 8; ++g)
 #pragma unroll
@@ -254,7 +253,7 @@ struct RowState {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& x = s[4 * g + 2 * h + e];
-          x = exp2_approx(fmaf(x, scale_log2[h], -zero_at[h]));
+          x = exp2_approx(fmaf(x, scale_log2[h], -reference[h]));
           sums[h][e] += x;
         }
 #pragma unroll

@@ -173,6 +173,20 @@ impl Variant {
         )
     }
 
+    /// Whether what is multiplied with queries is 16-bit numbers as they are, by pages, by lists, or of a stage.
+    const fn multiplies_numbers_of_16_bits(self) -> bool {
+        self.is_staged()
+            || matches!(
+                self,
+                Self::Tma64
+                    | Self::Gather64
+                    | Self::Tma32
+                    | Self::Gather32
+                    | Self::Tma16
+                    | Self::Gather16
+            )
+    }
+
     const fn threads(self) -> i32 {
         match self {
             Self::Tma64
@@ -404,18 +418,12 @@ impl Kernel {
         }
     }
 
-    /// What scores lose on average, as a share of them. Tensor cores cut sums toward zero, and with 64 rows a score of
-    /// 16-bit numbers is one sum of all products. Elsewhere it is several, which lose less.
+    /// What scores lose on average, as a share of them. Tensor cores cut sums toward zero, and a score of 16-bit numbers is
+    /// one sum of all products.
     pub const fn lost_of_scores(self) -> f32 {
         match self {
-            Self::Decode { fp16, variant, .. }
-                if matches!(variant, Variant::Tma64 | Variant::Gather64) || variant.is_staged() =>
-            {
-                if fp16 {
-                    9e-7
-                } else {
-                    5e-7
-                }
+            Self::Decode { fp16, variant, .. } if variant.multiplies_numbers_of_16_bits() => {
+                if fp16 { 9e-7 } else { 5e-7 }
             }
             _ => 0.0,
         }
@@ -574,6 +582,10 @@ mod tests {
                     variant:
                         Variant::Tma64
                         | Variant::Gather64
+                        | Variant::Tma32
+                        | Variant::Gather32
+                        | Variant::Tma16
+                        | Variant::Gather16
                         | Variant::Staged64
                         | Variant::FineStaged64
                         | Variant::Pairs64
