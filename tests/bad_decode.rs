@@ -285,6 +285,8 @@ fn quantised_caches() {
         (Call::of_fp8, |c| c.kv_scale = Some(1e39), "kv_scale", "float32 holds"),
         (Call::of_fp8, |c| c.kv_scale = Some(1e-60), "kv_scale", "float32 holds"),
         (Call::of_fp8, |c| c.q_scale = Some(QScale::One(f64::INFINITY)), "q_scale", "float32 holds"),
+        (Call::of_fp8, |c| (c.kv_scale, c.q_scale) = (Some(1e30), Some(QScale::One(1e30))), "softmax_scale", "times kv_scale and q_scale"),
+        (Call::of_fp8, |c| (c.kv_scale, c.q_scale) = (Some(1e-30), Some(QScale::One(1e-30))), "softmax_scale", "times kv_scale and q_scale"),
         (Call::of_fp8, |c| c.q_scale = Some(QScale::Rows(c.seq_lens.view())), "q_scale", "rank is 1"),
         (Call::of_fp8, |c| c.q_scale = Some(QScale::Rows(Array::zeros(DType::Bf16, &[2, 3, 8]).view())), "q_scale", "float32"),
         (Call::of_fp8, |c| c.out.dtype = DType::F8E4M3, "out", "bfloat16, for float8_e4m3fn queries"),
@@ -381,6 +383,7 @@ fn numbers() {
         (Call::right, |c| c.softmax_scale = Some(f64::INFINITY), "softmax_scale", "float32"),
         (Call::right, |c| c.softmax_scale = Some(1e300), "softmax_scale", "float32"),
         (Call::right, |c| c.softmax_scale = Some(-1.0), "softmax_scale", "positive"),
+        (Call::right, |c| c.softmax_scale = Some(1e-50), "softmax_scale", "float32"),
         (Call::right, |c| c.workspace = None, "workspace", "bytes are needed without a plan"),
         (Call::right, |c| c.workspace.as_mut().unwrap().reshape(&[64]), "workspace", "64 bytes: at least "),
     ];

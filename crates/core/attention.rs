@@ -30,7 +30,7 @@ pub struct AttentionArgs<'a, Indptr> {
     pub seq_lens: View,
     /// Prefill: `[b + 1]` int32. The query tokens of request `r` are `qo_indptr[r] .. qo_indptr[r + 1]` of `q`.
     pub qo_indptr: Indptr,
-    /// Factor of the scores, above 0; `d_qk ** -0.5` when `None`.
+    /// Factor of the scores, above 0, also as float32, by itself and times `kv_scale` and one `q_scale`; `d_qk ** -0.5` when `None`.
     pub softmax_scale: Option<f64>,
     /// Query `i` of the `s_q` of its request sees keys `0 ..= seq_len - s_q + i` only.
     pub causal: bool,

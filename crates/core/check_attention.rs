@@ -76,16 +76,21 @@ pub(crate) fn inputs<I: QoIndptr>(args: &AttentionArgs<'_, I>) -> Result<Attenti
         Some(_) => None,
     };
     let table = page_table(&args.block_table, &args.seq_lens, device, batch)?;
+    let q_scale = q_scale(args, &query)?;
+    let of_codes = match q_scale {
+        QueryScale::One(scale) => f64::from(cache.scale) * f64::from(scale),
+        QueryScale::Rows(_) => cache.scale.into(),
+    };
     Ok(AttentionProblem {
         device: device.0,
         dtype: query.dtype,
         queries: tokens(indptr, &query.leading, &table, device)?,
         heads: query.heads as i32,
         q: query.rows,
-        q_scale: q_scale(args, &query)?,
+        q_scale,
         cache,
         table,
-        scale: scale(args.softmax_scale, query.rows.dim())?,
+        scale: scale(args.softmax_scale, query.rows.dim(), of_codes)?,
         causal: args.causal,
         attn_sink: attn_sink(args.attn_sink.as_ref(), &q_arg, query.heads)?,
         out: Strided::NONE,
@@ -181,17 +186,21 @@ fn q_scale<I>(args: &AttentionArgs<'_, I>, query: &Query) -> Result<QueryScale> 
     Ok(QueryScale::Rows(of_rows(&scale, &query.leading)))
 }
 
-/// The factor of the scores.
-pub(crate) fn scale(given: Option<f64>, d_qk: i64) -> Result<f64> {
+/// The factor of the scores. `of_codes`: that of the codes of queries and cache, which it is multiplied with.
+pub(crate) fn scale(given: Option<f64>, d_qk: i64, of_codes: f64) -> Result<f64> {
     let scale = given.unwrap_or_else(|| (d_qk as f64).powf(-0.5));
-    if scale > 0.0 && ((scale * std::f64::consts::LOG2_E) as f32).is_finite() {
+    let holds = |factor: f64| {
+        let rounded = (factor * std::f64::consts::LOG2_E) as f32;
+        rounded > 0.0 && rounded.is_finite()
+    };
+    let rule = if !holds(scale) {
+        "a positive number that float32 holds"
+    } else if !holds(scale * of_codes) {
+        "a positive number that float32 holds, times kv_scale and q_scale, too"
+    } else {
         return Ok(scale);
-    }
-    Err(Error::invalid(
-        "softmax_scale",
-        scale,
-        "a positive number that float32 holds",
-    ))
+    };
+    Err(Error::invalid("softmax_scale", scale, rule))
 }
 
 /// The address of `[heads]` float32, or 0.

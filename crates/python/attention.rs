@@ -31,7 +31,8 @@ type Outputs<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>);
 ///         A page outside `[0, n)` is absent: its tokens are masked.
 ///     seq_lens: `[b]` int32, tokens in the cache per request, the `s_q` new ones included; clamped to
 ///         `[0, max_pages * P]`.
-///     softmax_scale: factor of the scores, above 0; `d_qk ** -0.5` when None.
+///     softmax_scale: factor of the scores, above 0, also as float32, by itself and times `kv_scale` and a
+///         `q_scale` that is a number; `d_qk ** -0.5` when None.
 ///     causal: query `i` sees keys `0 .. seq_len - s_q + i`, both included.
 ///     kv_format: `"bf16"`, `"fp16"`, `"fp8"` or `"fp8_v32"`; None for what the cache's dtype says (`"fp8"` for
 ///         float8_e4m3fn).
