@@ -2,7 +2,7 @@
 
 use crate::attention::{AttentionArgs, QScale, QoIndptr};
 use crate::check::{Access, Arg, Last, device_dtype};
-use crate::check_paged::{CacheArg, in_reach, positive};
+use crate::check_paged::{CacheArg, in_reach, positive, positive_f32};
 use crate::check_parts::{KV_CACHE, Q, lead, page_table, qo_indptr, rows};
 use crate::dtype::{DType, KvFormat};
 use crate::error::{Error, Result};
@@ -77,10 +77,7 @@ pub(crate) fn inputs<I: QoIndptr>(args: &AttentionArgs<'_, I>) -> Result<Attenti
     };
     let table = page_table(&args.block_table, &args.seq_lens, device, batch)?;
     let q_scale = q_scale(args, &query)?;
-    let of_codes = match q_scale {
-        QueryScale::One(scale) => f64::from(cache.scale) * f64::from(scale),
-        QueryScale::Rows(_) => cache.scale.into(),
-    };
+    let of_codes = f64::from(cache.scale) * f64::from(q_scale.of_all());
     Ok(AttentionProblem {
         device: device.0,
         dtype: query.dtype,
@@ -189,10 +186,7 @@ fn q_scale<I>(args: &AttentionArgs<'_, I>, query: &Query) -> Result<QueryScale> 
 /// The factor of the scores. `of_codes`: that of the codes of queries and cache, which it is multiplied with.
 pub(crate) fn scale(given: Option<f64>, d_qk: i64, of_codes: f64) -> Result<f64> {
     let scale = given.unwrap_or_else(|| (d_qk as f64).powf(-0.5));
-    let holds = |factor: f64| {
-        let rounded = (factor * std::f64::consts::LOG2_E) as f32;
-        rounded > 0.0 && rounded.is_finite()
-    };
+    let holds = |factor: f64| positive_f32(factor * std::f64::consts::LOG2_E).is_some();
     let rule = if !holds(scale) {
         "a positive number that float32 holds"
     } else if !holds(scale * of_codes) {

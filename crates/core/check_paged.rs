@@ -234,13 +234,11 @@ fn kv_scale(given: Option<f64>, format: KvFormat) -> Result<f32> {
 
 /// A factor that float32 holds, above 0.
 pub(crate) fn positive(name: &'static str, scale: f64) -> Result<f32> {
-    let rounded = scale as f32;
-    if rounded > 0.0 && rounded.is_finite() {
-        return Ok(rounded);
-    }
-    Err(Error::invalid(
-        name,
-        scale,
-        "a positive number that float32 holds",
-    ))
+    let rule = "a positive number that float32 holds";
+    positive_f32(scale).ok_or_else(|| Error::invalid(name, scale, rule))
+}
+
+/// The factor as float32, if that holds it, above 0.
+pub(crate) fn positive_f32(factor: f64) -> Option<f32> {
+    Some(factor as f32).filter(|rounded| *rounded > 0.0 && rounded.is_finite())
 }

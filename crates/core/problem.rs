@@ -164,6 +164,16 @@ pub(crate) enum QueryScale {
     Rows(Strided<3>),
 }
 
+impl QueryScale {
+    /// What all of them are multiplied by.
+    pub fn of_all(&self) -> f32 {
+        match self {
+            Self::One(scale) => *scale,
+            Self::Rows(_) => 1.0,
+        }
+    }
+}
+
 /// `decode` and `prefill`: they differ in [`QueryTokens`] only. Without an axis of requests (ragged) their
 /// stride is 0, and tokens count from the beginning of the axis of all.
 #[derive(Debug, Clone, Copy)]

@@ -12,8 +12,9 @@ use crate::problem::{AttentionProblem, QueryScale, SparseProblem, Strided, TwoPa
 use crate::view::Stream;
 
 use super::engine::{Engine, Launch};
-use super::kernel::{Ctas, Kernel, Loader, Variant, is_fp16};
+use super::kernel::{Kernel, is_fp16};
 use super::ops::{lower, pointer};
+use super::variant::{Ctas, Loader, Variant};
 use super::{kv_cache, tensor_map};
 
 /// A kernel's launch, ready but for the device.
@@ -148,11 +149,11 @@ fn kernel(dtype: DType, q: &TwoParts<3>, loader: Loader, plan: &Plan) -> Result<
 
 fn page_params(problem: &AttentionProblem, plan: &Plan) -> FmDecodeParams {
     let (cache, table) = (&problem.cache, &problem.table);
-    let (q_scale, q_scale_rows) = match problem.q_scale {
-        QueryScale::One(scale) => (scale, Strided::NONE),
-        QueryScale::Rows(rows) => (1.0, rows),
+    let q_scale_rows = match problem.q_scale {
+        QueryScale::One(_) => Strided::NONE,
+        QueryScale::Rows(rows) => rows,
     };
-    let scale = problem.scale * f64::from(cache.scale) * f64::from(q_scale);
+    let scale = problem.scale * f64::from(cache.scale) * f64::from(problem.q_scale.of_all());
     FmDecodeParams {
         kv: [kv_cache::of_pages(cache), FmKvCache::default()],
         block_table: table.block_table.ptr as *const i32,

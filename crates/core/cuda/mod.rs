@@ -15,6 +15,7 @@ mod kernel;
 mod kv_cache;
 mod ops;
 mod tensor_map;
+mod variant;
 
 use std::ffi::c_void;
 
