@@ -99,8 +99,10 @@ __device__ __forceinline__ TileBox locate_box(const FmDecodeParams& p, int tile,
   return {lane < boxes ? page : -1, page_offset(p.kv[0], (box + lane) << shift) / 8};
 }
 
-// Whether a CTA's first tiles are asked for one after another: where clusters share tiles, and of short items, but not where there are two.
-__device__ __forceinline__ bool begins_slowly(const FmDecodeParams& p, int tiles) {
+// Whether the first item's second tile is loaded when its first one is there: where clusters share tiles, and of short items, but not where
+// there are two. All CTAs ask for their first tiles at once then, and these come sooner if others are not asked for yet.
+__device__ __forceinline__ bool begins_slowly(const FmDecodeParams& p, const RowBlock& first) {
+  const int tiles = first.tile_end - first.tile_begin;
   return tiles > 2 && (p.splits > 1 || (!p.waits_aside && tiles <= kShortItem));
 }
 
@@ -158,8 +160,7 @@ __device__ __forceinline__ void load_tiles_tma(const FmDecodeParams& p, const CU
       if (tile * (kTileTokens >> opaque(p.box_shift)) % 32 == 0) window = page_window<false>(p, r, tile);
       load_tile(r.kv_head, locate_box(p, tile, window), true, [&] {
         if (holds_tiles<Map>(p, r) && item == first.number && tile == r.tile_begin + 1) named_barrier<kQueryBarrier, 256>();
-        // Where items are short all CTAs ask for their first tiles at once: these come sooner if others are not asked for yet.
-        if (Map::kSplits && begun && tile == r.tile_begin + 1 && begins_slowly(p, r.tile_end - r.tile_begin))
+        if (begun && tile == r.tile_begin + 1 && begins_slowly(p, r))
           mbarrier_wait(shared_address(&control.block_full[TilePlace<Map>().block(warp())]), 0);
       });
     }
