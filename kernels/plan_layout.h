@@ -65,6 +65,7 @@ typedef struct FmPlanShape {
   int32_t topk;         /* sparse only, else 0: entries of a token's list */
   int32_t extra_topk;   /* sparse only, else 0: entries of a token's list of the extra cache */
   int32_t own_parts_gain; /* FM_SPLIT_AUTO: how much less than split_cost being cut costs if each part has a worker of its own */
+  int32_t part_cost;    /* FM_SPLIT_AUTO: what adding up each of a unit's equal parts costs, in 256ths of a tile */
 } FmPlanShape;
 
 typedef struct FmPlanHeader {

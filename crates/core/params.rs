@@ -48,24 +48,24 @@ pub struct FmPlanParams {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FmPlanParams"][::core::mem::size_of::<FmPlanParams>() - 232usize];
+    ["Size of FmPlanParams"][::core::mem::size_of::<FmPlanParams>() - 240usize];
     ["Alignment of FmPlanParams"][::core::mem::align_of::<FmPlanParams>() - 8usize];
     ["Offset of field: FmPlanParams::shape"][::core::mem::offset_of!(FmPlanParams, shape) - 0usize];
     ["Offset of field: FmPlanParams::layout"]
-        [::core::mem::offset_of!(FmPlanParams, layout) - 80usize];
+        [::core::mem::offset_of!(FmPlanParams, layout) - 88usize];
     ["Offset of field: FmPlanParams::seq_lens"]
-        [::core::mem::offset_of!(FmPlanParams, seq_lens) - 160usize];
+        [::core::mem::offset_of!(FmPlanParams, seq_lens) - 168usize];
     ["Offset of field: FmPlanParams::seq_lens_stride"]
-        [::core::mem::offset_of!(FmPlanParams, seq_lens_stride) - 168usize];
+        [::core::mem::offset_of!(FmPlanParams, seq_lens_stride) - 176usize];
     ["Offset of field: FmPlanParams::extra_lens"]
-        [::core::mem::offset_of!(FmPlanParams, extra_lens) - 184usize];
+        [::core::mem::offset_of!(FmPlanParams, extra_lens) - 192usize];
     ["Offset of field: FmPlanParams::extra_lens_stride"]
-        [::core::mem::offset_of!(FmPlanParams, extra_lens_stride) - 192usize];
+        [::core::mem::offset_of!(FmPlanParams, extra_lens_stride) - 200usize];
     ["Offset of field: FmPlanParams::qo_indptr"]
-        [::core::mem::offset_of!(FmPlanParams, qo_indptr) - 208usize];
+        [::core::mem::offset_of!(FmPlanParams, qo_indptr) - 216usize];
     ["Offset of field: FmPlanParams::qo_indptr_stride"]
-        [::core::mem::offset_of!(FmPlanParams, qo_indptr_stride) - 216usize];
-    ["Offset of field: FmPlanParams::plan"][::core::mem::offset_of!(FmPlanParams, plan) - 224usize];
+        [::core::mem::offset_of!(FmPlanParams, qo_indptr_stride) - 224usize];
+    ["Offset of field: FmPlanParams::plan"][::core::mem::offset_of!(FmPlanParams, plan) - 232usize];
 };
 impl Default for FmPlanParams {
     fn default() -> Self {

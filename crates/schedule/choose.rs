@@ -1,7 +1,7 @@
 //! How a problem is laid out on a machine: rows per unit, workers, and the costs the planner weighs.
 
 use crate::algorithm::end_of_keys;
-use crate::equal_parts::{equal_parts_of, shortest_part};
+use crate::equal_parts::equal_parts_of;
 use crate::layout::{DivCeil, most_units};
 use crate::plan_layout::{
     FM_MAX_PARTS, FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_SPLIT_REST, FM_TILE_ROWS,
@@ -29,6 +29,9 @@ struct Costs {
     own_parts_gain: i32,
     /// The shortest part of a split unit.
     min_part: i32,
+    /// What adding up each of its equal parts costs, in 256ths of a tile: that of one CTA, as those of a team have what they add
+    /// up on its way at the same time.
+    part: i32,
     /// How much faster than its share of the GPU a worker can go, in 256ths.
     whole_speed: i32,
 }
@@ -39,6 +42,7 @@ const COSTS: Costs = Costs {
     split: 10,
     own_parts_gain: 4,
     min_part: 2,
+    part: 11,
     whole_speed: 256,
 };
 /// The same where CTAs share no tile and load [`Keys::Pages`]: memory gives 92 of 132 as much as they can take.
@@ -51,6 +55,7 @@ const COSTS_OF_FEW_ROWS: Costs = Costs {
     split: 8,
     own_parts_gain: 5,
     min_part: 1,
+    part: 5,
     whole_speed: 384,
 };
 
@@ -200,6 +205,8 @@ pub struct Choice {
     pub own_parts_gain: i32,
     /// The shortest part of a split unit, in tiles.
     pub min_part: i32,
+    /// What adding up each of a unit's equal parts costs, in 256ths of a tile.
+    pub part_cost: i32,
     /// How much faster than its share of the machine a worker can go, in 256ths, at least 256.
     pub whole_speed: i32,
 }
@@ -213,6 +220,7 @@ impl Choice {
             split,
             own_parts_gain,
             min_part,
+            part,
             whole_speed,
         }: Costs,
     ) -> Self {
@@ -226,6 +234,7 @@ impl Choice {
             split_cost: split * splits,
             own_parts_gain: if splits == 1 { own_parts_gain } else { 0 },
             min_part: min_part * splits,
+            part_cost: part * team * splits,
             whole_speed,
         }
     }
@@ -326,6 +335,7 @@ impl Problem {
             split_cost: choice.split_cost,
             own_parts_gain: choice.own_parts_gain,
             min_part: choice.min_part,
+            part_cost: choice.part_cost,
             whole_speed: choice.whole_speed,
             ..FmPlanShape::default()
         };
@@ -455,13 +465,17 @@ impl Problem {
             return choice;
         }
         let unit_cost = tiles + i64::from(choice.fixed_cost);
-        let useful = workers_of_share(units, unit_cost, shortest_part(tiles, choice.min_part));
         let all = i128::from(choice.workers);
-        // Of equal parts of the longest units, if that is hardly fewer.
+        let share = (units * i128::from(tiles) + all - 1) / all;
+        let shortest = share.max(choice.min_part.into());
+        let useful = (units * i128::from(unit_cost) + shortest - 1) / shortest;
+        // As many as there are equal parts of the longest units, if that is hardly fewer than all, or there is one unit.
         let alike = units <= FEW_UNITS.into() || !self.lengths_may_differ();
-        let equal = equal_parts_of(&self.shape_of(&choice), units, tiles)
-            .filter(|&parts| alike && 8 * parts >= 7 * all);
-        let workers = equal.unwrap_or(useful).clamp(1, all) as i32;
+        let workers = match equal_parts_of(&self.shape_of(&choice), units, tiles) {
+            Some(parts) if units == 1 || (alike && 8 * parts >= 7 * all) => parts,
+            parts => useful.max(parts.unwrap_or(0)),
+        };
+        let workers = workers.clamp(1, all) as i32;
         let speed = i64::from(choice.whole_speed) * i64::from(workers) / i64::from(sm_count);
         Choice {
             workers,
@@ -518,10 +532,4 @@ impl Problem {
                 )
             })
     }
-}
-
-/// Workers with whom an even share of units that cost so much each is no longer than `share`.
-fn workers_of_share(units: i128, unit_cost: i64, share: i64) -> i128 {
-    let share = i128::from(share);
-    (units * i128::from(unit_cost) + share - 1) / share
 }

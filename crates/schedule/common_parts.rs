@@ -4,11 +4,12 @@
 //! device, and `common_parts.cuh` finds the length.
 
 use crate::algorithm::{Line, Parts, Tally, are_few, even_share, fair_uneven_stretch};
-use crate::equal_parts::MOST_EQUAL_PARTS;
 use crate::layout::DivCeil;
 use crate::plan_layout::FmPlanShape;
 use crate::turns::Turns;
 
+/// Parts of a unit above which each costs more than it saves, unless it is long.
+const MOST_SHORT_PARTS: i32 = 32;
 /// More than any GPU has. The device counts so many parts in a few bits.
 const MOST_WORKERS: i32 = 1024;
 
@@ -55,7 +56,7 @@ pub(crate) fn parts_up_to(shape: &FmPlanShape, longest: i64, tiles: i32) -> Part
 /// than it saves.
 fn parts_counted(shape: &FmPlanShape, longest: i64, tiles: i64) -> i64 {
     let parts = tiles.div_ceil_positive(longest);
-    let many = parts > MOST_EQUAL_PARTS.into() && longest < 2 * i64::from(shape.min_part);
+    let many = parts > MOST_SHORT_PARTS.into() && longest < 2 * i64::from(shape.min_part);
     parts + i64::from(many) * i64::from(MOST_WORKERS)
 }
 

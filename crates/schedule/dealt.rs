@@ -2,8 +2,8 @@
 //! the longest of those left, and so on; of each round the longest part goes to whoever has least so far. With two rounds
 //! the longest comes with the shortest. `kernels/plan/dealt.h` and `deal.cuh` are the same for the device.
 //!
-//! Parts whose number is fixed (`num_splits`, `batch_invariant`) are, unless they are about equally long: then they share
-//! out as well on a line, on which those of a unit lie together, so that they are not ready, and added up, all at once.
+//! Parts whose number is fixed (`num_splits`, `batch_invariant`) are, unless they are more than workers and about equally long: then
+//! they share out as well on a line, on which those of a unit lie together, so that they are not ready, and added up, all at once.
 //! Whole units are, where they would be cut on the line and dealt out no worker has much more than an even share.
 
 use std::cmp::Reverse;
@@ -116,11 +116,11 @@ pub(crate) fn deal_parts(shape: &FmPlanShape, line: &Line) -> Option<Deal> {
     dealt.then(|| Deal::new(shape, line, items))
 }
 
-/// Whether parts, the longest of `longest` tiles, share out on a line: as many to each worker make an eighth more than
-/// an even share at most.
+/// Whether parts, the longest of `longest` tiles, share out on a line: more parts than workers, of which as many to each make an
+/// eighth more than an even share at most.
 fn shares_out_on_a_line(longest: i32, items: i32, workers: i32, share: i64) -> bool {
     let most = i64::from(items).div_ceil_positive(workers);
-    most * i64::from(longest) * 8 <= share * 9
+    items > workers && most * i64::from(longest) * 8 <= share * 9
 }
 
 /// `FM_SPLIT_AUTO`: few units that are to be cut, and yet more than workers, are dealt whole if what each worker gets is as

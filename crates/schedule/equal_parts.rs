@@ -11,22 +11,15 @@ use crate::layout::DivCeil;
 use crate::plan_layout::FmPlanShape;
 use crate::turns::Turns;
 
-/// Parts of a unit above which each costs more than it saves, unless it is long.
-pub(crate) const MOST_EQUAL_PARTS: i32 = 32;
-/// What a number of parts that is no power of two costs to add up, each part above those, and four of any: in 256ths of what
-/// being split costs.
-const COST_OF_UNEVEN: i32 = 64;
+/// What a number of parts that is no power of two costs to add up, in 256ths of a tile, and so many more parts ...
+const COST_OF_UNEVEN: i64 = 144;
+const PARTS_OF_UNEVEN: i64 = 16;
+/// ... up to as many as this. Of more each CTA adds up so little that its warps go through it once.
+const MOST_UNEVEN: i32 = 64;
 /// Numbers of parts that are looked at: powers of two from the largest down, besides as many as there are workers for.
 const POWERS: i32 = 4;
 /// Costs above it count as this much: so no product passes 63 bits.
 const MOST_COST: i32 = 1 << 15;
-
-/// The shortest equal part of a unit, in tiles, however many workers there are.
-pub(crate) fn shortest_part(tiles: i64, min_part: i32) -> i64 {
-    let low = i64::from(min_part);
-    let few = tiles.div_ceil_positive(MOST_EQUAL_PARTS).min(2 * low);
-    few.max(low)
-}
 
 #[derive(Clone, Copy)]
 pub(crate) struct EqualParts {
@@ -82,25 +75,21 @@ pub(crate) fn equal_parts(shape: &FmPlanShape, line: &Line, filled: i32) -> Opti
 }
 
 /// Tiles of a part and parts of a unit that take least time: the longer of what a part takes a worker and of what all units take
-/// the machine, and adding up the parts, which takes longer where they are many or no power of two.
+/// the machine, and adding up the parts, which takes longer the more they are, and where they are no power of two.
 fn best_parts(shape: &FmPlanShape, tiles: i64, filled: i32) -> (i64, i32) {
-    let shortest = shortest_part(tiles, shape.min_part);
-    let most = (tiles / shortest).clamp(1, i64::from(shape.workers / filled)) as i32;
-    let speed = i64::from(shape.whole_speed.min(MOST_COST));
-    let (split, low) = (
-        i64::from(shape.split_cost.min(MOST_COST)),
-        i64::from(shape.min_part),
-    );
-    let even = tiles * i64::from(filled) * 16 / i64::from(shape.workers) * speed / 16;
+    let low = i64::from(shape.min_part);
+    let most = (tiles / low).clamp(1, i64::from(shape.workers / filled)) as i32;
+    let cost = |of: i32| i64::from(of.min(MOST_COST));
+    let even =
+        tiles * i64::from(filled) * 16 / i64::from(shape.workers) * cost(shape.whole_speed) / 16;
     let of = |parts: i32| {
-        let step = tiles.div_ceil_positive(parts).max(shortest);
+        let step = tiles.div_ceil_positive(parts).max(low);
         let count = ((tiles - low) / step) as i32 + 1; // the last part is no shorter than min_part
-        let uneven = match count.count_ones() {
-            1 => 0,
-            _ => COST_OF_UNEVEN,
+        let (parts, uneven) = match count.count_ones() {
+            2.. if count <= MOST_UNEVEN => (i64::from(count) + PARTS_OF_UNEVEN, COST_OF_UNEVEN),
+            _ => (count.into(), 0),
         };
-        let more = (count - MOST_EQUAL_PARTS).max(0);
-        let adding = i64::from(count / 4 + more + uneven) * split * speed / 256;
+        let adding = parts * cost(shape.part_cost) + uneven;
         ((step * 256).max(even) + adding, step, count)
     };
     let power = 1 << (31 - most.leading_zeros());

@@ -292,6 +292,7 @@ fn check(shape: &FmPlanShape) -> Result<(), PlanError> {
         "from 0 to split_cost",
     )?;
     at_least("min_part", shape.min_part, 1, "1 or more")?;
+    at_least("part_cost", shape.part_cost, 0, "0 or more")?;
     one_of(
         "whole_speed",
         shape.whole_speed,

@@ -56,10 +56,12 @@ pub struct FmPlanShape {
     pub extra_topk: i32,
     #[doc = " FM_SPLIT_AUTO: how much less than split_cost being cut costs if each part has a worker of its own"]
     pub own_parts_gain: i32,
+    #[doc = " FM_SPLIT_AUTO: what adding up each of a unit's equal parts costs, in 256ths of a tile"]
+    pub part_cost: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FmPlanShape"][::core::mem::size_of::<FmPlanShape>() - 80usize];
+    ["Size of FmPlanShape"][::core::mem::size_of::<FmPlanShape>() - 84usize];
     ["Alignment of FmPlanShape"][::core::mem::align_of::<FmPlanShape>() - 4usize];
     ["Offset of field: FmPlanShape::batch"][::core::mem::offset_of!(FmPlanShape, batch) - 0usize];
     ["Offset of field: FmPlanShape::q_len"][::core::mem::offset_of!(FmPlanShape, q_len) - 4usize];
@@ -97,6 +99,8 @@ const _: () = {
         [::core::mem::offset_of!(FmPlanShape, extra_topk) - 72usize];
     ["Offset of field: FmPlanShape::own_parts_gain"]
         [::core::mem::offset_of!(FmPlanShape, own_parts_gain) - 76usize];
+    ["Offset of field: FmPlanShape::part_cost"]
+        [::core::mem::offset_of!(FmPlanShape, part_cost) - 80usize];
 };
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone, PartialEq, Eq, bytemuck :: Pod, bytemuck :: Zeroable)]

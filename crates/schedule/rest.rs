@@ -3,7 +3,6 @@
 //! `kernels/plan/rest.h` is the same for the device.
 
 use crate::algorithm::Parts;
-use crate::equal_parts::shortest_part;
 use crate::layout::DivCeil;
 use crate::plan_layout::{FM_TILE_TOKENS, FmPlanShape};
 
@@ -32,8 +31,7 @@ impl Rest {
         if each == 0 || each > MOST_WHOLE_BEFORE_REST || left == 0 || tiles == 0 {
             return None;
         }
-        let shortest = shortest_part(tiles.into(), shape.min_part);
-        let most = i64::from(shape.workers / left).min(i64::from(tiles) / shortest) as i32;
+        let most = (shape.workers / left).min(tiles / shape.min_part);
         if most < 2 {
             return None;
         }

@@ -10,7 +10,9 @@
 namespace ferromla {
 namespace plan {
 
-/* More than any GPU has. Sums of parts of so many fit 16 bits, with as many more for each unit that has more than kMostEqualParts. */
+/* Parts of a unit above which each costs more than it saves, unless it is long. */
+constexpr int32_t kMostShortParts = 32;
+/* More than any GPU has. Sums of parts of so many fit 16 bits, with as many more for each unit that has more than kMostShortParts. */
 constexpr int32_t kMostCommonWorkers = 1024;
 
 /* Whether units of which `filled` have tiles may be cut this way, as far as their numbers go: most of them can have more than a part. */
@@ -42,7 +44,7 @@ FM_BOTH CommonSearch<P> common_search(const FmPlanShape& shape, const Line<P>& l
    saves. */
 template <class P>
 FM_BOTH P parts_counted(const FmPlanShape& shape, P longest, P parts) {
-  const bool many = parts > kMostEqualParts && longest < int64_t{2} * shape.min_part;
+  const bool many = parts > kMostShortParts && longest < int64_t{2} * shape.min_part;
   return parts + (many ? kMostCommonWorkers : 0);
 }
 

@@ -2,8 +2,8 @@
 // longest of those left, and so on; of each round the longest part goes to whoever has least so far (deal.cuh). With two rounds
 // the longest comes with the shortest. `crates/schedule/dealt.rs` is the same in Rust.
 //
-// Parts whose number is fixed (num_splits, batch_invariant) are, unless they are about equally long: then they share out as
-// well on a line, on which those of a unit lie together, so that they are not ready, and added up, all at once. Whole units
+// Parts whose number is fixed (num_splits, batch_invariant) are, unless they are more than workers and about equally long: then they
+// share out as well on a line, on which those of a unit lie together, so that they are not ready, and added up, all at once. Whole units
 // are, where they would be cut on the line and dealt out no worker has much more than an even share.
 #pragma once
 #include "../plan_algorithm.h"
@@ -22,7 +22,7 @@ constexpr int32_t kMostDealtWorkers = 256;
    share at most. */
 FM_BOTH bool shares_out_on_a_line(int32_t longest, int32_t items, int32_t workers, int64_t share) {
   const int64_t most = (static_cast<int64_t>(items) + workers - 1) / workers;
-  return most * longest * 8 <= share * 9;
+  return items > workers && most * longest * 8 <= share * 9;
 }
 
 /* So many parts, one item each, for so many workers. */

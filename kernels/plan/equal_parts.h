@@ -9,11 +9,11 @@
 namespace ferromla {
 namespace plan {
 
-/* Parts of a unit above which each costs more than it saves, unless it is long. */
-constexpr int32_t kMostEqualParts = 32;
-/* What a number of parts that is no power of two costs to add up, each part above those, and four of any: in 256ths of what being
-   split costs. */
-constexpr int32_t kCostOfUneven = 64;
+/* What a number of parts that is no power of two costs to add up, in 256ths of a tile, and so many more parts ... */
+constexpr int32_t kCostOfUneven = 144;
+constexpr int32_t kPartsOfUneven = 16;
+/* ... up to as many as this. Of more each CTA adds up so little that its warps go through it once. */
+constexpr int32_t kMostUneven = 64;
 /* Numbers of parts that are looked at: powers of two from the largest down, besides as many as there are workers for. */
 constexpr int32_t kPowers = 4;
 /* Costs above it count as this much: so no product passes 63 bits. */
@@ -27,36 +27,28 @@ struct EqualParts {
   Turns turns;    /* who has which part */
 };
 
-/* The shortest equal part of a unit, in tiles, however many workers there are. */
-FM_BOTH int32_t shortest_part(const FmPlanShape& shape, int32_t tiles) {
-  const int32_t few = (tiles + kMostEqualParts - 1) / kMostEqualParts;
-  return static_cast<int32_t>(larger(smaller(few, int64_t{2} * shape.min_part), shape.min_part));
-}
-
 /* Parts of a unit, and what they cost: the longer of what a part takes a worker and of what all units take the machine, and
-   adding up the parts, which takes longer where they are many or no power of two. In 256ths of tiles. */
+   adding up the parts, which takes longer the more they are, and where they are no power of two. In 256ths of tiles. */
 struct PartsAtCost {
   int64_t cost;
   int32_t step;
   int32_t count;
 };
 
-FM_BOTH PartsAtCost parts_at_cost(const FmPlanShape& shape, int32_t tiles, int32_t step, int32_t shortest, int64_t even) {
-  step = step < shortest ? shortest : step;
+FM_BOTH PartsAtCost parts_at_cost(const FmPlanShape& shape, int32_t tiles, int32_t step, int64_t even) {
+  step = step < shape.min_part ? shape.min_part : step;
   /* The last part is no shorter than min_part. */
   const int32_t count = (tiles - shape.min_part) / step + 1;
-  const int32_t uneven = (count & (count - 1)) == 0 ? 0 : kCostOfUneven;
-  const int32_t more = count > kMostEqualParts ? count - kMostEqualParts : 0;
-  const int64_t adding = static_cast<int64_t>(count / 4 + more + uneven) * smaller(shape.split_cost, kMostCost) *
-                         smaller(shape.whole_speed, kMostCost) / 256;
+  const bool uneven = (count & (count - 1)) != 0 && count <= kMostUneven;
+  const int64_t adding = (int64_t{count} + (uneven ? kPartsOfUneven : 0)) * smaller(shape.part_cost, kMostCost) + (uneven ? kCostOfUneven : 0);
   return {larger(int64_t{step} * 256, even) + adding, step, count};
 }
 
 /* The parts of a unit that cost least. */
 template <class P>
 FM_BOTH PartsAtCost best_parts(const FmPlanShape& shape, P tiles, int32_t filled) {
-  const int32_t unit_tiles = static_cast<int32_t>(tiles), shortest = shortest_part(shape, unit_tiles);
-  const int32_t most = static_cast<int32_t>(clamp(unit_tiles / shortest, 1, shape.workers / filled));
+  const int32_t unit_tiles = static_cast<int32_t>(tiles);
+  const int32_t most = static_cast<int32_t>(clamp(unit_tiles / shape.min_part, 1, shape.workers / filled));
   const int64_t even = int64_t{tiles * filled * 16 / shape.workers} * smaller(shape.whole_speed, kMostCost) / 16;
   int32_t bits = 0;
   while (bits < 30 && 2 << bits <= most) ++bits;
@@ -65,7 +57,7 @@ FM_BOTH PartsAtCost best_parts(const FmPlanShape& shape, P tiles, int32_t filled
 #pragma unroll 1
   for (int32_t k = -1; k < kPowers && bits - k >= 1; ++k) {
     const int32_t step = k < 0 ? (unit_tiles - 1) / most + 1 : ((unit_tiles - 1) >> (bits - k)) + 1;
-    const PartsAtCost other = parts_at_cost(shape, unit_tiles, step, shortest, even);
+    const PartsAtCost other = parts_at_cost(shape, unit_tiles, step, even);
     if (other.cost < best.cost) best = other;
   }
   return best;

@@ -35,8 +35,7 @@ FM_BOTH Rest rest_of(const FmPlanShape& shape, int32_t units, int32_t tiles) {
   const int32_t each = units / shape.workers, left = units % shape.workers;
   const Rest none{each, 0, 0, 0, tiles};
   if (each == 0 || each > kMostWholeBeforeRest || left == 0 || tiles == 0) return none;
-  const int32_t shortest = shortest_part(shape, tiles);
-  const int32_t most = static_cast<int32_t>(smaller(shape.workers / left, tiles / shortest));
+  const int32_t most = static_cast<int32_t>(smaller(shape.workers / left, tiles / shape.min_part));
   if (most < 2) return none;
   const int32_t step = (tiles + most - 1) / most;
   const bool pays = int64_t{step} + shape.split_cost < tiles;

@@ -99,11 +99,11 @@ __device__ __forceinline__ TileBox locate_box(const FmDecodeParams& p, int tile,
   return {lane < boxes ? page : -1, page_offset(p.kv[0], (box + lane) << shift) / 8};
 }
 
-// Whether the first item's second tile is loaded when its first one is there: where clusters share tiles, and of short items, but not where
-// there are two. All CTAs ask for their first tiles at once then, and these come sooner if others are not asked for yet.
+// Whether the first item's second tile is loaded when its first one is there: where clusters share tiles, and of short items. All CTAs ask
+// for their first tiles at once then, and these come sooner if others are not asked for yet.
 __device__ __forceinline__ bool begins_slowly(const FmDecodeParams& p, const RowBlock& first) {
   const int tiles = first.tile_end - first.tile_begin;
-  return tiles > 2 && (p.splits > 1 || (!p.waits_aside && tiles <= kShortItem));
+  return tiles > 1 && (p.splits > 1 || (!p.waits_aside && tiles <= kShortItem));
 }
 
 // Warp w of the loader keeps latent block w of every tile coming, warp 0 also the rope block.

@@ -207,11 +207,11 @@ fn named_workloads_keep_their_layout() {
 #[rustfmt::skip]
 const LITTLE_WORK: &[(&str, Batch, i32, Layout)] = &[
     ("one request of 16 tiles, few heads", (1, 16, each(1)), 1024, (16, 1, 16, 1, 1)),
-    ("a token more", (1, 16, each(1)), 1025, (16, 1, 1, 20, 1)),
+    ("a token more", (1, 16, each(1)), 1025, (16, 1, 1, 17, 1)),
     ("of 8 tiles", (1, 16, each(1)), 512, (16, 1, 8, 1, 1)),
     ("of 4 tiles", (1, 16, each(1)), 256, (16, 1, 4, 1, 1)),
     ("of two tiles", (1, 16, each(1)), 128, (16, 1, 2, 1, 1)),
-    ("of one tile", (1, 16, each(1)), 64, (16, 1, 1, 4, 1)),
+    ("of one tile", (1, 16, each(1)), 64, (16, 1, 1, 1, 1)),
     ("as many as there are clusters of 16", (7, 16, each(1)), 1024, (16, 1, 16, 7, 7)),
     ("9 of 4 tiles, few heads", (9, 16, each(1)), 256, (16, 1, 4, 9, 9)),
     ("one short request, all heads", (1, 128, each(1)), 1024, (16, 1, 8, 8, 8)),

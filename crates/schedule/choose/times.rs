@@ -92,6 +92,7 @@ pub(super) const MOST_TOKENS: i32 = 8192;
 const COSTS_OF_KEYS: Costs = Costs {
     split: 12,
     own_parts_gain: 7,
+    part: 11,
     whole_speed: 308,
     ..COSTS_OF_FEW_ROWS
 };

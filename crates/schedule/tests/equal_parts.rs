@@ -111,7 +111,8 @@ fn a_power_of_two_is_taken_where_it_is_hardly_fewer_parts() {
         ((12, 128, 8192), 5), // of 26 tiles: four would be of 32
         ((20, 64, 8192), 6),  // four would leave memory idle
         ((3, 16, 8192), 32),  // not 43
-        ((2, 16, 8192), 32),  // 64 cost more to add up
+        ((2, 16, 8192), 64),
+        ((2, 64, 8192), 32), // 64 cost more to add up
         ((2, 16, 16384), 64),
     ] {
         let header = plan(&on_h200(batch, heads, seq_len)).header;
@@ -239,7 +240,7 @@ const WITH_EMPTY: [(i32, i32, i32, i32); 9] = [
 /// Parts of a common length, which only look like equal ones: with a bad draw of the test below.
 #[test]
 fn parts_of_a_common_length_are_told_from_equal_ones() {
-    for (workers, min_part, requests, tiles) in [(53, 6, 4, 20), (20, 5, 1, 17)] {
+    for (workers, min_part, requests, tiles) in [(67, 6, 3, 17), (20, 7, 1, 17)] {
         let mut case = on_h200(188, 64, tiles * TILE);
         (case.shape.workers, case.shape.min_part) = (workers, min_part);
         keep_filled(&mut case, &vec![true; requests]);

@@ -33,6 +33,7 @@ const SHAPE: PlanShape = PlanShape {
     topk: 0,
     extra_topk: 0,
     own_parts_gain: 0,
+    part_cost: 0,
 };
 
 const RAGGED: PlanShape = PlanShape {
@@ -345,6 +346,13 @@ fn fields_out_of_range_are_named() {
                 ..SHAPE
             },
             "min_part is 0, must be 1 or more",
+        ),
+        (
+            PlanShape {
+                part_cost: -1,
+                ..SHAPE
+            },
+            "part_cost is -1, must be 0 or more",
         ),
         (
             PlanShape { ragged: 2, ..SHAPE },

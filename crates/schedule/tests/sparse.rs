@@ -30,6 +30,7 @@ const SHAPE: PlanShape = PlanShape {
     topk: 130,
     extra_topk: 64,
     own_parts_gain: 0,
+    part_cost: 0,
 };
 
 proptest! {

@@ -238,11 +238,12 @@ prop_compose! {
         split_cost in 0..20i32,
         own_parts_gain in prop_oneof![1 => Just(0), 1 => 0..20i32],
         min_part in 1..8i32,
+        part_cost in prop_oneof![3 => 0..40i32, 1 => any::<i32>().prop_map(|cost| cost & i32::MAX)],
         whole_speed in prop_oneof![1 => Just(256), 1 => 256..1000i32],
     ) -> PlanShape {
         PlanShape {
             batch, q_len, group, kv_heads, causal, unit_rows, workers, split_mode, num_splits,
-            max_seq_len, fixed_cost, split_cost, min_part, whole_speed,
+            max_seq_len, fixed_cost, split_cost, min_part, part_cost, whole_speed,
             own_parts_gain: own_parts_gain.min(split_cost), ..PlanShape::default()
         }
     }
