@@ -35,7 +35,7 @@ struct PartReads {
 
   __device__ __forceinline__ explicit PartReads(int parts)
       : groups_log2(kFew                 ? 0
-                    : Most <= kSomeParts ? (parts > 8) + (parts > 16) + (kEight && parts > kSomeParts)
+                    : Most <= kSomeParts ? (parts >= 16) + (parts >= 32) + (kEight && parts >= 64)
                                          : 3) {}
   __device__ __forceinline__ int lanes() const { return 32 >> groups_log2; }
   __device__ __forceinline__ int columns() const { return kQuarters * kQuarterRow >> groups_log2; }

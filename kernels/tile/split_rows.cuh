@@ -168,12 +168,12 @@ template <class T, class Map, class Load>
 __device__ __forceinline__ void finish_part_of_pairs(const FmDecodeParams& p, int item, DecodeControl& control,
                                                      Load load_unit) {
   constexpr int kMost = Map::kManyPieces ? 2 * kRowPairs : kRowPairs;
-  constexpr int kOneGroup = !Map::kRaw ? 16 : Map::kManyPieces ? kRowPairs : 0x7FFFFFFF;  // parts that one group of lanes adds up, at most
+  constexpr int kOneGroup = !Map::kRaw ? 31 : Map::kManyPieces ? kRowPairs : 0x7FFFFFFF;  // parts that one group of lanes adds up, at most
   const auto tasks = [](int parts) { return parts <= kRowPairs ? kRowPairs : kMost; };
   finish_part<Map, kMost>(p, load_unit, item, tasks, control, [&](const RowBlock& r, int parts, int begin, int end, int warp) {
-    if (parts <= 4)
+    if (parts < 8)
       add_parts_of_pairs<T, Map, 4>(p, r, parts, begin, end, warp);
-    else if (parts <= 8)
+    else if (parts < 16)
       add_parts_of_pairs<T, Map, 2>(p, r, parts, begin, end, warp);
     else if (parts <= kOneGroup)
       add_parts_of_pairs<T, Map, 1>(p, r, parts, begin, end, warp);
