@@ -11,9 +11,8 @@ use crate::layout::DivCeil;
 use crate::plan_layout::FmPlanShape;
 use crate::turns::Turns;
 
-/// What a number of parts that is no power of two costs to add up, in 256ths of a tile, and so many more parts ...
-const COST_OF_UNEVEN: i64 = 144;
-const PARTS_OF_UNEVEN: i64 = 16;
+/// A number of parts that is no power of two costs as much to add up as so many more parts, ...
+const COST_OF_UNEVEN: i64 = 16;
 /// ... up to as many as this. Of more each CTA adds up so little that its warps go through it once.
 const MOST_UNEVEN: i32 = 64;
 /// Numbers of parts that are looked at: powers of two from the largest down, besides as many as there are workers for.
@@ -85,11 +84,11 @@ fn best_parts(shape: &FmPlanShape, tiles: i64, filled: i32) -> (i64, i32) {
     let of = |parts: i32| {
         let step = tiles.div_ceil_positive(parts).max(low);
         let count = ((tiles - low) / step) as i32 + 1; // the last part is no shorter than min_part
-        let (parts, uneven) = match count.count_ones() {
-            2.. if count <= MOST_UNEVEN => (i64::from(count) + PARTS_OF_UNEVEN, COST_OF_UNEVEN),
-            _ => (count.into(), 0),
+        let uneven = match count.count_ones() {
+            2.. if count <= MOST_UNEVEN => COST_OF_UNEVEN,
+            _ => 0,
         };
-        let adding = parts * cost(shape.part_cost) + uneven;
+        let adding = (i64::from(count) + uneven) * cost(shape.part_cost);
         ((step * 256).max(even) + adding, step, count)
     };
     let power = 1 << (31 - most.leading_zeros());

@@ -9,9 +9,8 @@
 namespace ferromla {
 namespace plan {
 
-/* What a number of parts that is no power of two costs to add up, in 256ths of a tile, and so many more parts ... */
-constexpr int32_t kCostOfUneven = 144;
-constexpr int32_t kPartsOfUneven = 16;
+/* A number of parts that is no power of two costs as much to add up as so many more parts, ... */
+constexpr int32_t kCostOfUneven = 16;
 /* ... up to as many as this. Of more each CTA adds up so little that its warps go through it once. */
 constexpr int32_t kMostUneven = 64;
 /* Numbers of parts that are looked at: powers of two from the largest down, besides as many as there are workers for. */
@@ -40,7 +39,7 @@ FM_BOTH PartsAtCost parts_at_cost(const FmPlanShape& shape, int32_t tiles, int32
   /* The last part is no shorter than min_part. */
   const int32_t count = (tiles - shape.min_part) / step + 1;
   const bool uneven = (count & (count - 1)) != 0 && count <= kMostUneven;
-  const int64_t adding = (int64_t{count} + (uneven ? kPartsOfUneven : 0)) * smaller(shape.part_cost, kMostCost) + (uneven ? kCostOfUneven : 0);
+  const int64_t adding = (count + (uneven ? kCostOfUneven : 0)) * smaller(shape.part_cost, kMostCost);
   return {larger(int64_t{step} * 256, even) + adding, step, count};
 }
 
