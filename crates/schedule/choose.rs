@@ -1,6 +1,7 @@
 //! How a problem is laid out on a machine: rows per unit, workers, and the costs the planner weighs.
 
 use crate::algorithm::end_of_keys;
+use crate::common_parts::shortest_part;
 use crate::equal_parts::equal_parts_of;
 use crate::layout::{DivCeil, most_units};
 use crate::plan_layout::{
@@ -29,8 +30,7 @@ struct Costs {
     own_parts_gain: i32,
     /// The shortest part of a split unit.
     min_part: i32,
-    /// What adding up each of its equal parts costs, in 256ths of a tile: that of one CTA, as those of a team have what they add
-    /// up on its way at the same time.
+    /// What adding up each of its equal parts costs, in 256ths of a tile. Of one CTA: a team has as many times more to add up.
     part: i32,
     /// How much faster than its share of the GPU a worker can go, in 256ths.
     whole_speed: i32,
@@ -466,8 +466,7 @@ impl Problem {
         }
         let unit_cost = tiles + i64::from(choice.fixed_cost);
         let all = i128::from(choice.workers);
-        let share = (units * i128::from(tiles) + all - 1) / all;
-        let shortest = share.max(choice.min_part.into());
+        let shortest = i128::from(shortest_part(tiles, choice.min_part));
         let useful = (units * i128::from(unit_cost) + shortest - 1) / shortest;
         // As many as there are equal parts of the longest units, if that is hardly fewer than all, or there is one unit.
         let alike = units <= FEW_UNITS.into() || !self.lengths_may_differ();

@@ -52,12 +52,19 @@ pub(crate) fn parts_up_to(shape: &FmPlanShape, longest: i64, tiles: i32) -> Part
     Parts::new(step, ((all - low) / step) as i32 + 1, tiles)
 }
 
+/// The shortest of a unit's parts of a common length, in tiles, however many workers there are.
+pub(crate) fn shortest_part(tiles: i64, min_part: i32) -> i64 {
+    let low = i64::from(min_part);
+    let few = tiles.div_ceil_positive(MOST_SHORT_PARTS).min(2 * low);
+    few.max(low)
+}
+
 /// Parts of a unit none of which is longer than `longest`; more than any workers where it has so many parts that each costs more
 /// than it saves.
 fn parts_counted(shape: &FmPlanShape, longest: i64, tiles: i64) -> i64 {
     let parts = tiles.div_ceil_positive(longest);
-    let many = parts > MOST_SHORT_PARTS.into() && longest < 2 * i64::from(shape.min_part);
-    parts + i64::from(many) * i64::from(MOST_WORKERS)
+    let short = longest < shortest_part(tiles, shape.min_part);
+    parts + i64::from(short) * i64::from(MOST_WORKERS)
 }
 
 /// The common length of the parts of units of which `filled` have tiles; `None` where they are cut at even shares, or not at all.

@@ -98,7 +98,7 @@ fn round_of_step(step: usize, rounds: usize) -> usize {
     }
 }
 
-/// Parts whose number is fixed, few and of few units, are dealt if they are not about equally long.
+/// Parts whose number is fixed, few and of few units, are dealt if they are no more than workers, or not about equally long.
 pub(crate) fn deal_parts(shape: &FmPlanShape, line: &Line) -> Option<Deal> {
     let few =
         line.units as usize <= MOST_DEALT_UNITS && shape.workers as usize <= MOST_DEALT_WORKERS;

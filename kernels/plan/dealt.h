@@ -18,8 +18,8 @@ constexpr int32_t kMostDealtParts = 2048;
 /* ... and those for more workers than any GPU has. */
 constexpr int32_t kMostDealtWorkers = 256;
 
-/* Whether parts, the longest of `longest` tiles, share out on a line: as many to each worker make an eighth more than an even
-   share at most. */
+/* Whether parts, the longest of `longest` tiles, share out on a line: more parts than workers, of which as many to each make an
+   eighth more than an even share at most. */
 FM_BOTH bool shares_out_on_a_line(int32_t longest, int32_t items, int32_t workers, int64_t share) {
   const int64_t most = (static_cast<int64_t>(items) + workers - 1) / workers;
   return items > workers && most * longest * 8 <= share * 9;

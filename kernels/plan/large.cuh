@@ -9,8 +9,8 @@
 //   write_workers    a thread per cut: which item it falls on; in a cut unit, that item
 //   write_common     parts of a common length, for few units of different lengths that would be cut, instead of both
 //   write_equal      equal parts, instead of both: a thread per unit, then one per worker and one per part
-//   deal             few units that would be cut, whole, or parts whose number is fixed, of few units, if they are not about
-//                    equally long: a thread per unit counts parts and ranks them, one per worker takes them
+//   deal             few units that would be cut, whole, or parts whose number is fixed, of few units, if they are no more than
+//                    workers or not about equally long: a thread per unit counts parts and ranks them, one per worker takes them
 //   write_dealt      a thread per unit, then one per worker
 //
 // A unit's thread writes the unit's first item and a cut's thread the item that begins there, so nobody

@@ -31,7 +31,8 @@ struct PartReads {
   // Eight groups, too, where they read no more parts at once than weights are known, and a CTA of 16 rows has little to add otherwise.
   static constexpr bool kEight = Map::kRows == kPartRows && Map::kShortOfRegisters;
   static_assert(kFew || kParts << (Most > kSomeParts || kEight ? 3 : 2) <= kWeights);
-  int groups_log2;  // groups of lanes that have parts of their own, of the same columns
+  // Groups of lanes that have parts of their own, of the same columns: with 16 rows and as many pieces as parts a warp has one task.
+  int groups_log2;
 
   __device__ __forceinline__ explicit PartReads(int parts)
       : groups_log2(kFew                 ? 0

@@ -102,10 +102,12 @@ const SPLIT_COST_OF_LISTS: i32 = 8;
 const FIXED_COST_OF_PAGES_OF_CODES: i32 = 6;
 /// Where there are more units than multiprocessors.
 const COSTS_OF_MANY_UNITS_OF_CODES: Costs = Costs {
+    part: COSTS_OF_KEYS.part,
     whole_speed: 288,
     ..COSTS_OF_FEW_ROWS
 };
 const COSTS_OF_MANY_UNITS_OF_ROWS: Costs = Costs {
+    part: COSTS_OF_KEYS.part,
     whole_speed: 324,
     ..COSTS_OF_FEW_ROWS
 };

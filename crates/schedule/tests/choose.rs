@@ -96,6 +96,9 @@ fn a_problem_with_fields_out_of_range_is_refused_not_a_panic() {
     }
 }
 
+/// How much faster than its share of the GPU a CTA of 16 or 32 rows can go over pages, in 256ths.
+const SPEED_OF_FEW_ROWS: i32 = 384;
+
 /// Requests of the greatest length have no more parts with all workers.
 #[test]
 fn workers_that_are_left_out_would_have_had_nothing() {
@@ -119,7 +122,11 @@ fn workers_that_are_left_out_would_have_had_nothing() {
                 let header = |workers| {
                     // All of them go faster than their share by more than those that are not left out.
                     let few_rows = choice.rows < 64 && workers == all;
-                    let whole_speed = if few_rows { 384 } else { shape.whole_speed };
+                    let whole_speed = if few_rows {
+                        SPEED_OF_FEW_ROWS
+                    } else {
+                        shape.whole_speed
+                    };
                     let shape = PlanShape {
                         workers,
                         whole_speed,
@@ -133,6 +140,8 @@ fn workers_that_are_left_out_would_have_had_nothing() {
                 let whole = header(choice.workers).merges == 0;
                 let enough = choice.workers == all || header(all).items <= choice.workers;
                 assert!(whole || enough, "{problem:?} {choice:?}");
+                let alone = choice.workers == 1 && choice.splits == 1;
+                assert!(!alone || max_seq_len == 64, "{problem:?} {choice:?}");
             }
         }
     }
