@@ -27,7 +27,7 @@ struct LastAdds {
   static constexpr bool kAhead = Map::kRows == 16;  // numbers are asked for before weights are known
   static constexpr int kAtOnce = kAhead && Map::kRaw ? 2 : 1;  // pairs of columns that are under way
   // Parts are stored for the L2 to keep them until they are added up, and discarded then, where they are whole lines, so that they are not
-  // written to memory (docs/tried.md, "What the L2 keeps"). For others registers are short, or it gives nothing.
+  // written to memory (docs/tried-ends.md, "What the L2 keeps"). For others registers are short, or it gives nothing.
   static constexpr bool kDiscards = !Map::kRaw && !Map::kTokens;
 
   // Whether it is for a unit of so many parts, two at least, where clusters share none.

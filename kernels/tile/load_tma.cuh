@@ -45,7 +45,7 @@ __device__ __forceinline__ void prefetch_pages(const FmDecodeParams& p, const Ro
 }
 
 // How the L2 keeps tiles. Where nobody reads them again they go first, so that it keeps parts, plans and instructions; with
-// more than 16 rows, whose results are larger, only where units are cut: otherwise loads are slower for it (docs/tried.md, "What the L2 keeps").
+// more than 16 rows, whose results are larger, only where units are cut: otherwise loads are slower for it (docs/tried-ends.md, "What the L2 keeps").
 // The plan can be read while earlier launches may be running (FirstItem).
 template <class Map>
 __device__ __forceinline__ uint64_t tile_policy(const FmDecodeParams& p) {
