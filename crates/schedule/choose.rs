@@ -466,6 +466,7 @@ impl Problem {
         }
         let unit_cost = tiles + i64::from(choice.fixed_cost);
         let all = i128::from(choice.workers);
+        // If units differ, of parts of a common length, which may be no shorter than this.
         let shortest = i128::from(shortest_part(tiles, choice.min_part));
         let useful = (units * i128::from(unit_cost) + shortest - 1) / shortest;
         // As many as there are equal parts of the longest units, if that is hardly fewer than all, or there is one unit.
