@@ -17,6 +17,9 @@
 
 namespace fm {
 
+// Of an e4m3 query, at least: masked scores, which are minus infinity, are multiplied with it, and 0 would make NaN of them.
+constexpr float kLeastScale = 0x1p-100f;
+
 // Pieces of eight columns of a row, every eighth one of it. The first `Halves` of them become halves, others stay T.
 template <class T, int QkDim, int Halves = 8>
 struct QueryPieces {
@@ -62,7 +65,7 @@ struct QueryPieces {
       piece[i] = e4m3_to_half(codes.x ^ sign, codes.y ^ sign);
       if (i >= Halves) piece[i] = half_to(T(), piece[i]);
     }
-    return fabsf(scale);
+    return fabsf(scale) < kLeastScale ? kLeastScale : fabsf(scale);
   }
 };
 

@@ -35,13 +35,15 @@ __device__ __forceinline__ int accumulator_row(int thread) { return thread / 32 
 // Whether the P V of the tile before this one is kept back: the tensor cores do it best during the next softmax. It
 // is let go before a wait for K, and at the latest before the last block of the next Q K^T.
 struct HeldTile {
-  bool held = false;
+  uint32_t barrier = 0;  // the tile's weights_full; 0: none is held
 
   template <class Map>
-  __device__ __forceinline__ void release(DecodeControl& control, TilePlace<Map> now) {
-    const int last = now.rope() == 0 ? Map::kRopes - 1 : now.rope() - 1;
-    if (held) mbarrier_arrive(shared_address(&control.weights_full[last]));
-    held = false;
+  __device__ __forceinline__ void hold(DecodeControl& control, TilePlace<Map> place) {
+    barrier = shared_address(&control.weights_full[place.rope()]);
+  }
+  __device__ __forceinline__ void release() {
+    if (barrier != 0) mbarrier_arrive(barrier);
+    barrier = 0;
   }
 };
 
@@ -55,7 +57,7 @@ __device__ __forceinline__ bool has_keys(DecodeControl& control, TilePlace<Map> 
 template <int Begin, int End, bool Rest, class Map>
 __device__ __forceinline__ void wait_for_keys(DecodeControl& control, TilePlace<Map> place, HeldTile& held) {
   if (has_keys<Begin, End, Rest>(control, place)) return;
-  held.release(control, place);
+  held.release();
   if (Rest) mbarrier_wait(shared_address(&control.tile_full[place.rope()]), place.rope_parity());
 #pragma unroll
   for (int i = Begin; i < End; ++i) wait_for_block<Map>(control, place, i);
@@ -85,7 +87,7 @@ template <class T, class Map, int Block>
 __device__ __forceinline__ void multiply_block(float (&s)[32], const QueryFragments<Map::kRegisterChunks>& q,
                                                Operand q_shared, uint32_t smem, TilePlace<Map> place,
                                                bool accumulate) {
-  const Operand keys(smem + block_offset(place.block(Block)), 0, kGroupBytes);
+  const Operand keys(smem, block_offset(place.block(Block)), 0, kGroupBytes);
 #pragma unroll
   for (int k = 0; k < 4; ++k)
     multiply_step<T, Map, 2 * Block>(s, q, q_shared, k, keys, 0, accumulate || k != 0);
@@ -103,7 +105,7 @@ __device__ __forceinline__ void multiply_query_key(float (&s)[32], const QueryFr
   const Operand q_shared(smem + Map::kQueryOffset, 0, kAtomBytes);
   static_assert((Map::kEarlyBlocks == 3 || Map::kEarlyBlocks == 2) && kTileBlocks == 4);
   const auto multiply_rope_part = [&](bool accumulate) {
-    const Operand rope(smem + Map::rope_offset(place.rope()), 0, kAtomBytes);
+    const Operand rope(smem, Map::rope_offset(place.rope()), 0, kAtomBytes);
 #pragma unroll
     for (int k = 0; k < 4; ++k) multiply_step<T, Map, 8>(s, q, q_shared, k, rope, 0, accumulate || k != 0);
   };
@@ -124,7 +126,7 @@ __device__ __forceinline__ void multiply_query_key(float (&s)[32], const QueryFr
     wgmma_fence();
     multiply_rope_part(true);
   }
-  held.release(control, place);
+  held.release();
   wgmma_fence();
   multiply_block<T, Map, 3>(s, q, q_shared, smem, place, true);
   wgmma_commit();
@@ -180,14 +182,14 @@ __device__ __forceinline__ void multiply_query_codes(float (&s)[32], const Query
     multiply_scaled_block<M, Map, 0>(s, q, q_shared, smem, units, place);
     multiply_scaled_block<M, Map, 1>(s, q, q_shared, smem, units, place);
     multiply_scaled_block<M, Map, 2>(s, q, q_shared, smem, units, place);
-    held.release(control, place);
+    held.release();
     multiply_scaled_block<M, Map, 3>(s, q, q_shared, smem, units, place);
   } else {
     wgmma_fence();
     multiply_block<M, Map, 0>(s, q, q_shared, smem, place, false);
     multiply_block<M, Map, 1>(s, q, q_shared, smem, place, true);
     multiply_block<M, Map, 2>(s, q, q_shared, smem, place, true);
-    held.release(control, place);
+    held.release();
     multiply_block<M, Map, 3>(s, q, q_shared, smem, place, true);
     if (!kHasRope) {
       wgmma_commit();
@@ -195,7 +197,7 @@ __device__ __forceinline__ void multiply_query_codes(float (&s)[32], const Query
     }
   }
   if constexpr (kHasRope) {
-    const Operand rope(smem + Map::rope_offset(place.rope()), 0, kAtomBytes);
+    const Operand rope(smem, Map::rope_offset(place.rope()), 0, kAtomBytes);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k) multiply_step<T, Map, 8>(s, q, q_shared, k, rope, 0, true);
@@ -428,13 +430,13 @@ __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, const Fi
           clear_past_end<Map>(r.seq_len - tile * kTileTokens, shared_address(smem), place, {0, 1, 2, 3});
         if (cleans) clean_values<M, Map>(p, r, smem, place, tile, control.present[place.rope()]);
       }
+      held.hold(control, place);
       place.advance();
       if constexpr (!Map::kCodes)  // while P is on its way
         ready = has_keys<0, Map::kEarlyBlocks, kRopeFirst<Map>>(control, place) && tile + 1 < range.tile_end;
       fence_async_shared();
-      held.held = true;
     }
-    held.release(control, place);
+    held.release();
     mbarrier_wait(shared_address(&control.result_empty), result_parity);
     if constexpr (Map::kSumsToValues)
       leave_row_sums<Map>(state, control);

@@ -162,6 +162,19 @@ def test_e4m3_queries(device, name, kind, q_lens):
     assert torch.equal(given, out)
 
 
+@pytest.mark.parametrize("page_size", [64, 5])
+@pytest.mark.parametrize("h", [16, 32, 64, 128])
+@pytest.mark.parametrize("q_lens", [None, [4, 0, 7]], ids=["decode", "prefill"])
+def test_e4m3_queries_of_no_scale(device, page_size, h, q_lens):
+    """What queries of zeros may have, as padding does: all scores are 0, masked keys still do not count."""
+    problem = _problem(FORMS["fp8-576"], page_size, h=h, s_q=2, lens=[300, 5, 64], q_lens=q_lens, device=device)
+    scale = torch.full(problem.q.shape[:-1], 0.05, device=device)
+    problem.q, numbers = _e4m3_queries(problem, scale)
+    for row, least in enumerate((0.0, -0.0, 1e-42)):
+        scale[..., row::5], numbers[..., row::5, :] = least, 0
+    _check_e4m3(problem, numbers, q_scale=scale)
+
+
 @pytest.mark.parametrize("name", ["fp8-576", "fp8-512"])
 @pytest.mark.parametrize("h", [1, 16, 17, 32, 64, 128])
 @pytest.mark.parametrize("q_lens", [None, [4, 0, 7, 1, 2, 60, 1]], ids=["decode", "prefill"])
