@@ -8,6 +8,7 @@ use crate::plan_layout::{
     FM_MAX_PARTS, FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_SPLIT_REST, FM_TILE_ROWS,
     FM_TILE_TOKENS, FmPlanShape,
 };
+use crate::problem::{Keys, Problem, Queries, Split, Target};
 use crate::{PlanError, layout};
 
 mod rows;
@@ -87,101 +88,6 @@ const FEW_UNITS: i32 = 8;
 const FEW_TILES: i32 = 16;
 /// Worker slots per CPU thread: threads take the next slot when done, which evens out their speeds.
 const SLOTS_PER_THREAD: i32 = 4;
-
-/// Where a plan will run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Target {
-    /// A GPU with this many streaming multiprocessors.
-    Gpu {
-        /// Streaming multiprocessors.
-        sm_count: i32,
-        /// Clusters of 2, 4, 8 and 16 CTAs, one to a multiprocessor, that run at once.
-        clusters: [i32; 4],
-    },
-    /// The CPU backend with this many threads.
-    Cpu {
-        /// Threads.
-        threads: i32,
-    },
-}
-
-/// How units may be cut.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Split {
-    /// Wherever the even shares of the workers fall.
-    Auto,
-    /// Every unit into this many parts, at least 1 (fewer where it has fewer tiles, and 65,535 at most).
-    Fixed(i32),
-    /// By the unit's own length only, so that results do not depend on the rest of the batch.
-    Invariant,
-    /// Not at all, nor do the CTAs of a cluster share the tiles of a unit.
-    Never,
-    /// Lists ([`Queries::Sparse`]) whose lengths are not given: those that are left when all workers have as many. Others as `Never`.
-    Rest,
-}
-
-/// How many query tokens the requests have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Queries {
-    /// Every request as many.
-    Uniform {
-        /// Query tokens of every request.
-        q_len: i32,
-    },
-    /// Each request its own number, by `qo_indptr`, which the choice of a layout does not look at.
-    Ragged {
-        /// Query tokens of all requests.
-        tokens: i32,
-        /// Those of the request that has most, if it is known.
-        most: Option<i32>,
-    },
-    /// Every request as many, each with a list of its own keys. [`Problem::causal`] and
-    /// [`Problem::max_seq_len`] have no meaning then.
-    Sparse {
-        /// Query tokens of every request.
-        q_len: i32,
-        /// Entries of a token's list.
-        topk: i32,
-        /// Entries of a token's list of the extra cache.
-        extra_topk: i32,
-    },
-}
-
-/// What attention reads, as far as is known: it decides what a launch waits for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Keys {
-    /// Whole pages of 16-bit numbers, which boxes load: memory is the limit of CTAs that share no tile, not what they do with it.
-    Pages,
-    /// Rows of 16-bit numbers, listed or of pages of another size.
-    Rows,
-    /// Rows of codes, in pages or listed.
-    Codes,
-    /// Rows of two caches, one of codes beside one of another kind.
-    Mixed,
-}
-
-/// A batch to plan for, in the caller's terms. Everything but the lengths.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Problem {
-    /// Requests.
-    pub batch: i32,
-    /// Query tokens of the requests.
-    pub queries: Queries,
-    /// Query heads per KV head.
-    pub group: i32,
-    /// KV heads.
-    pub kv_heads: i32,
-    /// What is read.
-    pub keys: Keys,
-    /// Query token `i` of a request's `q_len` sees keys `0 ..= seq_len - q_len + i` only.
-    pub causal: bool,
-    /// Longer lengths are clamped to this.
-    pub max_seq_len: i32,
-    /// How units may be cut.
-    pub split: Split,
-    /// Where the plan will run.
-    pub target: Target,
-}
 
 /// How a problem is laid out on its target, as [`choose`] picks it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

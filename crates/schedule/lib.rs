@@ -50,11 +50,12 @@ mod plan;
 #[allow(missing_docs)]
 #[rustfmt::skip]
 pub mod plan_layout;
+mod problem;
 mod rest;
 mod turns;
 mod view;
 
-pub use choose::{Choice, Keys, Problem, Queries, Split, Target, choose};
+pub use choose::{Choice, choose};
 pub use error::PlanError;
 pub use layout::{PlannerKernel, PlannerLaunch, layout};
 pub use lengths::{ListLens, Strided};
@@ -63,4 +64,5 @@ pub use plan_layout::{
     FmMerge as Merge, FmPlanHeader as PlanHeader, FmPlanLayout as PlanLayout,
     FmPlanShape as PlanShape, FmWorkItem as WorkItem,
 };
+pub use problem::{Keys, Problem, Queries, Split, Target};
 pub use view::PlanView;

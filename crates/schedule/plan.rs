@@ -2,9 +2,8 @@
 //! over the workers.
 
 use crate::algorithm::{
-    Line, Parts, Starts, Tally, Unit, blocks_of, clamp_seq_len, cut_of, cutting_share, end_of_keys,
-    even_share, fair_whole_stretch, make_header, make_item, make_merge, parts_of, query_range,
-    unit_tiles, whole_stretch,
+    Line, Parts, Starts, Tally, cut_of, cutting_share, even_share, fair_whole_stretch, make_header,
+    make_item, make_merge, parts_of, unit_tiles, whole_stretch,
 };
 use crate::common_parts::{common_length, parts_up_to, turns_of};
 use crate::dealt::{Deal, deal_parts, deal_whole};
@@ -16,6 +15,11 @@ use crate::plan_layout::{
 use crate::rest::Rest;
 use crate::view::at_least_words;
 use crate::{PlanError, layout};
+
+mod buffer;
+mod units;
+use buffer::Buffer;
+use units::Keys;
 
 /// Plans a batch: writes the plan of `shape` for `seq_lens` `[batch]` (tokens) into `words`, which has at
 /// least [`layout(shape)?.words()`](crate::PlanLayout::words) elements, and returns its header.
@@ -188,20 +192,6 @@ fn write(
     Ok(*buffer.header)
 }
 
-/// How many keys the units have.
-#[derive(Clone, Copy)]
-enum Keys<'a> {
-    OfRequests {
-        seq_lens: Strided<'a>,
-        /// Empty unless the shape is ragged.
-        qo_indptr: Strided<'a>,
-    },
-    OfTokens {
-        main: Option<ListLens<'a>>,
-        extra: Option<ListLens<'a>>,
-    },
-}
-
 struct Planner<'a> {
     shape: &'a FmPlanShape,
     layout: &'a FmPlanLayout,
@@ -209,90 +199,6 @@ struct Planner<'a> {
 }
 
 impl Planner<'_> {
-    /// Calls `visit` with all units and their indices, in the order of the plan: by request and token with a
-    /// list, then KV head, then row block. Returns how many there are.
-    fn for_each_unit(&self, mut visit: impl FnMut(i32, Unit)) -> i32 {
-        let mut index = 0;
-        let lists = self.shape.sparse_q_len.max(1);
-        let rows =
-            (0..self.shape.batch).flat_map(|request| (0..lists).map(move |list| (request, list)));
-        for (request, list) in rows {
-            let (q_begin, q_len) = self.queries(request, list);
-            let blocks = self.blocks(q_len);
-            if blocks == 0 {
-                continue; // there may be very many KV heads
-            }
-            let (seq_len, main_len) = self.key_counts(request, list);
-            for kv_head in 0..self.shape.kv_heads {
-                for block in 0..blocks {
-                    if index == self.layout.units {
-                        return index;
-                    }
-                    let row_begin = block * self.shape.unit_rows;
-                    let unit = Unit {
-                        request,
-                        kv_head,
-                        row_begin,
-                        q_begin,
-                        q_len,
-                        seq_len,
-                        main_len,
-                    };
-                    visit(index, unit);
-                    index += 1;
-                }
-            }
-        }
-        index
-    }
-
-    /// `seq_len` and `main_len` of a request, or of its token `list`.
-    fn key_counts(&self, request: i32, list: i32) -> (i32, i32) {
-        let (main, extra) = match self.keys {
-            Keys::OfRequests { seq_lens, .. } => {
-                return (clamp_seq_len(self.shape, seq_lens.at(request)), 0);
-            }
-            Keys::OfTokens { main, extra } => (main, extra),
-        };
-        let len = |lens: Option<ListLens>, most: i32| {
-            lens.map_or(most, |lens| lens.at(request, list).clamp(0, most))
-        };
-        let main_len = len(main, self.shape.topk);
-        let keys = end_of_keys(main_len, len(extra, self.shape.extra_topk));
-        (keys as i32, main_len) // at most max_seq_len
-    }
-
-    fn blocks(&self, q_len: i32) -> i32 {
-        if self.shape.ragged == 0 {
-            self.layout.blocks
-        } else {
-            blocks_of(self.shape, q_len)
-        }
-    }
-
-    /// First query token and number of query tokens of a request, or of its token `list`.
-    fn queries(&self, request: i32, list: i32) -> (i32, i32) {
-        match self.keys {
-            Keys::OfRequests { qo_indptr, .. } if self.shape.ragged != 0 => {
-                query_range(self.shape, qo_indptr.at(request), qo_indptr.at(request + 1))
-            }
-            _ => (list, self.shape.q_len), // without lists the one that is 0
-        }
-    }
-
-    /// Lays the units on the line; returns how many there are, how many of them have tiles, and its length.
-    fn lay_out(&self, unit_start: &mut [[i32; 2]]) -> (i32, i32, i64) {
-        let (mut position, mut filled) = (0, 0);
-        let count = self.for_each_unit(|index, unit| {
-            let tiles = unit_tiles(self.shape, unit);
-            unit_start[index as usize] = Starts::words(position);
-            position += i64::from(tiles) + i64::from(self.shape.fixed_cost);
-            filled += i32::from(tiles > 0);
-        });
-        unit_start[count as usize] = Starts::words(position);
-        (count, filled, position)
-    }
-
     /// `FM_SPLIT_AUTO`: keeps units whole where that is about as fair as cutting them.
     fn decide<'l>(&self, line: Line<'l>, filled: i32) -> Line<'l> {
         if !line.whole {
@@ -496,45 +402,4 @@ impl Planner<'_> {
             *begin = unit_item[cut.unit as usize] + cut.part;
         }
     }
-}
-
-/// The sections of a plan, to write to.
-struct Buffer<'w> {
-    header: &'w mut FmPlanHeader,
-    worker_begin: &'w mut [i32],
-    merges: &'w mut [FmMerge],
-    items: &'w mut [FmWorkItem],
-    unit_start: &'w mut [[i32; 2]],
-    unit_item: &'w mut [i32],
-}
-
-impl<'w> Buffer<'w> {
-    fn split(shape: &FmPlanShape, layout: &FmPlanLayout, words: &'w mut [i32]) -> Self {
-        let units = layout.units as usize + 1;
-        let (words, _) = words.split_at_mut(layout.first_unit as usize / 4);
-        let (words, unit_item) = words.split_at_mut(layout.unit_item as usize / 4);
-        let (words, unit_start) = words.split_at_mut(layout.unit_start as usize / 4);
-        let (words, items) = words.split_at_mut(layout.items as usize / 4);
-        let (words, merges) = words.split_at_mut(layout.merges as usize / 4);
-        let (header, worker_begin) = words.split_at_mut(layout.worker_begin as usize / 4);
-        Self {
-            header: &mut bytemuck::cast_slice_mut(header)[0],
-            worker_begin: &mut worker_begin[..shape.workers as usize + 1],
-            merges: bytemuck::cast_slice_mut(exactly::<FmMerge>(
-                merges,
-                layout.max_merges as usize,
-            )),
-            items: bytemuck::cast_slice_mut(exactly::<FmWorkItem>(
-                items,
-                layout.max_items as usize,
-            )),
-            unit_start: bytemuck::cast_slice_mut(exactly::<[i32; 2]>(unit_start, units)),
-            unit_item: &mut unit_item[..units],
-        }
-    }
-}
-
-/// The words of `count` entries, without the padding behind them.
-fn exactly<T>(words: &mut [i32], count: usize) -> &mut [i32] {
-    &mut words[..count * size_of::<T>() / size_of::<i32>()]
 }
