@@ -188,6 +188,26 @@ def test_e4m3_queries_of_many_and_of_few_tokens(device, name, h, q_lens):
     _check_e4m3(problem, numbers, q_scale=0.05)
 
 
+@pytest.mark.parametrize("page_size", [64, 5])
+@pytest.mark.parametrize("h", [16, 32, 64, 128])
+@pytest.mark.parametrize("name", ["bf16", *FORMS])
+def test_numbers_of_a_query_reach_no_other(device, name, h, page_size):
+    """NaN, infinities and the largest numbers in one row of a block; the rows beside it are as without them."""
+    shape = {"h": h, "s_q": 2, "lens": [150, 5, 64, 1], "page_size": page_size, "device": device}
+    problem = problems.make(**shape) if name == "bf16" else _problem(FORMS[name], **shape)
+    out, lse = problem.expected(**problem.options)
+    others = torch.ones(lse.shape, dtype=torch.bool, device=device)
+    others[0, 1, 3] = others[2, 0, h - 1] = False
+    plain = problem.q
+    for value in (problems.NAN, float("inf"), -float("inf"), 3e38):
+        problem.q = plain.clone()
+        problem.q[0, 1, 3, 7] = problem.q[2, 0, h - 1, -6] = value
+        for splits in (None, 2):
+            got = problem.run(num_splits=splits)
+            tolerance.check(got[0][others], got[1][others], out[others], lse[others])
+            assert value is not problems.NAN or bool(got[0][~others].isnan().all())
+
+
 @pytest.mark.parametrize("h", [16, 32, 64])
 @pytest.mark.parametrize(
     ("name", "codes"), [(name, False) for name in FORMS] + [(name, True) for name in FORMS if FORMS[name].scale is None]
