@@ -65,7 +65,7 @@ struct QueryPieces {
       piece[i] = e4m3_to_half(codes.x ^ sign, codes.y ^ sign);
       if (i >= Halves) piece[i] = half_to(T(), piece[i]);
     }
-    return fabsf(scale) < kLeastScale ? kLeastScale : fabsf(scale);
+    return fabsf(scale) < kLeastScale ? kLeastScale : fabsf(scale);  // NaN stays
   }
 };
 

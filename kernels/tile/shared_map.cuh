@@ -222,7 +222,7 @@ struct Operand {
       : descriptor(smem_descriptor(uniform(address), leading, stride)) {}
   // What lies `offset` bytes on from `base`: one addition where there are several of one base (docs/tried.md, "Descriptors of operands").
   __device__ __forceinline__ Operand(uint32_t base, uint32_t offset, uint32_t leading, uint32_t stride)
-      : descriptor(smem_descriptor(uniform(base), leading, stride) + offset / 16) {}
+      : descriptor(Operand(base, leading, stride).at(offset)) {}
   __device__ __forceinline__ uint64_t at(uint32_t bytes) const { return descriptor + bytes / 16; }
 };
 

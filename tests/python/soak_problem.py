@@ -129,8 +129,7 @@ class Problem:
         factor = scale if largest is None else scale[..., None]
         narrow = (queries.float() / factor).to(torch.float8_e4m3fn)
         if largest is not None:
-            scale[..., ::7] = 0  # as rows of zeros may have
-            factor = scale[..., None]
+            scale[..., ::7] = 0  # as rows of zeros may have; `factor` is a view of it
         self._queries = narrow.float() * factor
         return narrow, scale
 
