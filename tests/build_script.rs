@@ -52,6 +52,7 @@ fn serialised_wgmma_and_ignored_setmaxnreg_are_named() {
         "(C7510) Potential Performance Loss",
         "(C7512) Potential Performance Loss",
         "(C7515) Potential Performance Loss",
+        "(C7518) Potential Performance Loss",
         "(C7508) setmaxnreg is ignored",
     ] {
         let report = format!("ptxas info    : {note} in the function\n{CLEAN}");
