@@ -28,6 +28,13 @@ def pytest_configure(config: pytest.Config) -> None:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // PROCESSES))
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests of several GPUs are no part of a run where there is one."""
+    fewer = [item for item in items if item.get_closest_marker("gpus")] if torch.cuda.device_count() < 2 else []
+    config.hook.pytest_deselected(items=fewer)
+    items[:] = [item for item in items if item not in fewer]
+
+
 @functools.cache
 def _cuda() -> torch.device:
     """The CUDA device. What a process has freed it keeps until it reaches its share."""
