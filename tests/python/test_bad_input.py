@@ -183,13 +183,15 @@ def test_wrong_python_types_are_type_errors():
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("other", ["cpu", pytest.param("cuda:1", marks=pytest.mark.gpus)])
 @pytest.mark.parametrize("argument", ["kv_cache", "block_table", "seq_lens", "out", "lse"])
-def test_tensors_on_two_devices_are_refused(cuda, argument):
+def test_tensors_on_two_devices_are_refused(cuda, argument, other):
     call = _call(cuda)
-    call[argument] = call[argument].cpu()
-    with pytest.raises(INVALID, match=r"cpu") as caught:
+    call[argument] = call[argument].to(other)
+    with pytest.raises(INVALID, match=other) as caught:
         ferromla.decode(**call)
     assert caught.value.argument == argument
+    assert bool(call["out"].isnan().all())
 
 
 @pytest.mark.gpu

@@ -3,45 +3,42 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
 
 import ferromla
+import problems
 
 pytestmark = [pytest.mark.gpu, pytest.mark.gpus]
 
-BATCH, PAGES, PAGE_SIZE, HEADS, ROUNDS = 3, 5, 64, 16, 20
+HEADS, PAGE_SIZE, ROUNDS = 16, 64, 20
 FORMATS = ("bf16", "fp8_v32")
 
 
-def _inputs(device: torch.device, kv_format: str) -> dict[str, torch.Tensor]:
-    """A cache and calls over it, the same numbers on every device."""
-    generator = torch.Generator().manual_seed(0)
-    tokens = BATCH * PAGES * PAGE_SIZE
-    rows = torch.randn(tokens, 576, generator=generator).bfloat16().to(device)
-    cache = ferromla.empty_kv_cache(BATCH * PAGES, PAGE_SIZE, kv_format, device=device)
-    ferromla.append_kv(rows[:, :512], rows[:, 512:], cache, torch.arange(tokens, device=device), kv_format=kv_format)
-    q = torch.randn(BATCH, 1, HEADS, 576, generator=generator).bfloat16()
-    table = torch.randperm(BATCH * PAGES, generator=generator).int().view(BATCH, PAGES)
-    positions = torch.randint(0, PAGES * PAGE_SIZE, (BATCH, 1, 70), generator=generator, dtype=torch.int32)
-    lens = torch.tensor([PAGES * PAGE_SIZE, 1, 131], dtype=torch.int32)
-    return {"cache": cache} | {
-        name: x.to(device) for name, x in {"q": q, "table": table, "positions": positions, "lens": lens}.items()
-    }
+def _problem(device: torch.device, kv_format: str) -> problems.Problem:
+    """The same numbers on every device; the first token of each request is appended anew."""
+    problem = problems.make(h=HEADS, page_size=PAGE_SIZE, lens=[320, 70, 131], device=device)
+    if kv_format != "bf16":
+        problem = problem.quantised(kv_format)
+    rows, slots = problem.keys[:, 0, 0].bfloat16(), problem.table[:, 0].long() * PAGE_SIZE
+    ferromla.append_kv(rows[:, :512], rows[:, 512:], problem.cache, slots, kv_format=kv_format)
+    return problem
 
 
-def _plan(given: dict[str, torch.Tensor], kv_format: str) -> ferromla.Plan:
-    return ferromla.Plan(given["lens"], num_heads=HEADS, page_size=PAGE_SIZE, kv_format=kv_format)
+def _plan(problem: problems.Problem, kv_format: str) -> ferromla.Plan:
+    return ferromla.Plan(problem.lens, num_heads=HEADS, page_size=PAGE_SIZE, kv_format=kv_format)
 
 
-def _results(given: dict[str, torch.Tensor], kv_format: str, plan: ferromla.Plan | None = None) -> list[torch.Tensor]:
+def _results(problem: problems.Problem, kv_format: str, plan: ferromla.Plan | None = None) -> list[torch.Tensor]:
     """What each kind of operation gives."""
-    q, cache, table, lens = (given[name] for name in ("q", "cache", "table", "lens"))
-    decoded = ferromla.decode(q, cache, table, lens, plan=plan, kv_format=kv_format)
-    indptr = torch.arange(BATCH + 1, device=q.device, dtype=torch.int32)
-    prefilled = ferromla.prefill(q[:, 0], cache, table, lens, indptr, kv_format=kv_format)
-    ids = ferromla.to_physical(given["positions"], table, PAGE_SIZE)
+    q, cache, table = problem.q, problem.cache, problem.table
+    decoded = problem.run(plan=plan)
+    indptr = torch.arange(len(q) + 1, device=q.device, dtype=torch.int32)
+    prefilled = ferromla.prefill(q[:, 0], cache, table, problem.lens, indptr, kv_format=kv_format)
+    positions = torch.arange(70, device=q.device, dtype=torch.int32).flip(0).expand(len(q), 1, 70)
+    ids = ferromla.to_physical(positions, table, PAGE_SIZE)
     listed = ferromla.sparse_decode(q, cache, ids, kv_format=kv_format)
     merged = ferromla.merge_states(*decoded, *listed)
     gathered = ferromla.gather_kv(cache, ids=ids.flatten(), kv_format=kv_format)
@@ -51,11 +48,11 @@ def _results(given: dict[str, torch.Tensor], kv_format: str, plan: ferromla.Plan
 def _on_device(number: int, kv_format: str, rounds: int = 1) -> list[torch.Tensor]:
     """Results of the last of some rounds, on the CPU."""
     device = torch.device("cuda", number)
-    given = _inputs(device, kv_format)
+    problem = _problem(device, kv_format)
     for _ in range(rounds):
-        plan = _plan(given, kv_format)
-        plan.update(given["lens"])
-        found = _results(given, kv_format) + _results(given, kv_format, plan)
+        plan = _plan(problem, kv_format)
+        plan.update(problem.lens)
+        found = _results(problem, kv_format) + _results(problem, kv_format, plan)
     assert all(x.device == device for x in found)
     return [x.cpu() for x in found]
 
@@ -81,13 +78,13 @@ def test_a_device_that_is_not_current(kv_format):
 def test_a_side_stream_of_a_device_that_is_not_current(kv_format):
     """Calls go to the stream that is current on the device of their tensors."""
     want = _on_device(0, kv_format)
-    given = _inputs(torch.device("cuda", 1), kv_format)
-    _results(given | {"q": given["q"] * 1}, kv_format)  # loads what is loaded once, which waits for the device
+    problem = _problem(torch.device("cuda", 1), kv_format)
+    _results(replace(problem, q=problem.q * 1), kv_format)  # loads what is loaded once, which waits for the device
     torch.cuda.synchronize(1)
     stream = torch.cuda.Stream(1)
     with torch.cuda.stream(stream):
         torch.cuda._sleep(100_000_000)
-        late = given | {"q": given["q"] * 1}  # there when the stream has come to it
+        late = replace(problem, q=problem.q * 1)  # there when the stream has come to it
         with torch.cuda.device(0):
             found = _results(late, kv_format)
     assert not stream.query()
@@ -104,37 +101,29 @@ def test_threads_on_two_devices_at_once():
             _assert_same(future.result(), want)
 
 
-@pytest.mark.parametrize("name", ["cache", "table", "lens", "out", "plan"])
-def test_tensors_on_two_devices_are_refused(name):
-    """By name, before anything is written."""
-    given, other = (_inputs(torch.device("cuda", number), "bf16") for number in (0, 1))
-    out = torch.full((BATCH, 1, HEADS, 512), 7.0, device="cuda:0", dtype=torch.bfloat16)
-    plan = _plan(given, "bf16")
-    if name == "out":
-        out = out.to("cuda:1")
-    elif name == "plan":
-        plan = _plan(other, "bf16")
-    else:
-        given |= {name: other[name]}
-    called = {"cache": "kv_cache", "table": "block_table", "lens": "seq_lens"}.get(name, name)
-    with pytest.raises(ValueError, match=called):
-        ferromla.decode(given["q"], given["cache"], given["table"], given["lens"], plan=plan, out=out)
+def test_a_plan_of_another_device_is_refused():
+    """Before anything is written."""
+    problem, other = (_problem(torch.device("cuda", number), "bf16") for number in (0, 1))
+    out, lse = problems.poisoned_outputs(problem.q)
+    with pytest.raises(ferromla.InvalidArgument) as caught:
+        problem.call(plan=_plan(other, "bf16"), out=out, lse=lse)
+    assert caught.value.argument == "plan"
     for number in (0, 1):
         torch.cuda.synchronize(number)
-    assert bool((out == 7).all())
+    assert bool(out.isnan().all())
 
 
 def test_a_graph_of_a_device_that_is_not_current():
     """Captured there, replayed while the other one is current."""
-    given = _inputs(torch.device("cuda", 1), "bf16")
-    plan = _plan(given, "bf16")
-    out, lse = ferromla.decode(given["q"], given["cache"], given["table"], given["lens"], plan=plan)
+    problem = _problem(torch.device("cuda", 1), "bf16")
+    plan = _plan(problem, "bf16")
+    out, lse = problem.run(plan=plan)
     want = out.clone(), lse.clone()
     with torch.cuda.device(1):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            plan.update(given["lens"])
-            ferromla.decode(given["q"], given["cache"], given["table"], given["lens"], plan=plan, out=out, lse=lse)
+            plan.update(problem.lens)
+            problem.call(plan=plan, out=out, lse=lse)
     out.fill_(float("nan"))
     lse.fill_(float("nan"))
     torch.cuda.synchronize(1)
