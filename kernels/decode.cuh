@@ -241,8 +241,8 @@ __device__ __forceinline__ void decode_raw(const CUtensorMap& rows_map, const CU
   Control& control = *reinterpret_cast<Control*>(__cvta_shared_to_generic(smem + Map::kControlOffset));
   const FirstItem first = load_first_item<Map>(p);
   if (threadIdx.x == 0) {
-    init_barriers(control, kPreparingWarps, Map::kSplits ? 1 : p.multicast, 4, Map::kIndependent ? 4 : 8);
-    init_raw_barriers(control);
+    init_barriers(control, kBare ? kAskingWarps : kPreparingWarps, Map::kSplits ? 1 : p.multicast, 4, Map::kIndependent ? 4 : 8);
+    if constexpr (!kBare) init_raw_barriers(control);
     if constexpr (Map::kSplits) init_part_barriers(control, p.splits);
     mbarrier_init_fence();
   }

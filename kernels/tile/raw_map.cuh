@@ -58,7 +58,6 @@ struct RawMap {
   static constexpr bool kFloatScaled = kHasRope && !kBare;  // by blocks of 128 columns
   static constexpr bool kSwizzled = kBare && Rows == FM_SWIZZLED_ROWS;  // rows that come in boxes; RowLayout
   static constexpr bool kMayBePlain = !kHasRope && !kBare && !kFine;  // the last columns of V may be halves
-  static constexpr bool kHasRest = !kBare;                    // rows may have a part that is not codes
   // Whether it is found while a cluster's parts are waited for where rows go: worth 4 % for few requests, and 1 % for `fp8` with
   // 16 rows, but of rows of 576 with scales the compiler orders the loop anew then (4 % longer).
   static constexpr bool kEarlyEnds = Rows == 16 && !kFloatScaled;

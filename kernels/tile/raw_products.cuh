@@ -215,7 +215,7 @@ __device__ __forceinline__ void multiply_raw(KeySums<Map, Blocks>& sums, uint32_
   bool plain = false;
   const auto group = [&](auto number) {
     constexpr int kGroup = decltype(number)::value;
-    if constexpr (Map::kHasRest && !Map::kHasRope && kGroup == 14) plain = rest();  // scales of V, too
+    if constexpr (!Map::kBare && !Map::kHasRope && kGroup == 14) plain = rest();  // scales of V, too
     multiply_group<M, Map, kGroup>(sums, keys, codes, q, at, plain);
     if constexpr (Factors && kGroup % 4 == 3) {
       wgmma_wait<0>();

@@ -1,7 +1,8 @@
 // The loader of raw rows. Of its four warps two ask for rows, 32 of each tile: for boxes of whole pages by tensor map where
 // there is one, else for each row by a bulk copy. Two prepare what has come: what rows count in and the scales of K relative to
 // that (tile_full); and then the scales of V and the part of a row that is not codes, as it will be multiplied, which is last
-// (rest_full). Rows that are absent become zeros.
+// (rest_full). Rows that are absent become zeros. Of bare rows, which are codes throughout, nothing is prepared: a tile is full when
+// it has come, and who masks scores sees to rows that are absent (raw_scores.cuh).
 //
 // fp8 and fp8_v32 (576 columns); fp8, fp8_v4, fp8_v41 and fp8_v41_split (512); fp4_v41 beside these but fp8_v4 (RawMap::kFine). Bare rows
 // are of fp8 alone.
@@ -28,9 +29,9 @@
 
 namespace fm {
 
-constexpr int kPreparingWarps = 2;
+constexpr int kAskingWarps = 2, kPreparingWarps = 2;
 
-// By one thread.
+// By one thread. Not of bare rows.
 template <class Control>
 __device__ __forceinline__ void init_raw_barriers(Control& control) {
 #pragma unroll
@@ -99,7 +100,7 @@ __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const RowM
     cursor.advance(p);
     const int at = place.at(), format = kv.format;
     // Copies whose operands the compiler does not see to be uniform have turns, a lane after another.
-    const uint32_t barrier = uniform(shared_address(&control.landed[at][warp]));
+    const uint32_t barrier = uniform(shared_address(Map::kBare ? &control.tile_full[at] : &control.landed[at][warp]));
     const uint32_t to = Map::row(smem, at, 32 * warp + lane);
     const uint32_t present = __ballot_sync(~0u, token.page >= 0);
     const uint8_t* from = nullptr;
@@ -149,7 +150,7 @@ __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const RowM
           bulk_multicast(to, from, bytes, barrier, kBoth);
       }
     }
-    arrive_when_copied(barrier);
+    if constexpr (!Map::kBare) arrive_when_copied(barrier);  // with scales that lie apart
     place.advance();
   }
   if (shared)  // no CTA leaves while another may still arrive here, or what it has asked for is on its way there
@@ -159,11 +160,11 @@ __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const RowM
 
 // Rows of a preparing warp that are absent become zeros: few of them one after another, by all lanes, many by a lane each.
 template <class Map>
-__device__ __forceinline__ void clear_absent_rows(const FmDecodeParams& p, uint32_t smem, int place, int warp, uint32_t present) {
-  constexpr uint32_t kBytes = Map::kSwizzled ? Map::kQkDim : Map::kRowBytes;
+__device__ __forceinline__ void clear_absent_rows(uint32_t smem, int place, int warp, uint32_t present) {
+  constexpr uint32_t kBytes = Map::kRowBytes;
   if (present == ~0u) return;
   const auto clear = [&](int token, uint32_t i) {
-    if (i < kBytes) store_shared(RowLayout<Map>{p.box_shift}.piece(smem, place, 32 * warp + token, i), make_uint4(0, 0, 0, 0));
+    if (i < kBytes) store_shared(Map::row(smem, place, 32 * warp + token) + i, make_uint4(0, 0, 0, 0));
   };
   if (__popc(present) < 20) {
     const int lane = TokenWarps<Map>::lane();
@@ -239,7 +240,6 @@ struct RowPreparation {
 
   // Rows of 576: their unit and scales for the scores, `pairs`; returns whether scales are more than powers of two.
   __device__ __forceinline__ bool prepare_scales(int format, RowUnit& unit, uint32_t (&pairs)[2]) const {
-    if (Map::kBare) return false;
     if (format == FM_KV_FP8) {
       unit = RowUnit::power(0);
       leave_unit(unit);
@@ -304,7 +304,6 @@ struct RowPreparation {
 
   // Rows of 512: their unit and scales for the scores; `pairs` are also those for the values.
   __device__ __forceinline__ void prepare_latent(int format, RowUnit& unit, uint32_t (&pairs)[kPairs]) const {
-    if (Map::kBare) return;
     unit = RowUnit::power(Map::kUnitLog2);
     if (Map::kFine && format == FM_KV_FP4_V41) {  // of which halves hold all products
       expand_e2m1_row(row, scales + token * Map::Scales::kTokenBytes);
@@ -426,39 +425,33 @@ __device__ __forceinline__ void prepare_rows(const FmDecodeParams& p, const Firs
   const auto prepare_next = [&] {
     const int at = place.at();
     mbarrier_wait(shared_address(&control.landed[at][warp]), place.parity());
-    const int format = Map::kBare ? FM_KV_FP8 : control.format[at], token = 32 * warp + lane;
+    const int format = control.format[at], token = 32 * warp + lane;
     const uint32_t& all = reinterpret_cast<const uint32_t*>(&control.present[at])[warp];
-    clear_absent_rows<Map>(p, smem, at, warp, all);
+    clear_absent_rows<Map>(smem, at, warp, all);
     const bool present = all >> TokenWarps<Map>::lane() & 1;
     const RowPreparation<Map> row = {Map::row(smem, at, token), Map::scales(smem, at), token, present};
     RowUnit unit(0);
     const auto leave_scaled = [&](bool fractions) {
       const bool units = __any_sync(~0u, present && !unit.is_power(Map::kUnitLog2));
-      if (!Map::kBare && lane == 0) control.scaled[at][warp] = fractions * kFractions + units * kUnits;
+      if (lane == 0) control.scaled[at][warp] = fractions * kFractions + units * kUnits;
       return units;
     };
     if constexpr (Map::kHasRope) {
       uint32_t pairs[2];
       const bool fractions = __any_sync(~0u, row.prepare_scales(format, unit, pairs)), units = leave_scaled(fractions);
-      if constexpr (!Map::kHasRest) fence_async_shared();
       arrive_once_per_warp(shared_address(&control.tile_full[at]));
-      if constexpr (!Map::kBare) {
-        row.prepare_value_scales(unit, pairs, fractions);
-        if (!kRopeCounts<T> || units) row.template prepare_rope<T>(format, unit);
-      }
+      row.prepare_value_scales(unit, pairs, fractions);
+      if (!kRopeCounts<T> || units) row.template prepare_rope<T>(format, unit);
     } else {
       uint32_t pairs[RowPreparation<Map>::kPairs];
       row.prepare_latent(format, unit, pairs);
       const bool units = leave_scaled(false);
-      if constexpr (!Map::kHasRest) fence_async_shared();
       arrive_once_per_warp(shared_address(&control.tile_full[at]));
-      if constexpr (!Map::kBare) row.leave_of_column(pairs);
+      row.leave_of_column(pairs);
       if (Map::kMayBePlain && format == FM_KV_FP8_V4) row.prepare_plain(unit, units);
     }
-    if constexpr (Map::kHasRest) {
-      fence_async_shared();  // before the next copies to the place
-      arrive_once_per_warp(shared_address(&control.rest_full(at)));
-    }
+    fence_async_shared();  // before the next copies to the place
+    arrive_once_per_warp(shared_address(&control.rest_full(at)));
     place.advance();
   };
   if constexpr (Map::kSplits) {
@@ -477,7 +470,12 @@ __device__ __forceinline__ void load_raw_tiles(const FmDecodeParams& p, const Ro
                                                uint32_t smem, Control& control) {
   const bool asks = TokenWarps<Map>::thread() < 64;
   const auto ask = [&] { ask_for_rows<QkDim, Map>(p, maps, first, smem, control); };
-  const auto prepare = [&] { prepare_rows<T, Map>(p, first, smem, control); };
+  const auto prepare = [&] {
+    if constexpr (Map::kBare)
+      wait_for_earlier_launches();  // every thread does
+    else
+      prepare_rows<T, Map>(p, first, smem, control);
+  };
   // What comes first lies first in the instruction cache, which is worth 1 to 3 %, either way (docs/tried-sparse.md, "Instructions").
   if constexpr (Map::kSplits) {
     if (!asks)

@@ -30,17 +30,13 @@ template <class Map>
 constexpr float kTopWeight = Map::kBare ? 3.f : 12.f;
 constexpr float kMostTopWeight = 15.f;  // more than that makes it move
 
-// Codes and scales of V that some rows of the block do not see lose their NaNs. By the whole warpgroup when K has been read.
+// Codes and scales of V of all tokens but the `clean` ones lose their NaNs. By the whole warpgroup when K has been read.
 template <class Map>
-__device__ __forceinline__ void clean_raw_values(const FmDecodeParams& p, const RowBlock& r, uint32_t smem, int place,
-                                                 bool plain, int tile, uint64_t present) {
-  const int start = tile * kTileTokens;
-  present = existing(present, r.seq_len - start);
-  const uint64_t seen_by_all = existing(present, r.visible(p, r.row_begin) - start);
+__device__ __forceinline__ void clean_raw_values(const FmDecodeParams& p, uint32_t smem, int place, bool plain, uint64_t clean) {
   const int codes = plain ? Map::kPlain : kLatent;
 #pragma unroll 1
   for (int token = warpgroup_thread() / 32; token < kTileTokens; token += 4) {
-    if (seen_by_all >> token & 1) continue;
+    if (clean >> token & 1) continue;
     const int lane = warpgroup_thread() % 32;
     const uint32_t at = RowLayout<Map>{p.box_shift}.piece(smem, place, token, lane * 16);
     const auto without_nan = [](uint32_t v) {
@@ -63,21 +59,25 @@ __device__ __forceinline__ void clean_raw_values(const FmDecodeParams& p, const 
   }
 }
 
-// Masks S^T of tile `i` of an item: absent tokens, those past the end, too, whose codes and scales are zeros; and where rows see different
-// ones, from tile `first_shared` of the item on, what some do not, which is taken from V: other warps see that after a barrier. `own`: finds which
-// warpgroup this is.
+// Masks S^T of tile `i` of an item: absent tokens, those past the end, too; and where rows see different ones, from tile `first_shared` of
+// the item on, what some do not. Such tokens' V is cleaned, as weights are zero, and that of absent bare rows, where anything may lie (other
+// absent rows are zeros): other warps see that after a barrier. `own`: finds which warpgroup this is.
 template <class Map, class Control, class Own>
 __device__ __forceinline__ void mask_raw_tile(float (&s)[Map::kRows / 2], const FmDecodeParams& p, int item, int i, int first_shared,
                                               uint32_t smem, const Control& control, int at, Own own) {
+  uint64_t clean = control.present[at];
   if (i < first_shared) {
-    mask_absent<Map>(s, control.present[at]);
-    return;
+    mask_absent<Map>(s, clean);
+    if (!Map::kBare) return;
+  } else {
+    const RowBlock r = load_row_block<Map>(p, item);
+    const int start = (r.tile_begin + i) * kTileTokens;
+    mask_unseen<Map>(p, r, s, r.tile_begin + i, clean);
+    clean = existing(existing(clean, r.seq_len - start), r.visible(p, r.row_begin) - start);
   }
-  const RowBlock r = load_row_block<Map>(p, item);
-  mask_unseen<Map>(p, r, s, r.tile_begin + i, control.present[at]);
   named_barrier_of_warpgroup(kOwnBarrier + own());  // every warp has read K
   const bool plain = Map::kMayBePlain && control.format[at] == FM_KV_FP8_V4;
-  clean_raw_values<Map>(p, r, smem, at, plain, r.tile_begin + i, control.present[at]);
+  clean_raw_values<Map>(p, smem, at, plain, clean);
 }
 
 // The softmax of a thread's rows; what rows have in common is in the control block.
