@@ -161,15 +161,14 @@ __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const RowM
 // Rows of a preparing warp that are absent become zeros: few of them one after another, by all lanes, many by a lane each.
 template <class Map>
 __device__ __forceinline__ void clear_absent_rows(uint32_t smem, int place, int warp, uint32_t present) {
-  constexpr uint32_t kBytes = Map::kRowBytes;
   if (present == ~0u) return;
   const auto clear = [&](int token, uint32_t i) {
-    if (i < kBytes) store_shared(Map::row(smem, place, 32 * warp + token) + i, make_uint4(0, 0, 0, 0));
+    if (i < Map::kRowBytes) store_shared(Map::row(smem, place, 32 * warp + token) + i, make_uint4(0, 0, 0, 0));
   };
   if (__popc(present) < 20) {
     const int lane = TokenWarps<Map>::lane();
 #pragma unroll 1
-    for (uint32_t i = present >> lane & 1 ? kBytes : 0; i < kBytes; i += 16) clear(lane, i);
+    for (uint32_t i = present >> lane & 1 ? Map::kRowBytes : 0; i < Map::kRowBytes; i += 16) clear(lane, i);
   } else {
 #pragma unroll 1
     for (uint32_t absent = ~present; absent != 0; absent &= absent - 1) {
