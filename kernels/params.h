@@ -82,7 +82,7 @@ typedef struct FmDecodeParams {
   float scale_log2;    /* softmax_scale * log2(e), times the scale of the cache's codes */
   float value_scale;   /* what the output is multiplied with: the scale of the cache's codes */
   const float* attn_sink; /* [heads] or null */
-  const FmPlanHeader* plan;
+  FmPlanHeader* plan;
   const int32_t* worker_begin; /* in the plan */
   const FmWorkItem* items;
   FmMerge* merges;

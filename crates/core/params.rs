@@ -171,7 +171,7 @@ pub struct FmDecodeParams {
     pub value_scale: f32,
     #[doc = " [heads] or null"]
     pub attn_sink: *const f32,
-    pub plan: *const FmPlanHeader,
+    pub plan: *mut FmPlanHeader,
     #[doc = " in the plan"]
     pub worker_begin: *const i32,
     pub items: *const FmWorkItem,

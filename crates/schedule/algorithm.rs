@@ -437,6 +437,8 @@ pub(crate) fn make_header(line: &Line, all: Tally) -> FmPlanHeader {
         whole: line.whole.into(),
         share: line.share.min(i32::MAX.into()) as i32,
         units: line.units,
-        reserved: [0; 9],
+        unused: 0,
+        loading: [0; 2],
+        reserved: [0; 6],
     }
 }

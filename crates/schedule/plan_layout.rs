@@ -116,7 +116,10 @@ pub struct FmPlanHeader {
     pub share: i32,
     #[doc = " in use: ragged plans may need fewer than the layout has"]
     pub units: i32,
-    pub reserved: [i32; 9usize],
+    pub unused: i32,
+    #[doc = " while a launch keeps CTAs in step (tile/in_step.cuh); 0 between launches"]
+    pub loading: [i32; 2usize],
+    pub reserved: [i32; 6usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -135,8 +138,12 @@ const _: () = {
         [::core::mem::offset_of!(FmPlanHeader, share) - 20usize];
     ["Offset of field: FmPlanHeader::units"]
         [::core::mem::offset_of!(FmPlanHeader, units) - 24usize];
+    ["Offset of field: FmPlanHeader::unused"]
+        [::core::mem::offset_of!(FmPlanHeader, unused) - 28usize];
+    ["Offset of field: FmPlanHeader::loading"]
+        [::core::mem::offset_of!(FmPlanHeader, loading) - 32usize];
     ["Offset of field: FmPlanHeader::reserved"]
-        [::core::mem::offset_of!(FmPlanHeader, reserved) - 28usize];
+        [::core::mem::offset_of!(FmPlanHeader, reserved) - 40usize];
 };
 #[doc = " One worker's visit to one unit: a request's row block times a range of KV tiles."]
 #[repr(C)]

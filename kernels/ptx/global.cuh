@@ -87,6 +87,16 @@ __device__ __forceinline__ int atomic_add(int* to, int v) {
   asm volatile("atom.relaxed.gpu.global.add.s32 %0, [%1], %2;" : "=r"(before) : "l"(to), "r"(v) : "memory");
   return before;
 }
+__device__ __forceinline__ uint64_t atomic_add(uint64_t* to, uint64_t v) {
+  uint64_t before;
+  asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;" : "=l"(before) : "l"(to), "l"(v) : "memory");
+  return before;
+}
+__device__ __forceinline__ uint64_t load_relaxed(const uint64_t* from) {
+  uint64_t v;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(from) : "memory");
+  return v;
+}
 __device__ __forceinline__ uint32_t load_relaxed(const int* from) {
   uint32_t v;
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");

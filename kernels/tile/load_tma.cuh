@@ -10,12 +10,14 @@
 #include "../ptx/copy.cuh"
 #include "../ptx/global.cuh"
 #include "../ptx/mbarrier.cuh"
+#include "in_step.cuh"
 #include "shared_map.cuh"
 #include "work.cuh"
 
 namespace fm {
 
-constexpr int kShortItem = 16;  // tiles of an item of a single CTA
+// Whether an item has few tiles for this CTA.
+__device__ __forceinline__ bool is_short(const RowBlock& r) { return r.tile_end - r.tile_begin <= 16; }
 
 // Whether a warp of the loader has its turn among those of the cluster's CTAs.
 __device__ __forceinline__ bool has_turn(const FmDecodeParams& p, int warp) {
@@ -99,11 +101,13 @@ __device__ __forceinline__ TileBox locate_box(const FmDecodeParams& p, int tile,
   return {lane < boxes ? page : -1, page_offset(p.kv[0], (box + lane) << shift) / 8};
 }
 
-// Whether the first item's second tile is loaded when its first one is there: where clusters share tiles, and of short items. All CTAs ask
-// for their first tiles at once then, and these come sooner if others are not asked for yet.
-__device__ __forceinline__ bool begins_slowly(const FmDecodeParams& p, const RowBlock& first) {
-  const int tiles = first.tile_end - first.tile_begin;
-  return tiles > 1 && (p.splits > 1 || (!p.waits_aside && tiles <= kShortItem));
+// How many of an item's tiles, of few rows, are loaded when the one before them is there: of the first item the second one where clusters
+// share tiles, and of short items; with 16 rows all of these. CTAs ask for their first tiles at once, which come sooner if others are
+// not asked for yet.
+template <class Map>
+__device__ __forceinline__ int tiles_one_by_one(const FmDecodeParams& p, const RowBlock& r, bool first) {
+  const bool singly = is_short(r) && !p.waits_aside;
+  return Map::kRows == 16 && singly ? r.tile_end - r.tile_begin : first && (singly || p.splits > 1) ? 2 : 0;
 }
 
 // Warp w of the loader keeps latent block w of every tile coming, warp 0 also the rope block.
@@ -118,6 +122,7 @@ __device__ __forceinline__ void load_tiles_tma(const FmDecodeParams& p, const CU
   const uint32_t ctas = has_turn(p, warp()) ? (1u << p.multicast) - 1 : 0;
   const uint64_t policy = tile_policy<Map>(p);
   TilePlace<Map> place;
+  InStep step(Map::kSplits && warp() == 0 && leader && first.exists() && !is_short(first.block) && !p.waits_aside);
   // Waits for the tile's place, unless it is the CTA's first; held() before its latent block.
   const auto load_tile = [&](int kv_head, const TileBox& box, bool waits, auto held) {
     const uint32_t boxes = __ballot_sync(~0u, box.page >= 0);
@@ -125,6 +130,7 @@ __device__ __forceinline__ void load_tiles_tma(const FmDecodeParams& p, const CU
       const uint32_t full = shared_address(&control.tile_full[place.rope()]);
       if (waits) mbarrier_wait(shared_address(&control.tile_empty[place.rope()]), place.rope_parity() ^ 1);
       if (leader) {
+        if (Map::kSplits && waits) step.ask(p);
         control.present[place.rope()] = spread_boxes(boxes, opaque(p.box_shift));
         mbarrier_arrive_expect(full, QkDim > kLatent ? box_bytes(p, boxes) : 0);
       }
@@ -155,17 +161,21 @@ __device__ __forceinline__ void load_tiles_tma(const FmDecodeParams& p, const CU
   for_each_row_block<Map>(p, first, [&](int item, const RowBlock& r) {
     const bool begun = Map::kSplits && item == first.number;
     if (!begun) window = page_window<false>(p, r, r.tile_begin);
+    const int one_by_one = Map::kSplits ? r.tile_begin + tiles_one_by_one<Map>(p, r, begun) : 0;
 #pragma unroll 1
     for (int tile = r.tile_begin + begun; tile < r.tile_end; ++tile) {
       if (tile * (kTileTokens >> opaque(p.box_shift)) % 32 == 0) window = page_window<false>(p, r, tile);
       load_tile(r.kv_head, locate_box(p, tile, window), true, [&] {
         if (holds_tiles<Map>(p, r) && item == first.number && tile == r.tile_begin + 1) named_barrier<kQueryBarrier, 256>();
-        if (begun && tile == r.tile_begin + 1 && begins_slowly(p, r))
-          mbarrier_wait(shared_address(&control.block_full[TilePlace<Map>().block(warp())]), 0);
+        if (Map::kSplits && tile < one_by_one && tile != r.tile_begin) {
+          const TilePlace<Map> before = place.before();
+          mbarrier_wait(shared_address(&control.block_full[before.block(warp())]), before.block_parity(warp()));
+        }
       });
     }
     if (item + 1 < next_worker_item(p)) prefetch_query<T, QkDim, Map>(p, load_row_block<Map>(p, item + 1));
   });
+  if (Map::kSplits) step.leave(p);
   if (p.multicast > 1) wait_until_used_up<Map>(control, place, warp(), warp() == 0);
 }
 

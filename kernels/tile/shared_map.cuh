@@ -244,6 +244,7 @@ struct TilePlace {
     return (quarter < Map::kTriple ? thirds() : count >> 1) & 1;
   }
   __device__ __forceinline__ void advance() { count = count == kCycle - 1 ? 0 : count + 1; }
+  __device__ __forceinline__ TilePlace before() const { return {count == 0 ? kCycle - 1 : count - 1}; }
 };
 
 // By a loading warp when it has loaded all tiles, `next` being the place after the last: waits until what is in all places of a column

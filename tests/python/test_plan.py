@@ -107,6 +107,21 @@ def test_a_plan_for_other_shapes_is_refused_by_name(device, field):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("heads", [16, 32])
+@pytest.mark.parametrize("others", [0, 7 << 32 | 3])
+def test_ctas_in_step_wait_for_nobody_for_long(cuda, heads, others):
+    """Of items of more than 16 tiles, by more CTAs than half of the GPU has place for. `others`: that do not get on."""
+    problem = problems.make(h=heads, lens=[1090] * 70, device=cuda)
+    plan = _plan(problem)
+    word = plan.workspace[:64].view(torch.int64)[4:5]
+    assert word.item() == 0
+    word.fill_(others)
+    for _ in range(2):
+        problem.check(plan=plan)
+        assert word.item() == others, "each CTA takes away what it has added"
+
+
+@pytest.mark.gpu
 def test_a_plan_for_another_device_is_refused(cuda):
     problem = problems.make(h=16, lens=[300, 10, 5], device=cuda)
     plan = ferromla.Plan(problem.lens.cpu(), num_heads=16, page_size=64)

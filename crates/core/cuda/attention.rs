@@ -209,7 +209,7 @@ fn common_params(
         multicast: 1,
         box_shift: -1,
         scale_log2: (scale * std::f64::consts::LOG2_E) as f32,
-        plan: plan.section(0),
+        plan: plan.section::<ferromla_schedule::PlanHeader>(0).cast_mut(),
         worker_begin: plan.section(layout.worker_begin),
         items: plan.section(layout.items),
         merges: plan

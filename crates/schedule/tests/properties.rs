@@ -89,7 +89,7 @@ proptest! {
         prop_assert!(next_slot <= planned.layout.max_slots);
         prop_assert!(planned.header.items <= planned.layout.max_items);
         prop_assert!(planned.header.merges <= planned.layout.max_merges);
-        prop_assert_eq!(planned.header.reserved, [0; 9]);
+        prop_assert_eq!(planned.header.reserved, [0; 6]);
         prop_assert_eq!(*plan.header(), planned.header);
     }
 

@@ -61,19 +61,21 @@ inline uint32_t load_relaxed(const int* at) {
   emulation::yield("a look at global memory");
   return *at;
 }
-inline uint64_t load_acquire(const uint64_t* at) {
+inline uint64_t load_relaxed(const uint64_t* at) {
   emulation::yield("a look at global memory");
   return *at;
 }
+inline uint64_t load_acquire(const uint64_t* at) { return load_relaxed(at); }
 inline uint32_t load_acquire(const int* at) { return load_relaxed(at); }
 inline void subtract(uint64_t* from, uint64_t v) { *from -= v; }
 inline void set_bits(uint64_t* at, uint64_t bits) { *at |= bits; }
 inline void turn_bits(int* at, uint32_t bits) { *at ^= bits; }
-inline uint64_t atomic_add_acquire(uint64_t* at, uint64_t v) {
+inline uint64_t atomic_add(uint64_t* at, uint64_t v) {
   const uint64_t before = *at;
   *at += v;
   return before;
 }
+inline uint64_t atomic_add_acquire(uint64_t* at, uint64_t v) { return atomic_add(at, v); }
 inline int atomic_add(int* at, int v) {
   const int before = *at;
   *at += v;
