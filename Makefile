@@ -76,7 +76,7 @@ format: $(VENV)/.test ## Format Rust and Python
 	$(BIN)/ruff format --quiet .
 
 .PHONY: bench
-bench: $(VENV)/.bench ## Planning and launch benches; on a Hopper GPU the tables of docs/performance.md too
+bench: $(VENV)/.bench ## Planning and launch benches; on a Hopper GPU the tables of docs/performance*.md too
 	$(BIN)/maturin develop --release --quiet
 	cargo bench --package ferromla
 	$(if $(GPU),$(BIN)/python benches/bench.py,@echo "no GPU: benches/bench.py was not run")

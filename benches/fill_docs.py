@@ -3,8 +3,8 @@
     python benches/bench.py --json results.json          # on the GPU machine
     python benches/fill_docs.py results.json COMMIT      # here: the run's commit
 
-A table stands between ``<!-- bench:NAME -->`` and ``<!-- /bench -->``; ``head`` is the sentence about the run. The page
-is from one run: one that lacks a table is refused.
+A table stands between ``<!-- bench:NAME -->`` and ``<!-- /bench -->``; ``head`` is the sentence about the run. The pages
+are from one run: one that lacks a table is refused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import re
 import sys
 from typing import Any
 
-PAGE = pathlib.Path(__file__).parents[1] / "docs" / "performance.md"
+DOCS = pathlib.Path(__file__).parents[1] / "docs"
+PAGES = (DOCS / "performance.md", DOCS / "performance-operations.md")
 BLOCK = re.compile(r"<!-- bench:(\w+) -->\n.*?<!-- /bench -->", re.DOTALL)
 
 
@@ -29,7 +30,7 @@ def head(results: dict[str, Any], commit: str) -> str:
 
 
 def fill(page: str, results: dict[str, Any], commit: str) -> str:
-    """The page with the run's tables in their places."""
+    """A page with the run's tables in their places."""
     texts = {name: "\n".join(lines) for name, lines in results["markdown"].items()}
     texts["head"] = head(results, commit)
 
@@ -41,11 +42,13 @@ def fill(page: str, results: dict[str, Any], commit: str) -> str:
 
 
 def main(results: str, commit: str) -> None:
-    """Rewrites the page."""
-    page, found = PAGE.read_text(), json.loads(pathlib.Path(results).read_text())
-    if missing := set(BLOCK.findall(page)) - {"head", *found["markdown"]}:
+    """Rewrites the pages."""
+    pages, found = {page: page.read_text() for page in PAGES}, json.loads(pathlib.Path(results).read_text())
+    named = {name for text in pages.values() for name in BLOCK.findall(text)}
+    if missing := named - {"head", *found["markdown"]}:
         raise SystemExit(f"{results} lacks the tables {', '.join(sorted(missing))}")
-    PAGE.write_text(fill(page, found, commit))
+    for page, text in pages.items():
+        page.write_text(fill(text, found, commit))
 
 
 if __name__ == "__main__":
