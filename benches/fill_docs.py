@@ -3,8 +3,8 @@
     python benches/bench.py --json results.json          # on the GPU machine
     python benches/fill_docs.py results.json COMMIT      # here: the run's commit
 
-A table stands between ``<!-- bench:NAME -->`` and ``<!-- /bench -->``; ``head`` is the sentence about the run. The pages
-are from one run: one that lacks a table is refused.
+A table stands between ``<!-- bench:NAME -->`` and ``<!-- /bench -->``; ``head`` is the sentence about the run. The
+pages are from one run: one that lacks a table is refused.
 """
 
 from __future__ import annotations
