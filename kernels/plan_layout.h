@@ -77,7 +77,7 @@ typedef struct FmPlanHeader {
   int32_t share; /* target length of one worker's stretch of the work line */
   int32_t units; /* in use: ragged plans may need fewer than the layout has */
   int32_t unused;
-  int32_t loading[2]; /* while a launch keeps CTAs in step (tile/in_step.cuh); 0 between launches */
+  int32_t loading[2]; /* one word, while a launch keeps CTAs in step (tile/in_step.cuh); 0 between launches */
   int32_t reserved[6];
 } FmPlanHeader;
 

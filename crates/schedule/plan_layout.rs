@@ -117,7 +117,7 @@ pub struct FmPlanHeader {
     #[doc = " in use: ragged plans may need fewer than the layout has"]
     pub units: i32,
     pub unused: i32,
-    #[doc = " while a launch keeps CTAs in step (tile/in_step.cuh); 0 between launches"]
+    #[doc = " one word, while a launch keeps CTAs in step (tile/in_step.cuh); 0 between launches"]
     pub loading: [i32; 2usize],
     pub reserved: [i32; 6usize],
 }

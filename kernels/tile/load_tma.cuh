@@ -130,7 +130,7 @@ __device__ __forceinline__ void load_tiles_tma(const FmDecodeParams& p, const CU
       const uint32_t full = shared_address(&control.tile_full[place.rope()]);
       if (waits) mbarrier_wait(shared_address(&control.tile_empty[place.rope()]), place.rope_parity() ^ 1);
       if (leader) {
-        if (Map::kSplits && waits) step.ask(p);
+        if (waits) step.ask(p);
         control.present[place.rope()] = spread_boxes(boxes, opaque(p.box_shift));
         mbarrier_arrive_expect(full, QkDim > kLatent ? box_bytes(p, boxes) : 0);
       }
@@ -161,7 +161,7 @@ __device__ __forceinline__ void load_tiles_tma(const FmDecodeParams& p, const CU
   for_each_row_block<Map>(p, first, [&](int item, const RowBlock& r) {
     const bool begun = Map::kSplits && item == first.number;
     if (!begun) window = page_window<false>(p, r, r.tile_begin);
-    const int one_by_one = Map::kSplits ? r.tile_begin + tiles_one_by_one<Map>(p, r, begun) : 0;
+    const int one_by_one = r.tile_begin + tiles_one_by_one<Map>(p, r, begun);
 #pragma unroll 1
     for (int tile = r.tile_begin + begun; tile < r.tile_end; ++tile) {
       if (tile * (kTileTokens >> opaque(p.box_shift)) % 32 == 0) window = page_window<false>(p, r, tile);
@@ -175,7 +175,7 @@ __device__ __forceinline__ void load_tiles_tma(const FmDecodeParams& p, const CU
     }
     if (item + 1 < next_worker_item(p)) prefetch_query<T, QkDim, Map>(p, load_row_block<Map>(p, item + 1));
   });
-  if (Map::kSplits) step.leave(p);
+  step.leave(p);
   if (p.multicast > 1) wait_until_used_up<Map>(control, place, warp(), warp() == 0);
 }
 
