@@ -6,23 +6,25 @@
 // cut, or for two units and requests, where they are that few. Then plan/small.cuh does the work, else plan/large.cuh.
 // Where many units have one part each, whatever their lengths, hardly anything needs a sum: several blocks (plan/one_part.cuh).
 #include "params.h"
+#include "plan/by_cluster.cuh"
 #include "plan/large.cuh"
 #include "plan/one_part.cuh"
 #include "plan/small.cuh"
 #include "ptx/launch.cuh"
+#include "ptx/shared.cuh"
 
 namespace ferromla {
 namespace plan {
 
-/* kUnits: units, and requests of a ragged batch, to a thread. kFew: the requests may be few. */
-template <int kUnits, bool kFew>
+/* kFew: the requests may be few. */
+template <bool kFew>
 __device__ __forceinline__ void plan(const FmPlanParams& params) {
   __shared__ union {
     small::Shared small;
     large::Shared large;
   } shared;
   fm::wait_for_earlier_launches(); /* and lets none begin before it ends: below */
-  if (!small::fits<kUnits, kFew>(params) || !small::plan<kUnits, kFew>(params, shared.small)) {
+  if (!small::fits<kFew>(params) || !small::plan<kFew>(params, shared.small)) {
     __syncthreads(); /* the memory is used again */
     large::plan(params, shared.large);
   }
@@ -32,23 +34,38 @@ __device__ __forceinline__ void plan(const FmPlanParams& params) {
   __threadfence();
 }
 
+/* What was tried before has left the memory. Not a part of what is always fetched. */
+__device__ inline __attribute__((noinline)) void plan_otherwise(const FmPlanParams& params, large::Shared& shared) {
+  __syncthreads();
+  large::plan(params, shared);
+}
+
 }  // namespace plan
 }  // namespace ferromla
 
 /* What few requests may need takes code and registers, which others do without. */
 extern "C" __global__ void __launch_bounds__(FM_PLAN_THREADS, 1)
     fm_plan(const __grid_constant__ FmPlanParams params) {
-  ferromla::plan::plan<1, false>(params);
+  ferromla::plan::plan<false>(params);
 }
 
 extern "C" __global__ void __launch_bounds__(FM_PLAN_THREADS_OF_FEW, 1)
     fm_plan_few(const __grid_constant__ FmPlanParams params) {
-  ferromla::plan::plan<1, true>(params);
+  ferromla::plan::plan<true>(params);
 }
 
-extern "C" __global__ void __launch_bounds__(FM_PLAN_THREADS, 1)
-    fm_plan_pairs(const __grid_constant__ FmPlanParams params) {
-  ferromla::plan::plan<2, true>(params);
+extern "C" __global__ void __launch_bounds__(FM_PLAN_CLUSTER_THREADS, 1)
+    fm_plan_cluster(const __grid_constant__ FmPlanParams params) {
+  union Shared {
+    ferromla::plan::by_cluster::Shared by_cluster;
+    ferromla::plan::large::Shared large;
+  };
+  static_assert(sizeof(Shared) <= FM_PLAN_CLUSTER_SMEM_BYTES, "FM_PLAN_CLUSTER_SMEM_BYTES");
+  Shared& shared = *reinterpret_cast<Shared*>(fm::launch_shared());
+  fm::wait_for_earlier_launches();
+  if (!ferromla::plan::by_cluster::plan(params, shared.by_cluster) && fm::cluster_rank() == 0)
+    ferromla::plan::plan_otherwise(params, shared.large);
+  __threadfence(); /* as above */
 }
 
 /* Of units that are not ragged: FM_SPLIT_REST, or num_splits = 1 for more than kMostDealtUnits of them. Any number of blocks. */

@@ -52,8 +52,9 @@ struct QueryRange {
 
 /* Of a request of a ragged batch, from its two entries of qo_indptr, whatever they hold. */
 FM_BOTH QueryRange query_range(const FmPlanShape& shape, int32_t begin, int32_t end) {
-  begin = static_cast<int32_t>(clamp(begin, 0, shape.q_tokens));
-  return {begin, static_cast<int32_t>(clamp(end, begin, shape.q_tokens)) - begin};
+  const int32_t most = shape.q_tokens;
+  begin = begin < 0 ? 0 : begin < most ? begin : most;
+  return {begin, (end < begin ? begin : end < most ? end : most) - begin};
 }
 
 /* Row blocks, and so units per KV head, of a request. */
@@ -62,19 +63,23 @@ FM_BOTH int32_t blocks_of(const FmPlanShape& shape, int32_t q_len) {
   return static_cast<int32_t>((rows + shape.unit_rows - 1) / shape.unit_rows);
 }
 
-/* KV tiles that any row of the unit sees. */
-FM_BOTH int32_t unit_tiles(const FmPlanShape& shape, const Unit& unit) {
+/* KV tiles that any row of the unit sees. `token_of(row)` divides by the group. */
+template <class TokenOf>
+FM_BOTH int32_t unit_tiles(const FmPlanShape& shape, const Unit& unit, TokenOf token_of) {
   int32_t visible = unit.seq_len;
   if (shape.causal) {
     const uint32_t rows = static_cast<uint32_t>(unit.q_len) * shape.group;
     const uint32_t row_end = static_cast<uint32_t>(unit.row_begin) + shape.unit_rows;
     if (row_end < rows) {
-      const int32_t last_token = static_cast<int32_t>((row_end - 1) / shape.group);
+      const int32_t last_token = token_of(row_end - 1);
       visible += last_token + 1 - unit.q_len; /* keys that the last row sees, fewer than all */
       visible = visible < 0 ? 0 : visible;
     }
   }
   return static_cast<int32_t>((static_cast<uint32_t>(visible) + FM_TILE_TOKENS - 1) / FM_TILE_TOKENS);
+}
+FM_BOTH int32_t unit_tiles(const FmPlanShape& shape, const Unit& unit) {
+  return unit_tiles(shape, unit, [&](uint32_t row) { return static_cast<int32_t>(row / shape.group); });
 }
 
 /* A number that many positions are divided by. */

@@ -32,6 +32,10 @@
 #define FM_TILE_ROWS 64   /* most query rows (token, head) of one CTA */
 #define FM_PLAN_THREADS 1024 /* the device plans with blocks of this many threads at most, mostly one, ... */
 #define FM_PLAN_THREADS_OF_FEW 768 /* ... or this many with fm_plan_few */
+#define FM_PLAN_CLUSTER 8 /* CTAs of fm_plan_cluster, which are a cluster, ... */
+#define FM_PLAN_CLUSTER_THREADS 256 /* ... threads of one, ... */
+#define FM_PLAN_CLUSTER_REQUESTS 2048 /* ... most requests of one, of sparse attention query tokens, ... */
+#define FM_PLAN_CLUSTER_SMEM_BYTES 69632 /* ... and its dynamic shared memory */
 #define FM_MAX_SPLITS 8 /* most CTAs of a team, or of a cluster that shares the tiles of a part of a unit */
 #define FM_MAX_PARTS 65535 /* of a unit, where num_splits fixes them; else there are no more than workers */
 #define FM_MAX_INVARIANT_PARTS 16

@@ -5,9 +5,10 @@ use crate::algorithm::are_few;
 use crate::algorithm::end_of_keys;
 use crate::dealt::MOST_DEALT_UNITS;
 use crate::plan_layout::{
-    FM_INVARIANT_TILES, FM_MAX_INVARIANT_PARTS, FM_MAX_PARTS, FM_PLAN_THREADS,
-    FM_PLAN_THREADS_OF_FEW, FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_SPLIT_REST,
-    FM_TILE_TOKENS, FmMerge, FmPlanHeader, FmPlanLayout, FmPlanShape, FmWorkItem,
+    FM_INVARIANT_TILES, FM_MAX_INVARIANT_PARTS, FM_MAX_PARTS, FM_PLAN_CLUSTER,
+    FM_PLAN_CLUSTER_REQUESTS, FM_PLAN_CLUSTER_THREADS, FM_PLAN_THREADS, FM_PLAN_THREADS_OF_FEW,
+    FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_SPLIT_REST, FM_TILE_TOKENS, FmMerge,
+    FmPlanHeader, FmPlanLayout, FmPlanShape, FmWorkItem,
 };
 use crate::rest::Rest;
 use crate::{PlanError, WorkItem};
@@ -75,8 +76,12 @@ pub fn layout(shape: &FmPlanShape) -> Result<FmPlanLayout, PlanError> {
     })
 }
 
-/// Units, or ragged requests, up to which the device planner is faster with one to a thread than with two.
-const SINGLE_UNITS: i32 = 768;
+/// Units of requests of one length each up to which the device planner is faster with a thread for each than as a cluster.
+const SINGLE_UNITS: i32 = 640;
+/// Units for each worker up to which they may be shared out otherwise than on the line, if they are equal.
+const EQUAL_UNITS: i32 = 3;
+/// What `fm_plan_cluster` has threads for, one to a worker.
+const CLUSTER_WORKERS: i32 = 255;
 
 /// Units for each thread of the planner's first block where every unit has one part, and most blocks besides.
 const ONE_PART_UNITS: u32 = 8;
@@ -87,6 +92,8 @@ const ONE_PART_BLOCKS: u32 = 256;
 pub struct PlannerLaunch {
     /// One, but for [`PlannerKernel::OnePart`].
     pub blocks: u32,
+    /// CTAs of a cluster for each of these: one, but for [`PlannerKernel::Cluster`].
+    pub cluster: u32,
     /// Of a block.
     pub threads: u32,
     /// Its entry point.
@@ -98,8 +105,9 @@ pub struct PlannerLaunch {
 pub enum PlannerKernel {
     /// `fm_plan`: a thread has one unit, and one request of a ragged batch.
     Many,
-    /// `fm_plan_pairs`: a thread has two.
-    Pairs,
+    /// `fm_plan_cluster`: for many units, a cluster of [`FM_PLAN_CLUSTER`] CTAs, each with a stretch of the requests, of
+    /// [`FM_PLAN_CLUSTER_THREADS`] threads.
+    Cluster,
     /// `fm_plan_few`: a thread has one, and the requests are so few that they may be shared out in more ways. Up to
     /// [`FM_PLAN_THREADS_OF_FEW`] threads.
     Few,
@@ -114,8 +122,8 @@ impl FmPlanLayout {
         self.bytes as usize / size_of::<i32>()
     }
 
-    /// How the device planner is best launched: with a thread for each unit, request and cut of `shape`, in whole warps, or
-    /// for two of them where there are many; with several blocks where nothing but what is left of equal units is cut.
+    /// How the device planner is best launched: with a thread for each unit, request and cut of `shape`, in whole warps; as a
+    /// cluster where units are many; with several blocks where nothing but what is left of equal units is cut.
     pub fn planner(&self, shape: &FmPlanShape) -> PlannerLaunch {
         let requests = if shape.ragged != 0 { shape.batch } else { 0 };
         let units = self.units.max(requests);
@@ -126,25 +134,53 @@ impl FmPlanLayout {
                 .clamp(256, FM_PLAN_THREADS as u32);
             return PlannerLaunch {
                 blocks: 1 + (units as u32).div_ceil(threads).min(ONE_PART_BLOCKS),
+                cluster: 1,
                 threads,
                 kernel: PlannerKernel::OnePart,
             };
         }
-        let pairs = (SINGLE_UNITS + 1..=2 * FM_PLAN_THREADS).contains(&units);
-        let least = (units as u32)
-            .div_ceil(if pairs { 2 } else { 1 })
-            .max(shape.workers.saturating_add(1) as u32);
+        if self.is_for_cluster(shape) {
+            return PlannerLaunch {
+                blocks: 1,
+                cluster: FM_PLAN_CLUSTER as u32,
+                threads: FM_PLAN_CLUSTER_THREADS as u32,
+                kernel: PlannerKernel::Cluster,
+            };
+        }
+        let least = (units as u32).max(shape.workers.saturating_add(1) as u32);
         let threads = least.next_multiple_of(32).min(FM_PLAN_THREADS as u32);
         let few = are_few(shape, 0) && threads <= FM_PLAN_THREADS_OF_FEW as u32;
         PlannerLaunch {
             blocks: 1,
+            cluster: 1,
             threads,
-            kernel: match pairs {
-                true => PlannerKernel::Pairs,
-                false if few => PlannerKernel::Few,
+            kernel: match few {
+                true => PlannerKernel::Few,
                 false => PlannerKernel::Many,
             },
         }
+    }
+
+    /// Whether a cluster plans it, and the fastest, unless most requests turn out to be empty.
+    fn is_for_cluster(&self, shape: &FmPlanShape) -> bool {
+        let requests = i64::from(shape.batch) * i64::from(shape.sparse_q_len.max(1));
+        let most_requests = i64::from(FM_PLAN_CLUSTER) * i64::from(FM_PLAN_CLUSTER_REQUESTS);
+        let can = shape.split_mode == FM_SPLIT_AUTO
+            && shape.kv_heads == 1
+            && shape.workers <= CLUSTER_WORKERS
+            && requests <= most_requests;
+        let ragged = shape.ragged != 0;
+        // If no request is empty.
+        let least = if ragged {
+            let full =
+                i64::from(shape.q_tokens) * i64::from(shape.group) / i64::from(shape.unit_rows);
+            full.max(shape.batch.min(shape.q_tokens).into()) as i32
+        } else {
+            self.units
+        };
+        can && least > EQUAL_UNITS * shape.workers
+            && !are_few(shape, least)
+            && (ragged || least > SINGLE_UNITS)
     }
 
     /// Whether there are many units, more than may be dealt out, and none is ever cut, or only what is left of equal ones.

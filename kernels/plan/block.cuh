@@ -32,19 +32,21 @@ __device__ __forceinline__ int32_t load_seq_len(const FmPlanParams& params, int3
   return clamp_seq_len(params.shape, params.seq_lens[request * params.seq_lens_stride[0]]);
 }
 
-/* Entries that count of a sparse token's list of `most`. */
-__device__ __forceinline__ int32_t load_list_len(const int32_t* lens, const int64_t (&stride)[2], const Unit& unit,
-                                                 int32_t most) {
-  if (lens == nullptr) return most;
-  return static_cast<int32_t>(clamp(lens[unit.request * stride[0] + unit.q_begin * stride[1]], 0, most));
+/* Entries that count of a sparse token's list of `most`, as they are given. */
+__device__ __forceinline__ int32_t read_list_len(const int32_t* lens, const int64_t (&stride)[2], const Unit& unit, int32_t most) {
+  return lens == nullptr ? most : lens[unit.request * stride[0] + unit.q_begin * stride[1]];
+}
+
+/* The lengths of a sparse unit, of which these are given. */
+__device__ __forceinline__ void set_list_lens(const FmPlanShape& shape, Unit& unit, int32_t main_len, int32_t extra_len) {
+  unit.main_len = static_cast<int32_t>(clamp(main_len, 0, shape.topk));
+  unit.seq_len = end_of_keys(unit.main_len, static_cast<int32_t>(clamp(extra_len, 0, shape.extra_topk)));
 }
 
 /* The lengths of a sparse unit whose place in the batch is known. */
 __device__ __forceinline__ void load_list_lens(const FmPlanParams& params, Unit& unit) {
-  const FmPlanShape& shape = params.shape;
-  unit.main_len = load_list_len(params.seq_lens, params.seq_lens_stride, unit, shape.topk);
-  const int32_t extra_len = load_list_len(params.extra_lens, params.extra_lens_stride, unit, shape.extra_topk);
-  unit.seq_len = end_of_keys(unit.main_len, extra_len);
+  set_list_lens(params.shape, unit, read_list_len(params.seq_lens, params.seq_lens_stride, unit, params.shape.topk),
+                read_list_len(params.extra_lens, params.extra_lens_stride, unit, params.shape.extra_topk));
 }
 
 /* Of a request of a ragged batch. */
@@ -53,8 +55,9 @@ __device__ __forceinline__ QueryRange load_query_range(const FmPlanParams& param
   return query_range(params.shape, *begin, begin[params.qo_indptr_stride]);
 }
 
-/* Keeps the compiler from computing a value as late as possible. */
-__device__ __forceinline__ void compute_now(uint32_t& value) {
+/* Keeps the compiler from computing a value as late as possible, or what depends on it before. */
+template <class T>
+__device__ __forceinline__ void compute_now(T& value) {
 #ifdef __CUDA_ARCH__
   asm volatile("" : "+r"(value));
 #else

@@ -1,4 +1,4 @@
-// The limits, the shared memory and the scan of planning with one or two units to a thread (small.cuh).
+// The limits, the shared memory and the scan of planning with a unit to a thread (small.cuh).
 #pragma once
 #include <stdint.h>
 
@@ -43,7 +43,6 @@ struct FilledUnit {
 /* Lengths that are tried at once as the common one of parts, in pairs: a word has the parts of two. */
 constexpr int kPairsOfLengths = 4;
 
-constexpr int kMostUnits = 2; /* of a thread */
 constexpr int kFewCuts = 4;   /* of a unit: its thread writes them */
 /* Threads whose items go to memory by way of shared memory: those of whole plans, and of others, the first ones of units. */
 constexpr int kStagedItems = kMaxThreads - 64;
@@ -51,12 +50,11 @@ constexpr int kStagedBesideCuts = 640;
 
 struct alignas(16) Shared {
   uint32_t warp_sum[2][kMaxWarps];
-  uint32_t filled_of_warp[kMaxWarps]; /* units that have tiles */
   uint32_t cut_units[kCutWords]; /* bit c: cut c is the first inner one of its unit */
   Position snapped[kMaxWorkers + 1];
   uint32_t parts_of_lengths[2][kPairsOfLengths][kMaxWarps]; /* of the units of a warp, in turns */
   union {
-    Request requests[kMostUnits * kMaxThreads];
+    Request requests[kMaxThreads];
     FmWorkItem staged[kStagedItems];
     struct {
       CutUnit unit[kMaxWorkers + 1]; /* by first inner cut */

@@ -11,6 +11,18 @@ __device__ __forceinline__ uint32_t cluster_address(uint32_t address, uint32_t r
   return there;
 }
 
+// Stores to shared memory of any CTA of the cluster, which has begun; the bytes count at a barrier there (PTX ISA, st.async).
+__device__ __forceinline__ void store_cluster(uint32_t to, uint2 v, uint32_t barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.u32 [%0], {%1, %2}, [%3];" ::"r"(to), "r"(v.x),
+               "r"(v.y), "r"(barrier)
+               : "memory");
+}
+__device__ __forceinline__ void store_cluster(uint32_t to, uint4 v, uint32_t barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+               "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(barrier)
+               : "memory");
+}
+
 // Sends what lies at two addresses, `bytes` of each, a multiple of 16, to the same places in another CTA, by one lane of a whole warp, and
 // arrives at a barrier that counts as many from there, where these are counted on the same barrier (PTX ISA, cp.async.bulk). Operands
 // are the same for all lanes, which the compiler has to see.

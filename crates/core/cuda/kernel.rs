@@ -1,6 +1,7 @@
 //! The kernels by name: which image holds them and what they need set before their first launch.
 
 use ferromla_schedule::PlannerKernel;
+use ferromla_schedule::plan_layout::FM_PLAN_CLUSTER_SMEM_BYTES;
 use std::ffi::CStr;
 
 use crate::dtype::DType;
@@ -104,7 +105,7 @@ impl Kernel {
             Self::WindowOffsets,
             Self::WindowIds,
             Self::CombineTopkWindow,
-            Self::Plan(PlannerKernel::Pairs),
+            Self::Plan(PlannerKernel::Cluster),
             Self::Plan(PlannerKernel::Few),
             Self::Plan(PlannerKernel::OnePart),
             Self::Fill,
@@ -136,7 +137,7 @@ impl Kernel {
             Self::WindowOffsets => 12,
             Self::WindowIds => 13,
             Self::CombineTopkWindow => 14,
-            Self::Plan(PlannerKernel::Pairs) => 15,
+            Self::Plan(PlannerKernel::Cluster) => 15,
             Self::Plan(PlannerKernel::Few) => 16,
             Self::Plan(PlannerKernel::OnePart) => 17,
             Self::Fill => 18,
@@ -191,7 +192,7 @@ impl Kernel {
     pub const fn name(self) -> &'static CStr {
         match self {
             Self::Plan(PlannerKernel::Many) => c"fm_plan",
-            Self::Plan(PlannerKernel::Pairs) => c"fm_plan_pairs",
+            Self::Plan(PlannerKernel::Cluster) => c"fm_plan_cluster",
             Self::Plan(PlannerKernel::Few) => c"fm_plan_few",
             Self::Plan(PlannerKernel::OnePart) => c"fm_plan_one_part",
             Self::Fill => c"fm_fill",
@@ -236,6 +237,7 @@ impl Kernel {
     pub const fn shared_bytes(self) -> u32 {
         match self {
             Self::Decode { .. } => FM_DECODE_SMEM_BYTES as u32,
+            Self::Plan(PlannerKernel::Cluster) => FM_PLAN_CLUSTER_SMEM_BYTES as u32,
             _ => 0,
         }
     }

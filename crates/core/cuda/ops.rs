@@ -46,9 +46,10 @@ pub(crate) unsafe fn plan(
     let planner = plan.schedule.layout.planner(&plan.schedule.shape);
     let launch = Launch {
         blocks: planner.blocks,
+        team: planner.cluster,
+        cluster: planner.cluster,
         threads: planner.threads,
         stream,
-        ..Launch::default()
     };
     let kernel = Kernel::Plan(planner.kernel);
     // SAFETY: the kernel takes one FmPlanParams; the memory is live (the caller's promise).

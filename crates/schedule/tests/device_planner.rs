@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use ferromla_schedule::plan_layout::{
-    FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_SPLIT_REST,
+    FM_PLAN_CLUSTER, FM_PLAN_CLUSTER_THREADS, FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT,
+    FM_SPLIT_REST,
 };
 use ferromla_schedule::{PlanShape, PlanView, PlannerKernel, PlannerLaunch};
 use proptest::prelude::prop;
@@ -27,7 +28,7 @@ fn the_device_writes_the_plan_of_the_host() {
     let jobs: Vec<Job> = dense_jobs().into_iter().chain(sparse_jobs()).collect();
     let plans = emulate(&jobs);
     let mut rest = plans.as_slice();
-    let (mut cut, mut whole, mut dealt, mut empty) = (0, 0, 0, 0);
+    let (mut cut, mut whole, mut dealt, mut empty, mut by_cluster) = (0, 0, 0, 0, [0; 2]);
     for job in &jobs {
         let ours = &job.planned;
         let (theirs, after) = rest
@@ -40,11 +41,15 @@ fn the_device_writes_the_plan_of_the_host() {
         let in_order = ours.view().items().is_sorted_by_key(unit_key);
         dealt += usize::from(ours.header.whole != 0 && !in_order);
         empty += usize::from(deals_out_empty_units(ours));
+        if job.planned.layout.planner(&job.planned.shape).kernel == PlannerKernel::Cluster {
+            by_cluster[usize::from(ours.header.whole != 0)] += 1;
+        }
     }
     assert!(rest.is_empty());
     assert!(
-        cut > 50 && whole > 10 && dealt > 5 && empty > 50,
-        "the cases are of all kinds: {cut} cut, {whole} whole, {dealt} of these dealt, {empty} with empty units beside equal parts"
+        cut > 50 && whole > 10 && dealt > 5 && empty > 50 && by_cluster.iter().all(|&of| of > 20),
+        "the cases are of all kinds: {cut} cut, {whole} whole, {dealt} of these dealt, {empty} with empty units beside equal parts, \
+         {by_cluster:?} for clusters, cut and whole"
     );
 }
 
@@ -87,19 +92,22 @@ impl Job {
                 threads: [best.threads, 32, 256][index % 3],
                 ..best
             },
-            0 | 4 | 6 => PlannerLaunch {
+            0 | 6 if best.kernel != PlannerKernel::Cluster || index.is_multiple_of(16) => {
+                PlannerLaunch {
+                    blocks: 1,
+                    cluster: 1,
+                    threads: 32 << (index / 8 % if index % 8 == 6 { 5 } else { 6 }),
+                    kernel: match index % 8 {
+                        0 => PlannerKernel::Many,
+                        _ => PlannerKernel::Few,
+                    },
+                }
+            }
+            2 | 4 => PlannerLaunch {
                 blocks: 1,
-                threads: 32 << (index / 8 % if index % 8 == 6 { 5 } else { 6 }),
-                kernel: match index % 8 {
-                    0 => PlannerKernel::Many,
-                    4 => PlannerKernel::Pairs,
-                    _ => PlannerKernel::Few,
-                },
-            },
-            2 => PlannerLaunch {
-                blocks: 1,
-                threads: best.threads.div_ceil(2).next_multiple_of(32),
-                kernel: PlannerKernel::Pairs,
+                cluster: FM_PLAN_CLUSTER as u32,
+                threads: FM_PLAN_CLUSTER_THREADS as u32,
+                kernel: PlannerKernel::Cluster,
             },
             _ => best,
         };
@@ -118,6 +126,7 @@ impl Job {
             i64::from(self.launch.threads),
             self.launch.kernel as i64,
             i64::from(self.launch.blocks),
+            i64::from(self.launch.cluster),
         ]));
         for array in &self.arrays {
             let (count, stride, data) = match array {
@@ -306,6 +315,8 @@ fn seeded_cases() -> Vec<Case> {
     cases.extend(one_part_each());
     cases.push(many_units(FM_SPLIT_AUTO, 65_536));
     cases.push(many_ranges(FM_SPLIT_AUTO, 65_536));
+    cases.extend(many_requests());
+    cases.extend((126..134).map(dealt_whole));
     cases.extend([0, 1].map(around_the_longest_small_line));
     cases.extend([3, 40, 900].map(too_long_for_32_bits));
     cases
@@ -373,6 +384,66 @@ fn many_units(split_mode: i32, units: i32) -> Case {
         case.shape.min_part,
     ) = (2, 6, 1);
     Case { seq_lens, ..case }
+}
+
+/// Two to a worker, the longest with the shortest.
+fn dealt_whole(batch: i32) -> Case {
+    let mut case = many_units(FM_SPLIT_AUTO, batch);
+    (case.shape.workers, case.shape.split_cost) = (66, 40);
+    case
+}
+
+/// More than a thread each has one of, so that a cluster plans them: of one length, of any, one of them long, many empty, short; of one
+/// query token or two for all, a few for each, many for one or for all of them.
+fn many_requests() -> impl Iterator<Item = Case> {
+    type OfRequest = fn(i32) -> i32;
+    let queries: [(i32, OfRequest); 11] = [
+        (700, |_| 1),
+        (5000, |_| 1),
+        (1300, |_| 2),
+        (900, |i| 2 + i % 2),
+        (300, |i| i * 7 % 11),
+        (700, |i| if i == 411 { 900 } else { 1 }),
+        (12, |i| 300 + i),
+        (16_384, |i| i % 3),
+        (900, |i| i32::from(i % 30 == 0)),
+        (901, |i| i32::from(i % 20 == 0)),
+        (200, |_| 1),
+    ];
+    let lengths: [OfRequest; 9] = [
+        |_| 4096,
+        |i| i.wrapping_mul(0x9e37_79b1_u32 as i32).rem_euclid(9000),
+        |i| if i == 5 { 3_000_000 } else { 300 },
+        |i| if i % 9 == 0 { i * 13 % 5000 } else { 0 },
+        |i| i % 64,
+        |i| 40 + i % 50,
+        |i| 2000 + i % 3 * 1000,
+        |i| if i == 5 { 20_000 } else { i % 64 },
+        |i| i32::MAX - i,
+    ];
+    let shapes = [(132, 64, 2), (66, 128, 6), (255, 192, 100), (7, 64, 1)];
+    let all = queries
+        .into_iter()
+        .flat_map(move |queries| lengths.map(|lengths| (queries, lengths)));
+    let all = all.zip(shapes.into_iter().cycle().flat_map(|shape| [shape; 5]));
+    all.map(
+        |(((batch, q_len), seq_len), (workers, unit_rows, min_part))| {
+            let mut case = many_units(FM_SPLIT_AUTO, batch);
+            case.shape.max_seq_len = 1 << 22;
+            (case.shape.workers, case.shape.unit_rows) = (workers, unit_rows);
+            (case.shape.min_part, case.shape.whole_speed) = (min_part, 256 + 64 * (workers % 4));
+            case.seq_lens = (0..batch).map(seq_len).collect();
+            if batch == 1300 {
+                case.shape.q_len = 2;
+                return case;
+            }
+            let q_lens: Vec<i32> = (0..batch).map(q_len).collect();
+            match q_lens.iter().all(|&len| len == 1) {
+                true => case,
+                false => ragged(case, &q_lens),
+            }
+        },
+    )
 }
 
 /// As many parts and workers as are dealt, or one more, and rounds of parts.
@@ -489,6 +560,11 @@ fn compile(scratch: &Path) -> PathBuf {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let program = scratch.join("emulated_planner");
+    // As `tests/emulator/build.py` does it: instructions of the GPU are the emulator's.
+    let sources = scratch.join("kernels");
+    let (kernels, emulated) = (root.join("kernels"), root.join("tests/emulator/ptx"));
+    copy_folder(&kernels, &sources);
+    copy_folder(&emulated, &sources.join("ptx"));
     let compiler = std::env::var_os("CXX").unwrap_or_else(|| "g++".into());
     let output = Command::new(&compiler)
         .args([
@@ -502,7 +578,7 @@ fn compile(scratch: &Path) -> PathBuf {
         .args(["-fsanitize=undefined", "-fsanitize-undefined-trap-on-error"])
         .arg("-U_FORTIFY_SOURCE")
         .arg("-I")
-        .arg(root.join("kernels"))
+        .arg(&sources)
         .arg("-I")
         .arg(root.join("tests/emulator"))
         .arg("-o")
@@ -516,4 +592,20 @@ fn compile(scratch: &Path) -> PathBuf {
         String::from_utf8_lossy(&output.stderr)
     );
     program
+}
+
+/// Files that are there are replaced.
+fn copy_folder(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let (from, to) = {
+            let entry = entry.unwrap();
+            (entry.path(), to.join(entry.file_name()))
+        };
+        if from.is_dir() {
+            copy_folder(&from, &to);
+        } else {
+            std::fs::copy(&from, &to).unwrap();
+        }
+    }
 }

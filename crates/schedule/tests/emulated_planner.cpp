@@ -1,6 +1,6 @@
 // Runs kernels/plan.cu on the host: `emulated_planner CASES PLANS SEED`.
 //
-// CASES holds, one after another, FmPlanShape, FmPlanLayout, three int64 (the launch) and three arrays:
+// CASES holds, one after another, FmPlanShape, FmPlanLayout, four int64 (the launch) and three arrays:
 // seq_lens, extra_lens and qo_indptr. An array is its number of elements (-1: a null pointer), two strides, all
 // int64, and its int32 elements. PLANS gets the bytes of each plan. Words around the buffer are checked: the
 // planner must not touch them.
@@ -59,8 +59,8 @@ int main(int argc, char** argv) {
 
   FmPlanParams params{};
   while (read(cases, &params.shape, 1)) {
-    int64_t launch[3]; /* threads; PlannerKernel; blocks */
-    if (!read(cases, &params.layout, 1) || !read(cases, launch, 3)) emulation::fail("a case is cut short");
+    int64_t launch[4]; /* threads; PlannerKernel; blocks; CTAs of a cluster */
+    if (!read(cases, &params.layout, 1) || !read(cases, launch, 4)) emulation::fail("a case is cut short");
     const Array seq_lens(cases), extra_lens(cases), qo_indptr(cases);
 
     const size_t bytes = params.layout.bytes;
@@ -76,7 +76,8 @@ int main(int argc, char** argv) {
     params.plan = guarded + kGuardBytes;
     emulation::Grid grid;
     grid.x = static_cast<unsigned>(launch[2]), grid.threads = static_cast<unsigned>(launch[0]);
-    constexpr void (*kKernels[])(FmPlanParams) = {fm_plan, fm_plan_pairs, fm_plan_few, fm_plan_one_part};
+    grid.y = grid.cluster = static_cast<unsigned>(launch[3]), grid.shared_bytes = FM_PLAN_CLUSTER_SMEM_BYTES;
+    constexpr void (*kKernels[])(FmPlanParams) = {fm_plan, fm_plan_cluster, fm_plan_few, fm_plan_one_part};
     emulation::run([&] { kKernels[launch[1]](params); }, grid);
 
     if (!guards_hold(guarded, bytes)) emulation::fail("the planner wrote outside its buffer");

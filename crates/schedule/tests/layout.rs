@@ -6,8 +6,7 @@ use ferromla_schedule::plan_layout::{
     FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_SPLIT_REST,
 };
 use ferromla_schedule::{
-    PlanError, PlanLayout, PlanShape, PlanView, PlannerKernel, PlannerLaunch, Strided, layout,
-    plan_into,
+    PlanError, PlanLayout, PlanShape, PlanView, PlannerKernel, Strided, layout, plan_into,
 };
 use proptest::prelude::*;
 use support::cases;
@@ -144,7 +143,7 @@ fn a_ragged_batch_has_units_for_any_ranges() {
 fn the_device_planner_has_a_thread_for_each_unit_request_and_cut() {
     let launch = |shape: PlanShape| layout(&shape).unwrap().planner(&shape);
     let threads = |shape: PlanShape| {
-        assert_ne!(launch(shape).kernel, PlannerKernel::Pairs);
+        assert_ne!(launch(shape).kernel, PlannerKernel::Cluster);
         launch(shape).threads
     };
     assert_eq!(threads(SHAPE), 32);
@@ -164,7 +163,7 @@ fn the_device_planner_has_a_thread_for_each_unit_request_and_cut() {
     );
     assert_eq!(
         threads(PlanShape {
-            batch: 5000,
+            batch: 20_000,
             ..SHAPE
         }),
         1024
@@ -172,6 +171,7 @@ fn the_device_planner_has_a_thread_for_each_unit_request_and_cut() {
     assert_eq!(
         threads(PlanShape {
             batch: 500,
+            workers: 200,
             ..RAGGED
         }),
         512
@@ -186,25 +186,64 @@ fn the_device_planner_has_a_thread_for_each_unit_request_and_cut() {
 }
 
 #[test]
-fn of_many_units_a_planner_thread_has_two() {
-    use PlannerKernel::{Few, Many, Pairs};
-    let launch = |batch| {
-        let shape = PlanShape {
-            batch,
-            group: 16,
-            ..SHAPE
-        };
-        let PlannerLaunch {
-            threads, kernel, ..
-        } = layout(&shape).unwrap().planner(&shape);
-        (layout(&shape).unwrap().units, threads, kernel)
+fn a_cluster_plans_many_units() {
+    use PlannerKernel::{Cluster, Few, Many};
+    let launch = |shape: PlanShape| {
+        let launch = layout(&shape).unwrap().planner(&shape);
+        (launch.cluster, launch.threads, launch.kernel)
     };
-    assert_eq!(launch(256), (256, 256, Few));
-    assert_eq!(launch(257), (257, 288, Many));
-    assert_eq!(launch(768), (768, 768, Many));
-    assert_eq!(launch(769), (769, 416, Pairs));
-    assert_eq!(launch(2048), (2048, 1024, Pairs));
-    assert_eq!(launch(2049), (2049, 1024, Many));
+    let uniform = |batch| PlanShape {
+        batch,
+        group: 16,
+        workers: 132,
+        ..SHAPE
+    };
+    assert_eq!(launch(uniform(256)), (1, 256, Few));
+    assert_eq!(launch(uniform(257)), (1, 288, Many));
+    assert_eq!(launch(uniform(640)), (1, 640, Many));
+    assert_eq!(launch(uniform(641)), (8, 256, Cluster));
+    assert_eq!(launch(uniform(16_384)), (8, 256, Cluster));
+    assert_eq!(launch(uniform(16_385)), (1, 1024, Many));
+    // Fewer than three to a worker may be equal.
+    let ragged = |batch, q_tokens| PlanShape {
+        batch,
+        q_tokens,
+        group: 16,
+        workers: 132,
+        ..RAGGED
+    };
+    assert_eq!(launch(ragged(396, 396)), (1, 416, Many));
+    assert_eq!(launch(ragged(397, 397)), (8, 256, Cluster));
+    assert_eq!(launch(ragged(397, 300)), (1, 416, Many));
+    assert_eq!(launch(ragged(8, 4096)), (8, 256, Cluster));
+    let other = |shape: PlanShape| {
+        launch(PlanShape {
+            batch: 5000,
+            ..shape
+        })
+        .2
+    };
+    assert_eq!(
+        other(PlanShape {
+            workers: 256,
+            ..uniform(1)
+        }),
+        Many
+    );
+    assert_eq!(
+        other(PlanShape {
+            kv_heads: 2,
+            ..uniform(1)
+        }),
+        Many
+    );
+    assert_eq!(
+        other(PlanShape {
+            split_mode: FM_SPLIT_INVARIANT,
+            ..uniform(1)
+        }),
+        Many
+    );
 }
 
 #[test]

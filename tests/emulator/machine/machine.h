@@ -169,6 +169,8 @@ void require_earlier_launches();
 // To the same place in every CTA of the cluster whose bit is set, or in this one only (0).
 void copy_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier, uint32_t ctas);
 void copy_box(uint32_t to, const TensorMap& map, const int (&at)[5], uint32_t barrier, uint32_t ctas);
+// To a CTA that may be another one.
+void store_bytes(uint32_t to, const void* value, uint32_t bytes, uint32_t barrier);
 void thread_copy(uint32_t to, const void* from, int bytes, int size);
 void thread_copies_commit();
 void thread_copies_wait(size_t pending);

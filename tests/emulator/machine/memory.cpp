@@ -208,6 +208,22 @@ void copy_box(uint32_t to, const TensorMap& map, const int (&at)[5], uint32_t ba
   });
 }
 
+void store_bytes(uint32_t to, const void* value, uint32_t bytes, uint32_t barrier) {
+  if (to % bytes != 0) fail("an asynchronous store is not aligned");
+  if (to >> kRankShift != barrier >> kRankShift) fail("an asynchronous store counts at a barrier of another CTA");
+  Cta* there = &cta_of(to);
+  const auto* bytes_of = static_cast<const uint8_t*>(value);
+  const std::vector<uint8_t> stored(bytes_of, bytes_of + bytes);
+  ++there->copying;
+  const auto deliver = [=] {
+    if (there->live == 0) fail("a CTA ends before a store that is for it is there");
+    std::memcpy(place_in(*there, to, bytes), stored.data(), bytes);
+    land(*there, barrier, bytes);
+  };
+  if (machine.landing == 0) return deliver();
+  machine.on_their_way.push_back(deliver);
+}
+
 void thread_copy(uint32_t to, const void* from, int bytes, int size) {
   require_earlier_launches();
   if (to % size != 0 || (bytes != 0 && reinterpret_cast<uintptr_t>(from) % size != 0)) fail("a copy of a thread is not aligned");

@@ -5,6 +5,8 @@
 namespace fm {
 
 inline uint32_t cluster_address(uint32_t address, uint32_t rank) { return emulation::address_in(address, rank); }
+inline void store_cluster(uint32_t to, uint2 v, uint32_t barrier) { emulation::store_bytes(to, &v, sizeof v, barrier); }
+inline void store_cluster(uint32_t to, uint4 v, uint32_t barrier) { emulation::store_bytes(to, &v, sizeof v, barrier); }
 inline void send_to_pair(uint32_t first, uint32_t second, uint32_t bytes, uint32_t barrier, uint32_t rank) {
   __syncwarp();
   if (emulation::self->lane != 0) return;

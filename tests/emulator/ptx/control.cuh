@@ -37,6 +37,8 @@ inline void cluster_barrier_relaxed() {
   const auto& grid = emulation::machine.grid;
   emulation::meet(emulation::cta().cluster->barrier, grid.threads * grid.cluster, false, true, "barrier.cluster");
 }
+inline void cluster_barrier_arrive() {}
+inline void cluster_barrier_wait() { cluster_barrier_relaxed(); }
 
 template <int Registers>
 void registers_grow() {}
