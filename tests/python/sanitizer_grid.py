@@ -49,7 +49,9 @@ def main() -> int:
 
 def all_cases() -> Iterator[Callable[[], None]]:
     many = (partial(many_short_lists, kv_format) for kv_format in ("fp8_v4", "fp8_v41_split"))
-    return itertools.chain(decodes(), prefills(), quantised(), sparse(), many, (several_kv_heads, cache_operations))
+    return itertools.chain(
+        decodes(), prefills(), quantised(), sparse(), many, (several_kv_heads, many_requests, cache_operations)
+    )
 
 
 def decodes() -> Iterator[Callable[[], None]]:
@@ -74,6 +76,14 @@ def several_kv_heads():
     plan = ferromla.Plan(problem.lens, num_heads=126, num_kv_heads=3, q_len=2, page_size=64)
     plan.update(problem.lens.cpu())
     problem.check(plan=plan)
+
+
+def many_requests():
+    """Planned by a cluster of CTAs: of one query token each, of a few, and of many for one of them."""
+    lens = torch.randint(0, 5000, (900,), dtype=torch.int32, device="cuda")
+    for heads, q_lens in ((16, None), (128, [2, 3] * 450), (128, [1] * 899 + [200])):
+        ragged = {} if q_lens is None else {"qo_indptr": problems.offsets(q_lens).cuda(), "num_tokens": sum(q_lens)}
+        ferromla.Plan(lens, num_heads=heads, page_size=64, max_seq_len=5000, **ragged).update(lens)
 
 
 def prefills() -> Iterator[Callable[[], None]]:

@@ -190,7 +190,9 @@ GRID = [
 def test_host_and_device_make_the_same_plan(cuda, max_len):
     generator = torch.Generator().manual_seed(max_len)
     for options in GRID:
-        for batch in (0, 1, 2) if options.get("num_splits") == 1000 else (0, 1, 2, 6, 64, 300):  # slots take memory
+        for batch in (
+            (0, 1, 2) if options.get("num_splits") == 1000 else (0, 1, 2, 6, 64, 300, 900)
+        ):  # slots take memory
             lens = torch.randint(-2, max_len + 10, (batch,), generator=generator, dtype=torch.int32)
             shapes = options | {"page_size": 64, "max_seq_len": max_len, "device": "cuda:0"}
             need = ferromla.workspace_bytes(batch=batch, **shapes)
@@ -257,6 +259,14 @@ def test_host_and_device_make_the_same_ragged_plan(cuda, most):
                 host = ferromla.Plan(lens, qo_indptr=given, **shapes, workspace=spaces[0])
                 device = ferromla.Plan(lens.to(cuda), qo_indptr=given.to(cuda), **shapes, workspace=spaces[1])
                 assert _entries(host) == _entries(device), (options, batch, given)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("q_lens", [None, [1, 2, 3] * 230, [1] * 689 + [150]])
+def test_many_requests_that_are_planned_on_the_device(cuda, q_lens):
+    lens = torch.randint(0, 300, (690,), generator=torch.Generator().manual_seed(690)).tolist()
+    lens = [max(length, tokens) for length, tokens in zip(lens, q_lens or [0] * 690, strict=True)]
+    problems.make(h=16, lens=lens, q_lens=q_lens, device=cuda).check()
 
 
 @pytest.mark.parametrize("options", [{}, {"num_splits": 3}, {"batch_invariant": True}])
