@@ -80,6 +80,8 @@ pub fn layout(shape: &FmPlanShape) -> Result<FmPlanLayout, PlanError> {
 const SINGLE_UNITS: i32 = 640;
 /// Units for each worker up to which they may be shared out otherwise than on the line, if they are equal.
 const EQUAL_UNITS: i32 = 3;
+/// Units for each ragged request above which a cluster is slower than a thread for each unit: some request may have many.
+const LONG_UNITS: i32 = 3;
 /// What `fm_plan_cluster` has threads for, one to a worker.
 const CLUSTER_WORKERS: i32 = 255;
 
@@ -170,16 +172,19 @@ impl FmPlanLayout {
             && shape.workers <= CLUSTER_WORKERS
             && requests <= most_requests;
         let ragged = shape.ragged != 0;
-        // If no request is empty.
+        let rows = i64::from(shape.q_tokens) * i64::from(shape.group);
+        let full = (rows / i64::from(shape.unit_rows)) as i32; // units, if none has fewer rows
+        let requests = shape.batch.min(shape.q_tokens);
         let least = if ragged {
-            let full =
-                i64::from(shape.q_tokens) * i64::from(shape.group) / i64::from(shape.unit_rows);
-            full.max(shape.batch.min(shape.q_tokens).into()) as i32
+            full.max(requests)
         } else {
             self.units
-        };
+        }; // if no request is empty
+        // Some request may be long, and there is a thread for each unit.
+        let long = ragged && full > LONG_UNITS * requests && self.units <= FM_PLAN_THREADS_OF_FEW;
         can && least > EQUAL_UNITS * shape.workers
             && !are_few(shape, least)
+            && !long
             && (ragged || least > SINGLE_UNITS)
     }
 

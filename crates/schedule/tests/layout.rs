@@ -216,6 +216,16 @@ fn a_cluster_plans_many_units() {
     assert_eq!(launch(ragged(397, 397)), (8, 256, Cluster));
     assert_eq!(launch(ragged(397, 300)), (1, 416, Many));
     assert_eq!(launch(ragged(8, 4096)), (8, 256, Cluster));
+    // A chunk may be among them: a thread for each unit.
+    let wide = |batch, q_tokens| PlanShape {
+        group: 128,
+        workers: 66,
+        unit_rows: 128,
+        ..ragged(batch, q_tokens)
+    };
+    assert_eq!(launch(wide(200, 600)), (8, 256, Cluster));
+    assert_eq!(launch(wide(200, 700)), (1, 704, Few));
+    assert_eq!(launch(wide(200, 800)), (8, 256, Cluster));
     let other = |shape: PlanShape| {
         launch(PlanShape {
             batch: 5000,
