@@ -1,9 +1,9 @@
 // The planner on the device: writes the plan of plan_layout.h for the lengths of a batch, byte for byte what
 // `ferromla_schedule::plan_into` writes. The arithmetic is plan_algorithm.h; the files of plan/ distribute it.
 //
-// One block, because every step needs the sum of the one before and a grid-wide barrier costs more than the
-// work. Its size is the caller's choice, a multiple of 32 up to 1024: best a thread for each unit, request and
-// cut, or for two units and requests, where they are that few. Then plan/small.cuh does the work, else plan/large.cuh.
+// One block, as every step needs the sum of the one before. Its size is the caller's choice, a multiple of 32 up to 1024: best a thread
+// for each unit, request and cut, where they are that few. Then plan/small.cuh does the work, else plan/large.cuh.
+// Many units, which only have to be cut at even shares or not at all, are planned by a cluster of blocks (plan/by_cluster.cuh).
 // Where many units have one part each, whatever their lengths, hardly anything needs a sum: several blocks (plan/one_part.cuh).
 #include "params.h"
 #include "plan/by_cluster.cuh"

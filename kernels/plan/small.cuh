@@ -2,7 +2,7 @@
 // that a thread finds out about its unit stays in its registers, nobody searches, and what is left is a chain
 // of a load, two or three block-wide steps and the stores.
 //
-//   read_requests  ragged only: by requests, as many to a thread: units -> scan; then each unit's request is found
+//   read_requests  ragged only: a thread per request: units -> scan; then each unit's request is found
 //   lay_out        by units: cost -> scan -> span on the line
 //   decide         cuts are evenly spaced, so a unit's thread knows which fall into its span. It says where
 //                  the first of them would snap to, sees where the first cut after its own does, and all
