@@ -77,11 +77,11 @@ pub fn layout(shape: &FmPlanShape) -> Result<FmPlanLayout, PlanError> {
 }
 
 /// Units of requests of one length each up to which the device planner is faster with a thread for each than as a cluster.
-const SINGLE_UNITS: i32 = 640;
+const SINGLE_UNITS: i64 = 640;
 /// Units for each worker up to which they may be shared out otherwise than on the line, if they are equal.
-const EQUAL_UNITS: i32 = 3;
+const EQUAL_UNITS: i64 = 3;
 /// Units for each ragged request above which a cluster is slower than a thread for each unit: some request may have many.
-const LONG_UNITS: i32 = 3;
+const LONG_UNITS: i64 = 3;
 /// What `fm_plan_cluster` has threads for, one to a worker.
 const CLUSTER_WORKERS: i32 = 255;
 
@@ -173,17 +173,17 @@ impl FmPlanLayout {
             && requests <= most_requests;
         let ragged = shape.ragged != 0;
         let rows = i64::from(shape.q_tokens) * i64::from(shape.group);
-        let full = (rows / i64::from(shape.unit_rows)) as i32; // units, if none has fewer rows
-        let requests = shape.batch.min(shape.q_tokens);
-        let least = if ragged {
-            full.max(requests)
-        } else {
-            self.units
-        }; // if no request is empty
+        let full = rows / i64::from(shape.unit_rows); // units, if none has fewer rows
+        let (units, with_tokens) = (
+            i64::from(self.units),
+            shape.batch.min(shape.q_tokens).into(),
+        );
+        let least = if ragged { full.max(with_tokens) } else { units }; // if no request is empty
         // Some request may be long, and there is a thread for each unit.
-        let long = ragged && full > LONG_UNITS * requests && self.units <= FM_PLAN_THREADS_OF_FEW;
-        can && least > EQUAL_UNITS * shape.workers
-            && !are_few(shape, least)
+        let long =
+            ragged && full > LONG_UNITS * with_tokens && units <= FM_PLAN_THREADS_OF_FEW.into();
+        can && least > EQUAL_UNITS * i64::from(shape.workers)
+            && !are_few(shape, least as i32)
             && !long
             && (ragged || least > SINGLE_UNITS)
     }

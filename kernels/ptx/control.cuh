@@ -97,13 +97,13 @@ __device__ __forceinline__ uint32_t cluster_rank() {
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(v));
   return v;
 }
-// Without an order of memory accesses: that is up to fences before it.
-__device__ __forceinline__ void cluster_barrier_relaxed() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-// The same in two steps.
+// A barrier of all threads of the cluster in two steps, without an order of memory accesses: that is up to fences before it.
 __device__ __forceinline__ void cluster_barrier_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_barrier_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_barrier_relaxed() {
+  cluster_barrier_arrive();
+  cluster_barrier_wait();
+}
 
 template <int Registers>
 __device__ __forceinline__ void registers_grow() {
