@@ -11,7 +11,7 @@
 //
 // "Request" means what has lengths of its own: of sparse attention a query token of a request.
 //
-// What would take more steps is left to plan/large.cuh: few or equal units, several KV heads, other split modes. All CTAs find that out
+// What would take more steps is left to plan/large.cuh: few requests or equal units, several KV heads, other split modes. All CTAs find that out
 // from the same numbers. Instructions run once or a few times, one after another, six to eight cycles each: it is their number that
 // counts, and that two warps of a scheduler do not wait for others.
 #pragma once
@@ -47,6 +47,7 @@ struct Stretch {
   uint32_t cost; /* from kMaxLine on: too long for this way */
   uint32_t units;
   uint32_t filled; /* units that have tiles; from kMany on: there is a request of many units, whose tiles nobody has looked at */
+  uint32_t longest; /* what the longest unit costs */
 };
 constexpr uint32_t kMany = 1 << 20;
 
@@ -188,6 +189,11 @@ struct Planner {
     return tiles;
   }
 
+  __device__ __forceinline__ void count_in(int32_t tiles, Stretch& of_thread) const {
+    of_thread.filled += tiles > 0;
+    of_thread.longest = max(of_thread.longest, uint32_t(tiles + shape.fixed_cost));
+  }
+
   /* Whether the unit that this thread is at, measured last, is its only one. */
   __device__ __forceinline__ bool is_there() const { return units == 1 && to - from == 1; }
 
@@ -230,7 +236,7 @@ struct Planner {
       units += left;
       if (request.units > kManyUnits) of_thread.filled += kMany, left = 0;
 #pragma unroll 1
-      while (left > 0) of_thread.filled += step() > 0;
+      while (left > 0) count_in(step(), of_thread);
       if (uint32_t(span.end) >= kMaxLine) span = {0, 0}, of_thread.cost = kMaxLine;
       if (++i < to) entries = read(begin + i);
     }
@@ -244,7 +250,7 @@ struct Planner {
     }
     if (thread < kCtas) {
       const auto there = [&](const void* own) { return fm::cluster_address(fm::shared_address(own), thread); };
-      fm::store_cluster(there(&shared.of_cta[rank]), uint4{of_cta.cost, of_cta.units, of_cta.filled, 0}, there(&shared.told[0]));
+      fm::store_cluster(there(&shared.of_cta[rank]), uint4{of_cta.cost, of_cta.units, of_cta.filled, of_cta.longest}, there(&shared.told[0]));
     }
     fm::mbarrier_wait_acquire_cluster(fm::shared_address(&shared.told[0]), 0);
     Stretch ctas_before;
@@ -267,10 +273,10 @@ struct Planner {
     skipped = own - shared.request[from].first_unit;
     units = min(each, all_units - own);
     log = share = own_begin = units_before = 0, helps = false;
-    of_thread = {0, uint32_t(units), 0};
+    of_thread = {0, uint32_t(units), 0, 0};
     span = {0, 0};
     const auto measure_unit = [&] {
-      of_thread.filled += tiles_of(shape, span) > 0;
+      count_in(tiles_of(shape, span), of_thread);
       if (uint32_t(span.end) >= kMaxLine) span = {0, 0}, of_thread.cost = kMaxLine;
     };
     for_each_unit(measure_unit, true);
@@ -281,15 +287,16 @@ struct Planner {
   __device__ __forceinline__ Stretch sum_before(const uint4* of, int32_t number, int32_t which, Stretch& before) const {
     const int32_t lane = thread % 32;
     const uint4 one = lane < number ? of[lane] : uint4{0, 0, 0, 0};
-    before = {__reduce_add_sync(~0u, lane < which ? one.x : 0), __reduce_add_sync(~0u, lane < which ? one.y : 0), 0};
-    return {min(__reduce_add_sync(~0u, one.x), kMaxLine), __reduce_add_sync(~0u, one.y), __reduce_add_sync(~0u, one.z)};
+    before = {__reduce_add_sync(~0u, lane < which ? one.x : 0), __reduce_add_sync(~0u, lane < which ? one.y : 0), 0, 0};
+    return {min(__reduce_add_sync(~0u, one.x), kMaxLine), __reduce_add_sync(~0u, one.y), __reduce_add_sync(~0u, one.z),
+            __reduce_max_sync(~0u, one.w)};
   }
 
   /* What all threads have, and what those before this one do. A barrier, and one more before it may be called again. */
   __device__ __forceinline__ Stretch scan(const Stretch& of_thread, Stretch& before) const {
     const uint32_t cost = scan_warp(of_thread.cost), units = scan_warp(of_thread.units);
-    const uint32_t filled = __reduce_add_sync(~0u, of_thread.filled);
-    if (thread % 32 == 31) shared.of_warp[thread / 32] = {min(cost, kMaxLine), units, filled, 0};
+    const uint32_t filled = __reduce_add_sync(~0u, of_thread.filled), longest = __reduce_max_sync(~0u, of_thread.longest);
+    if (thread % 32 == 31) shared.of_warp[thread / 32] = {min(cost, kMaxLine), units, filled, longest};
     __syncthreads();
     const Stretch of_cta = sum_before(shared.of_warp, kThreads / 32, thread / 32, before);
     before.cost += cost - of_thread.cost, before.units += units - of_thread.units;
@@ -299,7 +306,7 @@ struct Planner {
   /* Whether what was measured can be planned this way; and, where it is known whether units stay whole, whether it can be written so. */
   __device__ __forceinline__ bool can_be_planned() const {
     const bool few = int32_t(all.units) <= kMostFewUnits && has_few_requests(shape);
-    return all.cost < kMaxLine && int32_t(all.units) <= params.layout.units && int32_t(all.units) > shape.workers && !few;
+    return all.cost < kMaxLine && int32_t(all.units) <= params.layout.units && !few;
   }
   __device__ __forceinline__ bool can_be_written(const Line<Position>& line, bool may_be_equal) const {
     if (may_be_equal && are_equal(shape, line, int32_t(all.filled))) return false;
@@ -356,6 +363,7 @@ struct Planner {
       }
       const uint2 of_warp{__ballot_sync(~0u, bits & kInner), __ballot_sync(~0u, bits & kFirst)};
       if (thread % 32 == 0) shared.bits[thread / 32] = of_warp;
+      if (has_worker_each(shape, line)) fair = all.longest <= most;
     }
     return __syncthreads_and(fair);
   }
@@ -384,7 +392,8 @@ struct Planner {
         const OwnCut of = find_cut(line.share.by, cut);
         const bool inner = of.inner && !line.whole, to_end = line.whole ? of.snaps_to_end : of.to_end;
         part = inner ? cut - first_inner + 1 : 0;
-        section<int32_t>(params, params.layout.worker_begin)[cut] = before.items + (inner ? part : to_end ? parts.count : 0);
+        if (!has_worker_each(shape, line))
+          section<int32_t>(params, params.layout.worker_begin)[cut] = before.items + (inner ? part : to_end ? parts.count : 0);
         cut += turns;
         if (!inner) continue;
       }
@@ -394,12 +403,14 @@ struct Planner {
     }
   }
 
-  /* A worker that is left with nothing begins at the end; and the header. By a thread for each cut that is not on the line. */
+  /* The workers of whole units that have one each, else those that are left with nothing and begin at the end; and the header. By a
+     thread for each cut. */
   __device__ __forceinline__ void write_rest(const Line<Position>& line, int32_t cut) const {
-    const bool idle = cut <= shape.workers && cut * line.share.by >= line.total;
+    const bool each = has_worker_each(shape, line);
+    const bool idle = cut <= shape.workers && (each || cut * line.share.by >= line.total);
     if (!idle && cut != kMaxWorkers) return;
     const Tally tally = before_unit(line, line.units, ceil_div(line.total, line.share));
-    if (idle) section<int32_t>(params, params.layout.worker_begin)[cut] = tally.items;
+    if (idle) section<int32_t>(params, params.layout.worker_begin)[cut] = each ? unit_of_worker(shape, line, cut) : tally.items;
     if (cut == kMaxWorkers) store(section<FmPlanHeader>(params, 0), make_header(line, tally));
   }
 
