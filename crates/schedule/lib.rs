@@ -44,6 +44,7 @@ mod common_parts;
 mod dealt;
 mod equal_parts;
 mod error;
+mod launch;
 mod layout;
 mod lengths;
 mod plan;
@@ -57,7 +58,8 @@ mod view;
 
 pub use choose::{Choice, choose};
 pub use error::PlanError;
-pub use layout::{PlannerKernel, PlannerLaunch, layout};
+pub use launch::{PlannerKernel, PlannerLaunch};
+pub use layout::layout;
 pub use lengths::{ListLens, Strided};
 pub use plan::{plan_into, plan_sparse_into};
 pub use plan_layout::{

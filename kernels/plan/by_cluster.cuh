@@ -91,7 +91,7 @@ struct Planner {
   Divisor<Position> group, unit_rows, workers;
   Stretch all; /* of all CTAs */
   /* This thread's requests, and its place among those that share one, of which there are 1 << log. */
-  int32_t from, to, share, log;
+  int32_t from, to, place, log;
   int32_t skipped; /* units of the first request that are not its own */
   int32_t units;   /* its own, and where the first of them stands */
   Position own_begin;
@@ -115,7 +115,7 @@ struct Planner {
     const int32_t of_thread = (uint32_t(count) + kThreads - 1) / kThreads;
     from = min(log > 0 ? thread >> log : thread * of_thread, count);
     to = min(from + (log > 0 ? 1 : of_thread), count);
-    share = thread & ((1 << log) - 1);
+    place = thread & ((1 << log) - 1);
     skipped = 0;
   }
 
@@ -170,11 +170,11 @@ struct Planner {
      more than units the last unit is that of all threads which would have none: those share its cuts. */
   __device__ __forceinline__ void enter(const Request& request) {
     const int32_t of_request = request.units, sharing = 1 << log, of_each = (of_request + sharing - 1) >> log, last = of_request - 1;
-    const bool shares_last = of_request < sharing && share >= last && last >= 0;
+    const bool shares_last = of_request < sharing && place >= last && last >= 0;
     turns = shares_last ? sharing - last : 1;
-    turn = shares_last && share > last ? share - last - 1 : turns - 1;
-    helps = shares_last && share > last;
-    const int32_t first = helps ? last : min(share * of_each, of_request);
+    turn = shares_last && place > last ? place - last - 1 : turns - 1;
+    helps = shares_last && place > last;
+    const int32_t first = helps ? last : min(place * of_each, of_request);
     left = min(of_each, of_request - first);
     unit = request.make_unit();
     unit.row_begin = (first - 1) * shape.unit_rows;
@@ -262,7 +262,7 @@ struct Planner {
   /* Gives each thread as many of the `all_units` of this CTA, and measures them. `first`: of this thread's requests. A barrier. */
   __device__ __forceinline__ void share_out(int32_t first, int32_t all_units, Stretch& of_thread) {
 #pragma unroll 1
-    for (int32_t i = from; share == 0 && i < to; ++i) {
+    for (int32_t i = from; place == 0 && i < to; ++i) {
       shared.request[i].first_unit = first;
       first += shared.request[i].units;
     }
@@ -272,7 +272,7 @@ struct Planner {
     to = from + 1;
     skipped = own - shared.request[from].first_unit;
     units = min(each, all_units - own);
-    log = share = own_begin = units_before = 0, helps = false;
+    log = place = own_begin = units_before = 0, helps = false;
     of_thread = {0, uint32_t(units), 0, 0};
     span = {0, 0};
     const auto measure_unit = [&] {

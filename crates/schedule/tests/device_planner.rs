@@ -1,11 +1,11 @@
 //! The planner of the device writes the plan of the host: `kernels/plan.cu` itself, compiled by g++ over
 //! the emulated GPU of `tests/emulator`, against [`plan_into`](ferromla_schedule::plan_into), byte by byte.
 
+#[path = "support/emulator.rs"]
+mod emulator;
 mod support;
 
 use std::fmt::Debug;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use ferromla_schedule::plan_layout::{
     FM_PLAN_CLUSTER, FM_PLAN_CLUSTER_THREADS, FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT,
@@ -26,7 +26,7 @@ const STRIDE: usize = 3;
 #[test]
 fn the_device_writes_the_plan_of_the_host() {
     let jobs: Vec<Job> = dense_jobs().into_iter().chain(sparse_jobs()).collect();
-    let plans = emulate(&jobs);
+    let plans = emulator::run(jobs.iter().flat_map(Job::bytes).collect());
     let mut rest = plans.as_slice();
     let (mut cut, mut whole, mut dealt, mut empty, mut by_cluster) = (0, 0, 0, 0, [0; 2]);
     for job in &jobs {
@@ -528,84 +528,5 @@ fn longest(split_mode: i32) -> Case {
         shape,
         seq_lens: vec![i32::MAX; 500],
         qo_indptr: Vec::new(),
-    }
-}
-
-fn emulate(jobs: &[Job]) -> Vec<i32> {
-    let scratch = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let (input, output) = (scratch.join("cases.bin"), scratch.join("plans.bin"));
-    let bytes: Vec<u8> = jobs.iter().flat_map(Job::bytes).collect();
-    std::fs::write(&input, bytes).unwrap();
-    let run = Command::new(compile(scratch))
-        .arg(&input)
-        .arg(&output)
-        .arg("1")
-        .output()
-        .unwrap();
-    assert!(
-        run.status.success(),
-        "{}: {}",
-        run.status,
-        String::from_utf8_lossy(&run.stderr)
-    );
-    let plans = std::fs::read(&output).unwrap();
-    plans
-        .chunks_exact(4)
-        .map(|word| i32::from_ne_bytes(word.try_into().unwrap()))
-        .collect()
-}
-
-/// g++ is a requirement of the build: without it this fails. Undefined behaviour traps.
-fn compile(scratch: &Path) -> PathBuf {
-    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let program = scratch.join("emulated_planner");
-    // As `tests/emulator/build.py` does it: instructions of the GPU are the emulator's.
-    let sources = scratch.join("kernels");
-    let (kernels, emulated) = (root.join("kernels"), root.join("tests/emulator/ptx"));
-    copy_folder(&kernels, &sources);
-    copy_folder(&emulated, &sources.join("ptx"));
-    let compiler = std::env::var_os("CXX").unwrap_or_else(|| "g++".into());
-    let output = Command::new(&compiler)
-        .args([
-            "-std=c++17",
-            "-O2",
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            "-Wno-unknown-pragmas",
-        ])
-        .args(["-fsanitize=undefined", "-fsanitize-undefined-trap-on-error"])
-        .arg("-U_FORTIFY_SOURCE")
-        .arg("-I")
-        .arg(&sources)
-        .arg("-I")
-        .arg(root.join("tests/emulator"))
-        .arg("-o")
-        .arg(&program)
-        .arg(tests.join("emulated_planner.cpp"))
-        .output()
-        .unwrap_or_else(|error| panic!("{compiler:?} is needed to compile the planner: {error}"));
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    program
-}
-
-/// Files that are there are replaced.
-fn copy_folder(from: &Path, to: &Path) {
-    std::fs::create_dir_all(to).unwrap();
-    for entry in std::fs::read_dir(from).unwrap() {
-        let (from, to) = {
-            let entry = entry.unwrap();
-            (entry.path(), to.join(entry.file_name()))
-        };
-        if from.is_dir() {
-            copy_folder(&from, &to);
-        } else {
-            std::fs::copy(&from, &to).unwrap();
-        }
     }
 }

@@ -63,6 +63,15 @@ uint8_t* place_in(Cta& cta, uint32_t address, uint32_t bytes) {
   return cta.shared + offset;
 }
 
+// At once, or some time later, as is drawn for each launch.
+template <class Deliver>
+void land_some_time(Deliver deliver) {
+  if (machine.landing == 0)
+    deliver();
+  else
+    machine.on_their_way.push_back(deliver);
+}
+
 // Starts a copy to the CTAs named; `copy(cta)` does it for one of them.
 template <class Copy>
 void start(uint32_t barrier, uint32_t bytes, uint32_t ctas, Copy copy) {
@@ -79,10 +88,7 @@ void start(uint32_t barrier, uint32_t bytes, uint32_t ctas, Copy copy) {
       copy(*each);
       land(*each, barrier, bytes);
     };
-    if (machine.landing == 0)
-      deliver();
-    else
-      machine.on_their_way.push_back(deliver);
+    land_some_time(deliver);
   }
 }
 
@@ -220,8 +226,7 @@ void store_bytes(uint32_t to, const void* value, uint32_t bytes, uint32_t barrie
     std::memcpy(place_in(*there, to, bytes), stored.data(), bytes);
     land(*there, barrier, bytes);
   };
-  if (machine.landing == 0) return deliver();
-  machine.on_their_way.push_back(deliver);
+  land_some_time(deliver);
 }
 
 void thread_copy(uint32_t to, const void* from, int bytes, int size) {
@@ -248,8 +253,7 @@ void thread_copies_arrive(uint32_t barrier) {
     --own->copying;
     arrive(*own, barrier, *reinterpret_cast<Phase*>(own->shared + barrier - kSharedBegin), 1);
   };
-  if (machine.landing == 0) return deliver();
-  machine.on_their_way.push_back(deliver);
+  land_some_time(deliver);
 }
 
 }  // namespace emulation

@@ -9,6 +9,7 @@ use ferromla_schedule::{
 use proptest::prelude::*;
 
 pub mod line;
+pub mod shapes;
 pub mod sparse;
 
 /// A batch to plan for.
