@@ -16,6 +16,12 @@
 namespace ferromla {
 namespace plan {
 
+/* What was tried before has left the memory. Not a part of what is always fetched. */
+__device__ inline __attribute__((noinline)) void plan_otherwise(const FmPlanParams& params, large::Shared& shared) {
+  __syncthreads();
+  large::plan(params, shared);
+}
+
 /* kFew: the requests may be few. */
 template <bool kFew>
 __device__ __forceinline__ void plan(const FmPlanParams& params) {
@@ -24,20 +30,11 @@ __device__ __forceinline__ void plan(const FmPlanParams& params) {
     large::Shared large;
   } shared;
   fm::wait_for_earlier_launches(); /* and lets none begin before it ends: below */
-  if (!small::fits<kFew>(params) || !small::plan<kFew>(params, shared.small)) {
-    __syncthreads(); /* the memory is used again */
-    large::plan(params, shared.large);
-  }
+  if (!small::fits<kFew>(params) || !small::plan<kFew>(params, shared.small)) plan_otherwise(params, shared.large);
   /* Attention kernels read their first items, and how many slots there are, before they wait for launches before them to
      be complete (FirstItem in tile/work.cuh). They begin when this block has ended at the earliest: what it wrote can be
      read then. */
   __threadfence();
-}
-
-/* What was tried before has left the memory. Not a part of what is always fetched. */
-__device__ inline __attribute__((noinline)) void plan_otherwise(const FmPlanParams& params, large::Shared& shared) {
-  __syncthreads();
-  large::plan(params, shared);
 }
 
 }  // namespace plan

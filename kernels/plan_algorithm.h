@@ -275,23 +275,29 @@ FM_BOTH int64_t fair_beside_own_parts(const FmPlanShape& shape, int64_t most, in
 constexpr int32_t kMostRounds = 3;
 
 /* The same of whole units of different lengths on a line: while the others have work, the longest stretch goes no faster than its
-   share. With many units to a worker stretches differ less. */
+   share. */
 template <class P>
-FM_BOTH int64_t fair_uneven_stretch(const FmPlanShape& shape, P share, int32_t units) {
-  const bool many = units > static_cast<int64_t>(shape.workers) * kMostRounds;
-  return fair_stretch(shape, share, many ? shape.whole_speed : (int64_t{shape.whole_speed} + 256) / 2);
+FM_BOTH int64_t fair_uneven_stretch(const FmPlanShape& shape, P share) {
+  return fair_stretch(shape, share, (int64_t{shape.whole_speed} + 256) / 2);
 }
 
-/* The most units, and requests, with which the planner takes its time: they may be dealt whole, or have parts of a common length. */
-constexpr int32_t kMostFewUnits = 256;
+/* The most units, and requests, with which the planner takes its time: they may be dealt out, or have parts of a common length. */
+constexpr int32_t kMostFewUnits = 384;
 
 FM_BOTH bool has_few_requests(const FmPlanShape& shape) { return shape.batch <= kMostFewUnits; }
 
 /* The longest stretch of whole units of which `filled` have tiles, of all on a line. Few ones get parts of a common length otherwise. */
 template <class P>
 FM_BOTH int64_t fair_whole_stretch(const FmPlanShape& shape, const Line<P>& line, int32_t filled) {
-  const int64_t most = fair_uneven_stretch(shape, line.share.by, line.units);
+  const int64_t most = fair_uneven_stretch(shape, line.share.by);
   return line.units <= kMostFewUnits && has_few_requests(shape) ? fair_beside_own_parts(shape, most, filled) : most;
+}
+
+/* An even share of the units of a line of which `filled` have tiles, without the others. */
+template <class P>
+FM_BOTH P share_of_filled(const FmPlanShape& shape, const Line<P>& line, int32_t filled) {
+  const P empty = static_cast<P>(line.units - filled) * shape.fixed_cost;
+  return (line.total - empty + shape.workers - 1) / shape.workers;
 }
 
 /* The share to cut at once units are to be cut: parts must not get shorter than min_part. */

@@ -8,7 +8,7 @@
 //   int32 worker_begin[workers + 1]    items of worker w: worker_begin[w] .. worker_begin[w + 1]
 //   FmMerge   merges[max_merges]       the units that were split
 //   FmWorkItem items[max_items]        those of a worker by unit and tile, and so those of all units that have tiles;
-//                                      where the number of parts is fixed and units are few: dealt by size
+//                                      where parts are dealt out, as few may be: by size
 //   int64 unit_start[units + 1]        planner scratch: position of each unit on the work line
 //   int32 unit_item[units + 1]         planner scratch: first item of each unit
 //   int32 first_unit[batch]            planner scratch, ragged only: first unit of each request

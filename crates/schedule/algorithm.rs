@@ -337,17 +337,15 @@ pub(crate) fn fair_beside_own_parts(shape: &FmPlanShape, most: i64, filled: i32)
 pub(crate) const MOST_ROUNDS: i32 = 3;
 
 /// The same of whole units of different lengths on a line: while the others have work, the longest stretch goes no faster than
-/// its share. With many units to a worker stretches differ less.
-pub(crate) fn fair_uneven_stretch(shape: &FmPlanShape, share: i64, units: i32) -> i64 {
-    let many = i64::from(units) > i64::from(shape.workers) * i64::from(MOST_ROUNDS);
-    let speed = i64::from(shape.whole_speed);
-    fair_stretch(shape, share, if many { speed } else { (speed + 256) / 2 })
+/// its share.
+pub(crate) fn fair_uneven_stretch(shape: &FmPlanShape, share: i64) -> i64 {
+    fair_stretch(shape, share, (i64::from(shape.whole_speed) + 256) / 2)
 }
 
 /// The longest stretch of whole units of which `filled` have tiles, of all on a line. Few ones get parts of a common length
 /// otherwise.
 pub(crate) fn fair_whole_stretch(shape: &FmPlanShape, line: &Line, filled: i32) -> i64 {
-    let most = fair_uneven_stretch(shape, line.share, line.units);
+    let most = fair_uneven_stretch(shape, line.share);
     match are_few(shape, line.units) {
         true => fair_beside_own_parts(shape, most, filled),
         false => most,
@@ -361,11 +359,17 @@ pub(crate) fn whole_stretch(shape: &FmPlanShape, line: &Line, worker: i32) -> i6
     end - begin
 }
 
-/// The most units, and requests, with which the planner takes its time: they may be dealt whole, or have parts of a common length.
-const MOST_FEW_UNITS: i32 = 256;
+/// The most units, and requests, with which the planner takes its time: they may be dealt out, or have parts of a common length.
+pub(crate) const MOST_FEW_UNITS: i32 = 384;
 
 pub(crate) fn are_few(shape: &FmPlanShape, units: i32) -> bool {
     units <= MOST_FEW_UNITS && shape.batch <= MOST_FEW_UNITS
+}
+
+/// An even share of the units of a line of which `filled` have tiles, without the others.
+pub(crate) fn share_of_filled(shape: &FmPlanShape, line: &Line, filled: i32) -> i64 {
+    let empty = i64::from(line.units - filled) * i64::from(shape.fixed_cost);
+    even_share(line.total - empty, shape.workers)
 }
 
 /// The share to cut at once units are to be cut: parts must not get shorter than `min_part`.

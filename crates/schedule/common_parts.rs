@@ -3,7 +3,7 @@
 //! and the beginning of the next, as with cuts where the even shares end. `kernels/plan/common_parts.h` is the same for the
 //! device, and `common_parts.cuh` finds the length.
 
-use crate::algorithm::{Line, Parts, Tally, are_few, even_share, fair_uneven_stretch};
+use crate::algorithm::{Line, Parts, Tally, are_few, fair_uneven_stretch, share_of_filled};
 use crate::layout::DivCeil;
 use crate::plan_layout::FmPlanShape;
 use crate::turns::Turns;
@@ -30,12 +30,11 @@ impl Search {
         }
         let fixed = i64::from(shape.fixed_cost);
         let tiles = line.total - i64::from(line.units) * fixed;
-        let share = even_share(tiles + i64::from(filled) * fixed, shape.workers);
         Some(Self {
             least: tiles
                 .div_ceil_positive(shape.workers)
                 .max(shape.min_part.into()),
-            most: fair_uneven_stretch(shape, share, filled) - fixed,
+            most: fair_uneven_stretch(shape, share_of_filled(shape, line, filled)) - fixed,
         })
     }
 }

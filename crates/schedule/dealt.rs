@@ -17,7 +17,7 @@ pub(crate) const MOST_DEALT_UNITS: usize = 512;
 /// As are more parts of them, ...
 const MOST_DEALT_PARTS: usize = 2048;
 /// ... and those for more workers than any GPU has.
-const MOST_DEALT_WORKERS: usize = 256;
+pub(crate) const MOST_DEALT_WORKERS: usize = 256;
 
 /// So many parts, one item each, for so many workers.
 pub(crate) struct Deal {

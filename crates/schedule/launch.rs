@@ -8,8 +8,6 @@ use crate::plan_layout::{
     FmPlanShape,
 };
 
-/// Units of requests of one length each up to which the device planner is faster with a thread for each than as a cluster.
-const SINGLE_UNITS: i64 = 640;
 /// Units for each ragged request above which a cluster is slower than a thread for each unit: some request may have many.
 const LONG_UNITS: i64 = 3;
 /// What `fm_plan_cluster` has threads for, one to a worker.
@@ -109,10 +107,7 @@ impl FmPlanLayout {
             ragged && full > LONG_UNITS * with_tokens && units <= FM_PLAN_THREADS_OF_FEW.into();
         // Fewer may be equal, and shared out otherwise than on the line.
         let equal = i64::from(MOST_ROUNDS) * i64::from(shape.workers);
-        can && least > equal
-            && !are_few(shape, least as i32)
-            && !long
-            && (ragged || least > SINGLE_UNITS)
+        can && least > equal && !are_few(shape, least as i32) && !long
     }
 
     /// Whether there are many units, more than may be dealt out, and none is ever cut, or only what is left of equal ones.

@@ -47,6 +47,7 @@ mod error;
 mod launch;
 mod layout;
 mod lengths;
+mod longest_first;
 mod plan;
 #[allow(missing_docs)]
 #[rustfmt::skip]

@@ -9,6 +9,7 @@ use crate::common_parts::{common_length, parts_up_to, turns_of};
 use crate::dealt::{Deal, deal_parts, deal_whole};
 use crate::equal_parts::{EqualParts, equal_parts};
 use crate::lengths::{ListLens, Strided};
+use crate::longest_first::LongestFirst;
 use crate::plan_layout::{
     FM_SPLIT_AUTO, FM_SPLIT_REST, FmMerge, FmPlanHeader, FmPlanLayout, FmPlanShape, FmWorkItem,
 };
@@ -46,8 +47,9 @@ use units::Keys;
 /// };
 /// let mut words = vec![0; layout(&shape)?.words()];
 /// let header = plan_into(&shape, [65536, 640].as_slice(), None, &mut words)?;
-/// // 1024 + 2 and 10 + 2 tiles for four workers: the long request is cut three times.
-/// assert_eq!((header.share, header.items, header.merges, header.slots), (260, 5, 1, 4));
+/// // 1024 + 2 and 10 + 2 tiles for four workers: the long request is cut three times, and who has its short last part has the
+/// // short request as well.
+/// assert_eq!((header.share, header.items, header.merges, header.slots), (259, 5, 1, 4));
 ///
 /// // The second request has eight query tokens of 16 heads: two units of 64 rows.
 /// let ragged = PlanShape { ragged: 1, q_len: 0, q_tokens: 9, ..shape };
@@ -160,25 +162,43 @@ fn write(
         whole: shape.split_mode == FM_SPLIT_AUTO,
     };
     let mut line = planner.decide(all_whole, filled);
-    let all = if let Some(equal) = planner.cut_equally(&line, filled) {
+    let equal = planner.cut_equally(&line, filled);
+    let common = match equal {
+        Some(_) => None,
+        None => planner.common_length(&line, filled),
+    };
+    let deal = match (&equal, common) {
+        (None, None) => deal_whole(shape, &mut line).or_else(|| deal_parts(shape, &line)),
+        _ => None,
+    };
+    let all = if let Some(equal) = equal {
         (line.whole, line.share) = (false, equal.step.into());
         planner.write_equal(&equal, buffer.items, buffer.merges, buffer.worker_begin)
-    } else if let Some(longest) = planner.common_length(&line, filled) {
+    } else if let Some(rest) = planner.rest(line.units) {
+        planner.write_rest(&rest, buffer.items, buffer.merges, buffer.worker_begin)
+    } else if let Some(deal) = deal {
+        planner.write_dealt(
+            &line,
+            &deal,
+            buffer.items,
+            buffer.merges,
+            buffer.worker_begin,
+        )
+    } else if let Some(way) = LongestFirst::new(shape, &line, filled, common) {
+        (line.whole, line.share) = (way.whole, way.step);
+        planner.write_longest_first(
+            &line,
+            &way,
+            buffer.items,
+            buffer.merges,
+            buffer.worker_begin,
+        )
+    } else if let Some(longest) = common {
         line.share = longest;
         planner.write_common(
             &line,
             filled,
             longest,
-            buffer.items,
-            buffer.merges,
-            buffer.worker_begin,
-        )
-    } else if let Some(rest) = planner.rest(line.units) {
-        planner.write_rest(&rest, buffer.items, buffer.merges, buffer.worker_begin)
-    } else if let Some(deal) = deal_whole(shape, &mut line).or_else(|| deal_parts(shape, &line)) {
-        planner.write_dealt(
-            &line,
-            &deal,
             buffer.items,
             buffer.merges,
             buffer.worker_begin,
@@ -369,6 +389,20 @@ impl Planner<'_> {
         let parts = |unit| parts_of(self.shape, line, unit);
         let item = |unit, parts: &Parts, j, _| deal.item(unit, parts, j);
         let first_item = |worker| deal.first_item(worker);
+        self.write_placed(parts, item, first_item, items, merges, worker_begin)
+    }
+
+    fn write_longest_first(
+        &self,
+        line: &Line,
+        way: &LongestFirst,
+        items: &mut [FmWorkItem],
+        merges: &mut [FmMerge],
+        worker_begin: &mut [i32],
+    ) -> Tally {
+        let parts = |unit| way.parts(line.tiles(self.shape, unit));
+        let item = |unit, _: &Parts, j, _| way.item(unit, j);
+        let first_item = |worker| way.first_item(worker);
         self.write_placed(parts, item, first_item, items, merges, worker_begin)
     }
 

@@ -353,7 +353,7 @@ struct Planner {
       const int32_t cuts = ceil_div(line.total, line.share); /* on the line */
       const uint32_t told = fm::shared_address(&shared.told[1]);
       if (thread == 0) fm::mbarrier_arrive_expect(told, cuts * sizeof(SharedCut));
-      const int64_t most = fair_uneven_stretch(shape, line.share.by, line.units);
+      const int64_t most = fair_uneven_stretch(shape, line.share.by);
       fm::mbarrier_wait_acquire_cluster(told, 0);
       uint32_t bits = 0;
       if (thread < cuts) {

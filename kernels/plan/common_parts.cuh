@@ -83,24 +83,16 @@ __device__ __forceinline__ CommonTally count_parts(const FmPlanShape& shape, Sha
   return unpack(carry);
 }
 
-struct CommonParts {
-  Position longest; /* 0: units are not cut this way, and nothing is written */
-  Tally all;
-};
+/* The common length, if parts of it are about as good as cuts at even shares; else 0. */
+__device__ inline __attribute__((noinline)) Position find_common_length(const FmPlanShape& shape, Shared& shared, Line<Position> line) {
+  const CommonSearch<Position> search = common_search<Position>(shape, line, count_filled(shared, line.units), kMaxLine);
+  return common_length(shape, shared, line.units, search);
+}
 
-/* Cuts units into parts of a common length, if that is about as good as cuts at even shares. */
-__device__ inline __attribute__((noinline)) CommonParts cut_alike(const FmPlanParams& params, Shared& shared, Line<Position> line) {
+/* Cuts units into parts no longer than `longest`. */
+__device__ inline __attribute__((noinline)) Tally cut_alike(const FmPlanParams& params, Shared& shared, Line<Position> line, Position longest) {
   const FmPlanShape& shape = params.shape;
   const auto& whole = shared.whole;
-  int32_t filled = 0; /* counted again: nobody has a register for it */
-#pragma unroll 1
-  for (int32_t first = 0; first < line.units; first += blockDim.x) {
-    const int32_t index = first + threadIdx.x;
-    filled += __syncthreads_count(index < line.units && whole.tiles[index] > 0);
-  }
-  const CommonSearch<Position> search = common_search<Position>(shape, line, filled, kMaxLine);
-  const Position longest = common_length(shape, shared, line.units, search);
-  if (longest == 0) return {};
   const CommonTally all = count_parts(shape, shared, line.units, longest);
   const Turns turns{all.parts, line.units - all.filled, 1};
   FmWorkItem* items = section<FmWorkItem>(params, params.layout.items);
@@ -127,7 +119,7 @@ __device__ inline __attribute__((noinline)) CommonParts cut_alike(const FmPlanPa
     store(items + item_of_part(shape, turns, part, index - before.filled),
           make_item(whole.unit[index], parts, part - before.parts, tally_of(before)));
   }
-  return {longest, {items_of(turns), all.cut, tally_of(all).slots}};
+  return {items_of(turns), all.cut, tally_of(all).slots};
 }
 
 }  // namespace small

@@ -34,9 +34,8 @@ struct CommonSearch {
 template <class P>
 FM_BOTH CommonSearch<P> common_search(const FmPlanShape& shape, const Line<P>& line, int32_t filled, P longest_line) {
   const P tiles = line.total - static_cast<P>(line.units) * shape.fixed_cost;
-  const P share = (tiles + static_cast<P>(filled) * shape.fixed_cost + shape.workers - 1) / shape.workers;
   const P least = (tiles + shape.workers - 1) / shape.workers;
-  const int64_t most = fair_uneven_stretch(shape, share, filled) - shape.fixed_cost;
+  const int64_t most = fair_uneven_stretch(shape, share_of_filled(shape, line, filled)) - shape.fixed_cost;
   return {least < shape.min_part ? shape.min_part : least, static_cast<P>(smaller(most, longest_line))};
 }
 

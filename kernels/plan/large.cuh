@@ -12,6 +12,7 @@
 //   deal             few units that would be cut, whole, or parts whose number is fixed, of few units, if they are no more than
 //                    workers or not about equally long: a thread per unit counts parts and ranks them, one per worker takes them
 //   write_dealt      a thread per unit, then one per worker
+//   deal_line        few units that would be cut and are not dealt whole, in parts of an even share (longest_first.cuh)
 //
 // A unit's thread writes the unit's first item and a cut's thread the item that begins there, so nobody
 // loops over the parts of a long request. In the modes that fix the parts of a unit its thread writes all.
@@ -32,6 +33,7 @@
 #include "deal.cuh"
 #include "dealt.h"
 #include "equal_parts.h"
+#include "longest_first.cuh"
 #include "wide_scan.cuh"
 
 namespace ferromla {
@@ -63,6 +65,7 @@ struct alignas(16) Shared {
       int32_t item[kMostDealtUnits + 1];
       int32_t of_rank[kMostDealtParts];
     } of_few;
+    DealingOut dealing; /* in place of both */
   };
   int32_t first_unit[kSharedUnits];
 };
@@ -447,6 +450,18 @@ struct Planner {
   }
 };
 
+/* Few units that would be cut at even shares, in parts of one, longest first. Not a part of `plan`, whose registers are short. */
+__device__ inline __attribute__((noinline)) DealtParts deal_line(const FmPlanParams& params, Shared& shared, Line<Position> line,
+                                                                 Position common) {
+  Planner planner(params, shared);
+  planner.units = line.units;
+  const LongestFirst way = longest_first(params.shape, line, planner.all_filled(), common);
+  return deal_longest_first(
+      params, way, shared.dealing, line.units,
+      [&](int32_t index) { return tiles_of(params.shape, planner.span_of(index)); },
+      [&](int32_t index) { return planner.unit_at(index); });
+}
+
 __device__ __forceinline__ void plan(const FmPlanParams& params, Shared& shared) {
   Planner planner(params, shared);
   if (params.shape.ragged) planner.read_requests();
@@ -455,15 +470,20 @@ __device__ __forceinline__ void plan(const FmPlanParams& params, Shared& shared)
   EqualParts equal{};
   Tally all;
   if (params.shape.split_mode == FM_SPLIT_AUTO) equal = planner.cut_equally(line);
+  const Position common = equal.step > 0 ? 0 : planner.common_length(line);
   if (equal.step > 0) {
     line.whole = 0;
     line.share.by = equal.step;
     all = planner.write_equal(equal);
-  } else if (const Position longest = planner.common_length(line)) {
-    line.share.by = longest;
-    all = planner.write_common(longest);
-  } else if (planner.deal(line, even_share(total, Divisor<Position>(params.shape.workers)), all)) {
+  } else if (common == 0 && planner.deal(line, even_share(total, Divisor<Position>(params.shape.workers)), all)) {
     planner.write_dealt(line, all);
+  } else if (const DealtParts dealt = deal_line(params, shared, line, common); dealt.step > 0) {
+    line.whole = dealt.all.merges == 0;
+    line.share.by = dealt.step;
+    all = dealt.all;
+  } else if (common > 0) {
+    line.share.by = common;
+    all = planner.write_common(common);
   } else {
     all = planner.write_units(line);
     planner.write_workers(line);

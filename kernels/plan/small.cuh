@@ -12,6 +12,7 @@
 //                  up what it would get of whole ones; all vote on whether these share out that way. Then they are written
 //   cut_alike      few units of different lengths that would be cut: they are left, the length of their parts is searched for, a
 //                  thread per unit counts its parts, and one per part finds its unit and writes the part
+//   deal_left_units  what has been left and was written in neither way: in parts of an even share, longest first (longest_first.cuh)
 //   write_whole    an item per unit; its thread writes the workers that begin at it
 //   write_cut      by units: parts -> scan -> first item, merge, cuts that snapped to the unit's
 //                  ends, and the items of its inner cuts. Where some unit has many of these, units that are cut leave a record
@@ -30,6 +31,7 @@
 #include "block.cuh"
 #include "common_parts.cuh"
 #include "equal_parts.h"
+#include "longest_first.cuh"
 #include "small_shared.cuh"
 #include "whole_units.cuh"
 
@@ -149,7 +151,7 @@ struct Planner {
       shared.snapped[own.cuts.begin] = first_to_end ? own.span.end : own.span.begin;
     }
     filled = __syncthreads_count(has_unit && has_tiles());
-    const int64_t most = kFew ? fair_whole_stretch(shape, line, filled) : fair_uneven_stretch(shape, line.share.by, line.units);
+    const int64_t most = kFew ? fair_whole_stretch(shape, line, filled) : fair_uneven_stretch(shape, line.share.by);
     bool fair = true;
     if (has_unit && each) fair = own.span.end - own.span.begin <= most;
     if (has_cuts) {
@@ -170,7 +172,7 @@ struct Planner {
     return __syncthreads_and(same) ? equal : EqualParts{};
   }
 
-  /* Leaves units that may be dealt whole or cut into parts of a common length. */
+  /* Leaves units that may be dealt out or cut into parts of a common length. */
   __device__ __forceinline__ void leave_units() const {
     if (thread < units) {
       shared.whole.unit[thread] = own.unit;
@@ -334,6 +336,16 @@ struct Planner {
   }
 };
 
+/* Of units that have been left. Not a part of `plan`, either. */
+__device__ inline __attribute__((noinline)) DealtParts deal_left_units(const FmPlanParams& params, Shared& shared, Line<Position> line,
+                                                                       Position common) {
+  auto& whole = shared.whole;
+  const LongestFirst way = longest_first(params.shape, line, count_filled(shared, line.units), common);
+  return deal_longest_first(
+      params, way, whole.dealing, line.units, [&](int32_t index) { return whole.tiles[index]; },
+      [&](int32_t index) { return whole.unit[index]; });
+}
+
 /* Units are cut where the even shares end, but into no part shorter than min_part. */
 __device__ __forceinline__ Tally write_cut_at_shares(Planner& planner, Line<Position>& line) {
   const Position share = cutting_share(planner.shape, line.share.by);
@@ -367,17 +379,24 @@ __device__ __forceinline__ bool plan(const FmPlanParams& params, Shared& shared)
     all = planner.write_equal(equal);
   } else {
     bool written = false;
-    if (kFew && (may_be_alike || may_be_dealt_whole(params.shape, line.units))) {
+    if (kFew && line.units <= kMostFewUnits && has_few_requests(params.shape)) {
       planner.leave_units();
-      const CommonParts common = may_be_alike ? cut_alike(params, shared, line) : CommonParts{};
-      written = common.longest > 0;
-      if (written) {
-        line.share.by = common.longest;
-        all = common.all;
-      } else if (may_be_dealt_whole(params.shape, line.units)) {
+      const Position common = may_be_alike ? find_common_length(params.shape, shared, line) : 0;
+      if (common == 0 && may_be_dealt_whole(params.shape, line.units)) {
         written = deal_whole(params, shared, line.units, line.share.by);
         line.whole = written;
         all = {line.units, 0, 0};
+      }
+      if (!written) {
+        const DealtParts dealt = deal_left_units(params, shared, line, common);
+        written = dealt.step > 0 || common > 0;
+        if (written) line.share.by = dealt.step > 0 ? dealt.step : common;
+        if (dealt.step > 0) {
+          line.whole = dealt.all.merges == 0;
+          all = dealt.all;
+        } else if (common > 0) {
+          all = cut_alike(params, shared, line, common);
+        }
       }
     }
     if (!written) all = write_cut_at_shares(planner, line);

@@ -8,6 +8,7 @@
 #include "common_parts.h"
 #include "dealt.h"
 #include "equal_parts.h"
+#include "longest_first.cuh"
 
 namespace ferromla {
 namespace plan {
@@ -66,9 +67,21 @@ struct alignas(16) Shared {
       int32_t tiles[kMostFewUnits], rank[kMostFewUnits], of_rank[kMostFewUnits];
       uint32_t before[kMostFewUnits]; /* a packed CommonTally */
       Position load[2][kMostDealtWorkers];
-    } whole; /* units that may be dealt whole or cut into parts of a common length */
+      DealingOut dealing;
+    } whole; /* units that may be dealt out or cut into parts of a common length */
   };
 };
+
+/* How many of the units that have been left have tiles: counted again, as nobody has a register for it. */
+__device__ __forceinline__ int32_t count_filled(const Shared& shared, int32_t units) {
+  int32_t filled = 0;
+#pragma unroll 1
+  for (int32_t first = 0; first < units; first += blockDim.x) {
+    const int32_t index = first + threadIdx.x;
+    filled += __syncthreads_count(index < units && shared.whole.tiles[index] > 0);
+  }
+  return filled;
+}
 
 struct Scanned {
   uint32_t before; /* sum over the threads before this one */

@@ -2,10 +2,10 @@
 
 mod support;
 
-use ferromla_schedule::WorkItem;
 use ferromla_schedule::plan_layout::FM_SPLIT_AUTO;
 use proptest::prelude::*;
-use support::line::{even_share, unit_key, worker_loads};
+use support::line::{even_share, fair_stretch, longest_whole_stretch, unit_key, worker_loads};
+use support::ways::{Way, cost_of_parts, is_dealt_longest_first, places, tiles, way_of};
 use support::{
     Case, Planned, cases_of, expected_units, has_a_part_each, is_shared_out_equally, on_h200, plan,
 };
@@ -15,10 +15,6 @@ const TILE: i32 = 64;
 /// Requests of so many tiles each.
 fn of_tiles(heads: i32, tiles: &[i32]) -> Case {
     on_h200(heads, tiles.iter().map(|tiles| tiles * TILE).collect())
-}
-
-fn tiles(item: &WorkItem) -> i32 {
-    item.tile_end - item.tile_begin
 }
 
 /// Tiles of the parts of each request, in its order.
@@ -122,7 +118,7 @@ fn empty_requests_go_to_all_workers_in_turn() {
     let empty = |worker| {
         view.worker(worker)
             .iter()
-            .filter(|item| tiles_is_empty(item))
+            .filter(|item| item.tile_begin == item.tile_end)
             .count()
     };
     let counts: Vec<usize> = (0..view.workers()).map(empty).collect();
@@ -131,10 +127,6 @@ fn empty_requests_go_to_all_workers_in_turn() {
         counts.iter().all(|count| (1..=2).contains(count)),
         "{counts:?}"
     );
-}
-
-fn tiles_is_empty(item: &WorkItem) -> bool {
-    item.tile_begin == item.tile_end
 }
 
 proptest! {
@@ -149,12 +141,13 @@ proptest! {
         let tiles = units.iter().map(|unit| unit.tiles as i32);
         let filled: Vec<i32> = tiles.filter(|&tiles| tiles > 0).collect();
         let workers = case.shape.workers;
-        let is_for_this = planned.header.whole == 0
+        let would_be_cut = longest_whole_stretch(&case, &units) > fair_stretch(&case, &units);
+        let is_for_this = would_be_cut
             && !is_shared_out_equally(&planned)
             && !filled.is_empty()
             && 8 * filled.len() <= 7 * workers as usize
-            && units.len() <= 256
-            && case.shape.batch <= 256
+            && units.len() <= 384
+            && case.shape.batch <= 384
             && workers <= 1024
             && filled.iter().map(|&tiles| i64::from(tiles)).sum::<i64>() < 1 << 20;
         if !is_for_this {
@@ -168,7 +161,13 @@ proptest! {
         let speed = (i64::from(shape.whole_speed) + 256) / 2;
         let most = share / 256 * speed + share % 256 * speed / 256 + i64::from(shape.split_cost);
         let header_share = i64::from(planned.header.share);
-        if length + fixed <= most {
+        let longest_first = is_dealt_longest_first(&case, &planned);
+        if length + fixed <= most && longest_first {
+            // Nobody has more than seven eighths of what such a part costs.
+            let load = |hand: &Vec<_>| cost_of_parts(fixed, hand);
+            prop_assert!(places(&planned).iter().map(load).all(|load| 8 * load <= 7 * (length + fixed)));
+        } else if length + fixed <= most {
+            prop_assert!(matches!(way_of(&case), Way::CommonLength(_)));
             prop_assert!(has_a_part_each(&planned));
             prop_assert_eq!(header_share, length);
             let empty = (units.len() - filled.len()).div_ceil(shape.workers as usize) as i64 * fixed;
@@ -176,8 +175,12 @@ proptest! {
                 prop_assert!(load < length + i64::from(shape.min_part) + fixed + empty);
             }
         } else {
-            let (_, share) = even_share(&case, &units);
-            prop_assert_eq!(header_share, share.max(shape.min_part.into()));
+            prop_assert!(matches!(way_of(&case), Way::DealtWhole(_) | Way::LongestFirst(_) | Way::AtShares));
+            if !longest_first {
+                let (_, share) = even_share(&case, &units);
+                let low = if planned.header.whole == 0 { shape.min_part.into() } else { 0 };
+                prop_assert_eq!(header_share, share.max(low));
+            }
         }
     }
 }

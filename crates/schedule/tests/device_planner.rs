@@ -317,6 +317,7 @@ fn seeded_cases() -> Vec<Case> {
     cases.push(many_ranges(FM_SPLIT_AUTO, 65_536));
     cases.extend(many_requests());
     cases.extend((126..134).map(dealt_whole));
+    cases.extend(support::few_units::named_cases());
     cases.extend([0, 1].map(around_the_longest_small_line));
     cases.extend([3, 40, 900].map(too_long_for_32_bits));
     cases

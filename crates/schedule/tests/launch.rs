@@ -24,6 +24,7 @@ fn the_device_planner_has_a_thread_for_each_unit_request_and_cut() {
     assert_eq!(
         threads(PlanShape {
             batch: 250,
+            workers: 200,
             ..SHAPE
         }),
         512
@@ -65,13 +66,13 @@ fn a_cluster_plans_many_units() {
         workers: 132,
         ..SHAPE
     };
-    assert_eq!(launch(uniform(256)), (1, 256, Few));
-    assert_eq!(launch(uniform(257)), (1, 288, Many));
-    assert_eq!(launch(uniform(640)), (1, 640, Many));
-    assert_eq!(launch(uniform(641)), (8, 256, Cluster));
+    assert_eq!(launch(uniform(384)), (1, 384, Few));
+    // Three to a worker and fewer may be equal.
+    assert_eq!(launch(uniform(385)), (1, 416, Many));
+    assert_eq!(launch(uniform(396)), (1, 416, Many));
+    assert_eq!(launch(uniform(397)), (8, 256, Cluster));
     assert_eq!(launch(uniform(16_384)), (8, 256, Cluster));
     assert_eq!(launch(uniform(16_385)), (1, 1024, Many));
-    // Fewer than three to a worker may be equal.
     let ragged = |batch, q_tokens| PlanShape {
         batch,
         q_tokens,

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use support::line::{
     even_share, fair_stretch, is_dealt_whole, longest_whole_stretch, unit_key, worker_loads,
 };
+use support::ways::{is_dealt_longest_first, tiles};
 use support::{
     Case, Planned, cases, cases_of, deals_out_empty_units, expected_units, has_a_part_each,
     indptr_of, is_shared_out_equally, plan, plan_over, ragged_cases, uniform_cases,
@@ -104,10 +105,16 @@ proptest! {
     }
 
     #[test]
-    fn only_whole_units_and_empty_ones_beside_equal_parts_leave_the_order_of_units(case in cases_of(FM_SPLIT_AUTO)) {
+    fn only_dealt_parts_and_empty_units_beside_equal_parts_leave_the_order_of_units(case in cases_of(FM_SPLIT_AUTO)) {
         let planned = plan(&case);
-        prop_assume!(!is_dealt_whole(&case, &planned));
         let plan = planned.view();
+        if is_dealt_longest_first(&case, &planned) {
+            for worker in 0..plan.workers() {
+                prop_assert!(plan.worker(worker).is_sorted_by_key(|item| -tiles(item)));
+            }
+            return Ok(());
+        }
+        prop_assume!(!is_dealt_whole(&case, &planned));
         let place = |item: &WorkItem| (unit_key(item), item.tile_begin);
         let in_order = |items: &[WorkItem]| items.is_sorted_by_key(place);
         for worker in 0..plan.workers() {
@@ -137,7 +144,9 @@ proptest! {
         prop_assert_eq!(planned.header.whole != 0, fair || is_dealt_whole(&case, &planned));
         if planned.header.whole != 0 {
             prop_assert_eq!((planned.header.merges, planned.header.slots), (0, 0));
-            prop_assert_eq!(i64::from(planned.header.share), share.min(i32::MAX.into()));
+            if !is_dealt_longest_first(&case, &planned) {
+                prop_assert_eq!(i64::from(planned.header.share), share.min(i32::MAX.into()));
+            }
         }
         if fair {
             prop_assert_eq!(worker_loads(&case, &planned).into_iter().max(), Some(longest));
@@ -158,7 +167,9 @@ proptest! {
         // A cut moves back over less than min_part tiles and the fixed cost, or on over less than min_part.
         let fixed_cost = i64::from(case.shape.fixed_cost);
         let mut slack = fixed_cost + 2 * (min_part - 1);
-        if is_shared_out_equally(&planned) || has_a_part_each(&planned) {
+        if is_dealt_longest_first(&case, &planned) {
+            slack = i64::from(case.shape.split_cost) + fixed_cost / 2;
+        } else if is_shared_out_equally(&planned) || has_a_part_each(&planned) {
             // Up to what cutting at shares would cost; the last part of a unit may be longer by less than min_part.
             slack = slack.max(i64::from(case.shape.split_cost) + min_part - 1);
             let empty = units.iter().filter(|unit| unit.tiles == 0).count();

@@ -117,8 +117,12 @@ inline unsigned __ballot_sync(unsigned, bool predicate) {
   return emulation::reduce("vote", unsigned(predicate) << emulation::self->lane, [](unsigned a, unsigned b) { return a | b; });
 }
 inline bool __any_sync(unsigned, bool predicate) { return __ballot_sync(~0u, predicate) != 0; }
+inline bool __all_sync(unsigned, bool predicate) { return __ballot_sync(~0u, !predicate) == 0; }
 inline unsigned __reduce_add_sync(unsigned, unsigned value) {
   return emulation::reduce("redux.add", value, [](unsigned a, unsigned b) { return a + b; });
+}
+inline unsigned __reduce_min_sync(unsigned, unsigned value) {
+  return emulation::reduce("redux.min", value, [](unsigned a, unsigned b) { return a < b ? a : b; });
 }
 inline unsigned __reduce_max_sync(unsigned, unsigned value) {
   return emulation::reduce("redux.max", value, [](unsigned a, unsigned b) { return a < b ? b : a; });

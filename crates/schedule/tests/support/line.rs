@@ -85,11 +85,9 @@ pub fn worker_loads(case: &Case, planned: &Planned) -> Vec<i64> {
 
 /// The longest stretch of whole units that is as good as an even share and what cutting costs, on the line.
 pub fn fair_stretch(case: &Case, units: &[ExpectedUnit]) -> i64 {
-    let speed = i64::from(case.shape.whole_speed);
-    let many = units.len() as i64 > 3 * i64::from(case.shape.workers);
-    let speed = if many { speed } else { (speed + 256) / 2 };
+    let speed = (i64::from(case.shape.whole_speed) + 256) / 2;
     let filled = units.iter().filter(|unit| unit.tiles > 0).count();
-    let few = units.len() <= 256 && case.shape.batch <= 256;
+    let few = units.len() <= 384 && case.shape.batch <= 384;
     let faster = even_share(case, units).1 * speed / 256;
     let (cost, gain) = (
         i64::from(case.shape.split_cost),

@@ -8,9 +8,11 @@ use ferromla_schedule::{
 };
 use proptest::prelude::*;
 
+pub mod few_units;
 pub mod line;
 pub mod shapes;
 pub mod sparse;
+pub mod ways;
 
 /// A batch to plan for.
 #[derive(Debug, Clone)]
