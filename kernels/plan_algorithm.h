@@ -265,10 +265,10 @@ FM_BOTH int64_t fair_stretch(const FmPlanShape& shape, P share, int64_t worker_s
   return static_cast<int64_t>(quotient * speed + even % 256 * speed / 256) + shape.split_cost;
 }
 
-/* What is left of the longest fair stretch `most` of whole units of which `filled` have tiles, where all could be cut in two: then each
-   part has a worker of its own, and being cut costs less. Units that cost no more than split_cost stay whole all the same. */
-FM_BOTH int64_t fair_beside_own_parts(const FmPlanShape& shape, int64_t most, int32_t filled) {
-  return filled > shape.workers / 2 ? most : larger(most - shape.own_parts_gain, smaller(most, shape.split_cost));
+/* What is left of the longest fair stretch `most` of whole units where parts may have workers of their own: being cut costs less. Units
+   that cost no more than split_cost stay whole all the same. */
+FM_BOTH int64_t fair_beside_own_parts(const FmPlanShape& shape, int64_t most) {
+  return larger(most - shape.own_parts_gain, smaller(most, shape.split_cost));
 }
 
 /* Whole units of a worker up to which it matters that others have one less: the last ones would be at work alone. */
@@ -286,11 +286,13 @@ constexpr int32_t kMostFewUnits = 384;
 
 FM_BOTH bool has_few_requests(const FmPlanShape& shape) { return shape.batch <= kMostFewUnits; }
 
-/* The longest stretch of whole units of which `filled` have tiles, of all on a line. Few ones get parts of a common length otherwise. */
+/* The longest stretch of whole units of which `filled` have tiles, of all on a line. Few ones, if each has a worker, get parts of a common
+   length otherwise, or are dealt out longest first. */
 template <class P>
 FM_BOTH int64_t fair_whole_stretch(const FmPlanShape& shape, const Line<P>& line, int32_t filled) {
   const int64_t most = fair_uneven_stretch(shape, line.share.by);
-  return line.units <= kMostFewUnits && has_few_requests(shape) ? fair_beside_own_parts(shape, most, filled) : most;
+  const bool few = line.units <= kMostFewUnits && has_few_requests(shape);
+  return few && filled <= shape.workers ? fair_beside_own_parts(shape, most) : most;
 }
 
 /* An even share of the units of a line of which `filled` have tiles, without the others. */

@@ -324,12 +324,9 @@ pub(crate) fn fair_stretch(shape: &FmPlanShape, share: i64, speed: i64) -> i64 {
     (share / 256).min(1 << 46) * speed + share % 256 * speed / 256 + i64::from(shape.split_cost)
 }
 
-/// What is left of the longest fair stretch `most` of whole units of which `filled` have tiles, where all could be cut in two: then each
-/// part has a worker of its own, and being cut costs less. Units that cost no more than `split_cost` stay whole all the same.
-pub(crate) fn fair_beside_own_parts(shape: &FmPlanShape, most: i64, filled: i32) -> i64 {
-    if filled > shape.workers / 2 {
-        return most;
-    }
+/// What is left of the longest fair stretch `most` of whole units where parts may have workers of their own: being cut costs less. Units
+/// that cost no more than `split_cost` stay whole all the same.
+pub(crate) fn fair_beside_own_parts(shape: &FmPlanShape, most: i64) -> i64 {
     (most - i64::from(shape.own_parts_gain)).max(most.min(shape.split_cost.into()))
 }
 
@@ -342,12 +339,12 @@ pub(crate) fn fair_uneven_stretch(shape: &FmPlanShape, share: i64) -> i64 {
     fair_stretch(shape, share, (i64::from(shape.whole_speed) + 256) / 2)
 }
 
-/// The longest stretch of whole units of which `filled` have tiles, of all on a line. Few ones get parts of a common length
-/// otherwise.
+/// The longest stretch of whole units of which `filled` have tiles, of all on a line. Few ones, if each has a worker, get parts of a
+/// common length otherwise, or are dealt out longest first.
 pub(crate) fn fair_whole_stretch(shape: &FmPlanShape, line: &Line, filled: i32) -> i64 {
     let most = fair_uneven_stretch(shape, line.share);
-    match are_few(shape, line.units) {
-        true => fair_beside_own_parts(shape, most, filled),
+    match are_few(shape, line.units) && filled <= shape.workers {
+        true => fair_beside_own_parts(shape, most),
         false => most,
     }
 }

@@ -122,12 +122,19 @@ pub(crate) fn division(shape: &FmPlanShape, units: i32, tiles: i64) -> Division 
     let most = fair_stretch(shape, share, shape.whole_speed.into());
     let rounds = (units - 1) / shape.workers + 1;
     let longest = i64::from(rounds) * (tiles + fixed);
-    if rounds <= MOST_ROUNDS && longest <= fair_beside_own_parts(shape, most, units) {
+    // All could be cut in two, with a worker for each part.
+    let halves = units <= shape.workers / 2;
+    let most_whole = if halves {
+        fair_beside_own_parts(shape, most)
+    } else {
+        most
+    };
+    if rounds <= MOST_ROUNDS && longest <= most_whole {
         return Division::Whole {
             longest: longest - fixed,
         };
     }
-    if units <= shape.workers / 2 {
+    if halves {
         let (step, count) = best_parts(shape, tiles, units);
         if step < tiles && step + fixed <= most {
             return Division::Parts { step, count };

@@ -88,11 +88,12 @@ FM_BOTH EqualParts equal_parts(const FmPlanShape& shape, const Line<P>& line, in
   const int64_t most = fair_stretch(shape, share, shape.whole_speed);
   const int32_t unit_tiles = static_cast<int32_t>(tiles);
   const int32_t rounds = (filled - 1) / shape.workers + 1;
-  if (static_cast<int64_t>(cost) * rounds <= fair_beside_own_parts(shape, most, filled)) {
+  const bool halves = filled <= shape.workers / 2; /* all could be cut in two, with a worker for each part */
+  if (static_cast<int64_t>(cost) * rounds <= (halves ? fair_beside_own_parts(shape, most) : most)) {
     const bool as_on_the_line = line.whole && rounds == 1;
     return as_on_the_line ? EqualParts{} : EqualParts{unit_tiles, unit_tiles, 1, filled, {filled, empty, rounds}};
   }
-  if (filled > shape.workers / 2) return {};
+  if (!halves) return {};
   const PartsAtCost best = best_parts(shape, tiles, filled);
   if (best.step >= unit_tiles || static_cast<int64_t>(best.step) + shape.fixed_cost > most) return {};
   return {best.step, unit_tiles, best.count, filled, {filled * best.count, empty, 1}};

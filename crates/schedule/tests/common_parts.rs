@@ -83,13 +83,18 @@ fn the_length_is_the_least_that_will_do() {
 }
 
 #[test]
-fn requests_that_can_all_be_cut_in_two_are_sooner_than_others() {
+fn requests_that_may_have_parts_of_their_own_workers_are_cut_sooner() {
     // 66 workers: whole ones would be fair if cutting them cost what cuts at even shares do.
     let alternating = |batch: i32| -> Vec<i32> { (0..batch).map(|i| 11 + i % 2).collect() };
     let planned = plan(&of_tiles(128, &alternating(32)));
     assert!(has_a_part_each(&planned));
     assert_eq!((planned.header.share, planned.header.slots), (6, 64));
-    assert_eq!(plan(&of_tiles(128, &alternating(34))).header.whole, 1);
+    // 34 could not all be cut in two: the longer ones are.
+    let planned = plan(&of_tiles(128, &alternating(34)));
+    assert!(has_a_part_each(&planned));
+    assert_eq!((planned.header.share, planned.header.slots), (11, 34));
+    // As many as workers share out evenly.
+    assert_eq!(plan(&of_tiles(128, &alternating(66))).header.whole, 1);
 }
 
 #[test]

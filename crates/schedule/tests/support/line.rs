@@ -93,7 +93,7 @@ pub fn fair_stretch(case: &Case, units: &[ExpectedUnit]) -> i64 {
         i64::from(case.shape.split_cost),
         i64::from(case.shape.own_parts_gain),
     );
-    if few && 2 * filled <= case.shape.workers as usize {
+    if few && filled <= case.shape.workers as usize {
         return (faster + cost - gain).max(cost); // `faster` is 1 or more
     }
     faster + cost
