@@ -20,7 +20,7 @@ namespace plan {
 /* Few units, and a part more for each worker but one. */
 constexpr int kMostDealtOut = kMostFewUnits + kMostDealtWorkers;
 constexpr int kUnitGroups = kMostFewUnits / 32, kWorkerGroups = kMostDealtWorkers / 32; /* of which a warp has one at a time */
-constexpr int kAtOnce = 16;                                                              /* numbers that are compared */
+constexpr int kAtOnce = 16; /* numbers that are compared */
 /* Parts that come before, and how often a unit is cut, are one number. */
 constexpr int32_t kPartBits = 20;
 constexpr int32_t kParts = (1 << kPartBits) - 1;
@@ -28,7 +28,7 @@ constexpr int kUnitBits = 9;
 static_assert(kMostFewUnits <= 1 << kUnitBits && kMostFewUnits % 32 == 0 && kUnitGroups <= 32, "units");
 
 struct alignas(16) DealingOut {
-  uint32_t last[kMostFewUnits];         /* of a unit's last part: tiles << kUnitBits, and how many units follow, so that of equal ones the first counts as longer */
+  uint32_t last[kMostFewUnits];         /* of a unit's last part: tiles << kUnitBits, and more the earlier the unit: then it counts as longer */
   uint32_t load[2][kMostDealtWorkers];  /* in turns: what a worker has << 8 | worker; ~0: there is none */
   uint32_t least[2][kWorkerGroups];     /* of these, of a group */
   int32_t of_group[kUnitGroups];        /* parts of a group of units before the last ones, and cut units << kPartBits */

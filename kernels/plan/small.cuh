@@ -356,6 +356,30 @@ __device__ __forceinline__ Tally write_cut_at_shares(Planner& planner, Line<Posi
   return planner.write_cut(line);
 }
 
+/* Units that are few and to be cut: whole, longest first or in parts of a common length, if one of these pays. */
+__device__ __forceinline__ bool write_few(Planner& planner, Line<Position>& line, bool may_be_alike, Tally& all) {
+  const FmPlanParams& params = planner.params;
+  if (line.units > kMostFewUnits || !has_few_requests(params.shape)) return false;
+  planner.leave_units();
+  const Position common = may_be_alike ? find_common_length(params.shape, planner.shared, line) : 0;
+  if (common == 0 && may_be_dealt_whole(params.shape, line.units) && deal_whole(params, planner.shared, line.units, line.share.by)) {
+    line.whole = 1;
+    all = {line.units, 0, 0};
+    return true;
+  }
+  const DealtParts dealt = deal_left_units(params, planner.shared, line, common);
+  if (dealt.step > 0) {
+    line.whole = dealt.all.merges == 0;
+    line.share.by = dealt.step;
+    all = dealt.all;
+    return true;
+  }
+  if (common == 0) return false;
+  line.share.by = common;
+  all = cut_alike(params, planner.shared, line, common);
+  return true;
+}
+
 /* Plans, unless the line is too long for this way: then nothing has been written, and the answer is false. kFew: the requests may be few. */
 template <bool kFew>
 __device__ __forceinline__ bool plan(const FmPlanParams& params, Shared& shared) {
@@ -377,29 +401,8 @@ __device__ __forceinline__ bool plan(const FmPlanParams& params, Shared& shared)
   } else if (equal.step > 0) {
     line.share.by = equal.step;
     all = planner.write_equal(equal);
-  } else {
-    bool written = false;
-    if (kFew && line.units <= kMostFewUnits && has_few_requests(params.shape)) {
-      planner.leave_units();
-      const Position common = may_be_alike ? find_common_length(params.shape, shared, line) : 0;
-      if (common == 0 && may_be_dealt_whole(params.shape, line.units)) {
-        written = deal_whole(params, shared, line.units, line.share.by);
-        line.whole = written;
-        all = {line.units, 0, 0};
-      }
-      if (!written) {
-        const DealtParts dealt = deal_left_units(params, shared, line, common);
-        written = dealt.step > 0 || common > 0;
-        if (written) line.share.by = dealt.step > 0 ? dealt.step : common;
-        if (dealt.step > 0) {
-          line.whole = dealt.all.merges == 0;
-          all = dealt.all;
-        } else if (common > 0) {
-          all = cut_alike(params, shared, line, common);
-        }
-      }
-    }
-    if (!written) all = write_cut_at_shares(planner, line);
+  } else if (!kFew || !write_few(planner, line, may_be_alike, all)) {
+    all = write_cut_at_shares(planner, line);
   }
   if (threadIdx.x == 0) store(section<FmPlanHeader>(params, 0), make_header(line, all));
   return true;
