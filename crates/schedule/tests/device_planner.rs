@@ -20,6 +20,8 @@ use support::sparse::{Lens, SparseCase, plan_sparse, sparse_cases, sparse_shape}
 use support::{Case, Planned, cases_of, deals_out_empty_units, equal_or_empty, indptr_of, plan};
 
 const CASES_PER_MODE: usize = 100;
+/// Cases of few units besides.
+const FEW_UNITS: usize = 400;
 /// Elements between two lengths of every second case.
 const STRIDE: usize = 3;
 
@@ -318,6 +320,8 @@ fn seeded_cases() -> Vec<Case> {
     cases.extend(many_requests());
     cases.extend((126..134).map(dealt_whole));
     cases.extend(support::few_units::named_cases());
+    let few_units = support::few_units::random_cases();
+    cases.extend((0..FEW_UNITS).map(|_| few_units.new_tree(&mut runner).unwrap().current()));
     cases.extend([0, 1].map(around_the_longest_small_line));
     cases.extend([3, 40, 900].map(too_long_for_32_bits));
     cases

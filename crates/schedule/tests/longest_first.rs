@@ -4,7 +4,6 @@
 mod support;
 
 use std::cell::Cell;
-use std::ops::RangeInclusive;
 
 use ferromla_schedule::PlanShape;
 use proptest::prelude::*;
@@ -12,10 +11,9 @@ use proptest::test_runner::TestRunner;
 use support::few_units::{
     as_much_as_the_first_will_have, beside_parts_of_a_common_length, empty_ones_cost_nothing,
     long_among_short, long_and_short, named_cases, normally_distributed, of_tiles,
-    ones_that_share_out_whole, with_last_part_of, with_split_cost,
+    ones_that_share_out_whole, random_cases, with_last_part_of, with_split_cost,
 };
 use support::line::{even_share, unit_key, worker_loads};
-use support::shapes::SHAPE;
 use support::ways::{
     LongestFirst, Part, Way, cost_of_parts, hands, is_dealt_longest_first, places, tiles, way_of,
 };
@@ -24,54 +22,6 @@ use support::{
 };
 
 const TILE: i32 = 64;
-
-/// Batches of a long request or a few among short ones, or of any lengths, up to about three units to a worker.
-fn few_units() -> impl Strategy<Value = Case> {
-    let lengths = prop_oneof![
-        1 => Just([1, 1]),
-        3 => (20..400i32).prop_map(|most| [1, most]),
-        3 => (20..200i32).prop_map(|least| [least, 3 * least]),
-    ];
-    let long = prop_oneof![2 => Just(0), 3 => 1..4usize, 1 => 4..20usize];
-    let empty = prop_oneof![2 => Just(0), 1 => 1..30usize];
-    let units = prop::sample::select(vec![3, 12, 12]); // of four workers, at most
-    let costs = (0..9i32, 0..80i32, 1..12i32, 0..40i32);
-    let shape = (2..130i32, 1..4i32, costs, 256..400i32).prop_map(
-        |(workers, kv_heads, (fixed_cost, split_cost, min_part, gain), whole_speed)| PlanShape {
-            kv_heads,
-            workers,
-            fixed_cost,
-            split_cost,
-            min_part,
-            whole_speed,
-            own_parts_gain: gain.min(split_cost),
-            group: 64,
-            max_seq_len: 1 << 20,
-            ..SHAPE
-        },
-    );
-    (shape, lengths, long, empty, units).prop_flat_map(
-        |(shape, [least, most], long, empty, units)| {
-            let of = |tiles: RangeInclusive<i32>, count: RangeInclusive<usize>| {
-                let len = (tiles, 0..TILE).prop_map(|(tiles, less)| tiles * TILE - less);
-                prop::collection::vec(len, count)
-            };
-            let filled = (shape.workers / shape.kv_heads * units / 4).clamp(1, 120) as usize;
-            let long = of(2 * most..=30 * most, long..=long);
-            (of(least..=most, 1..=filled), long)
-                .prop_map(move |(short, long)| [short, long, vec![0; empty]].concat())
-                .prop_shuffle()
-                .prop_map(move |seq_lens| Case {
-                    shape: PlanShape {
-                        batch: seq_lens.len() as i32,
-                        ..shape
-                    },
-                    seq_lens,
-                    qo_indptr: Vec::new(),
-                })
-        },
-    )
-}
 
 /// Whether units that have tiles have as many, and get equal parts.
 fn has_equal_parts(case: &Case, planned: &Planned) -> bool {
@@ -170,7 +120,7 @@ fn few_units_go_the_longest_part_first_to_whoever_has_least() {
         ..ProptestConfig::with_cases(2000)
     };
     let counts = Cell::new(Counts::default());
-    let result = TestRunner::new(config.clone()).run(&few_units(), |case| {
+    let result = TestRunner::new(config.clone()).run(&random_cases(), |case| {
         let planned = plan(&case);
         if has_equal_parts(&case, &planned) {
             return Ok(());
@@ -227,7 +177,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1500))]
 
     #[test]
-    fn empty_units_change_no_part_of_others(case in few_units()) {
+    fn empty_units_change_no_part_of_others(case in random_cases()) {
         let (alone, filled) = without_empty(&case);
         let [with_empty, without] = [&case, &alone].map(plan);
         if is_dealt_longest_first(&case, &with_empty) && is_dealt_longest_first(&alone, &without) {

@@ -1,6 +1,9 @@
-//! Batches of few units, each for one of the limits between the ways of `FM_SPLIT_AUTO`.
+//! Batches of few units: some for each of the limits between the ways of `FM_SPLIT_AUTO`, and any.
+
+use std::ops::RangeInclusive;
 
 use ferromla_schedule::PlanShape;
+use proptest::prelude::*;
 
 use super::shapes::SHAPE;
 use super::{Case, on_h200};
@@ -112,4 +115,52 @@ pub fn empty_ones_cost_nothing() -> Case {
     let mut case = of_tiles(&[10, 4, 3, 3, 0, 0, 0, 0, 0], 4);
     (case.shape.fixed_cost, case.shape.split_cost) = (0, 2);
     case
+}
+
+/// Batches of a long request or a few among short ones, or of any lengths, up to about three units to a worker.
+pub fn random_cases() -> impl Strategy<Value = Case> {
+    let lengths = prop_oneof![
+        1 => Just([1, 1]),
+        3 => (20..400i32).prop_map(|most| [1, most]),
+        3 => (20..200i32).prop_map(|least| [least, 3 * least]),
+    ];
+    let long = prop_oneof![2 => Just(0), 3 => 1..4usize, 1 => 4..20usize];
+    let empty = prop_oneof![2 => Just(0), 1 => 1..30usize];
+    let units = prop::sample::select(vec![3, 12, 12]); // of four workers, at most
+    let costs = (0..9i32, 0..80i32, 1..12i32, 0..40i32);
+    let shape = (2..130i32, 1..4i32, costs, 256..400i32).prop_map(
+        |(workers, kv_heads, (fixed_cost, split_cost, min_part, gain), whole_speed)| PlanShape {
+            kv_heads,
+            workers,
+            fixed_cost,
+            split_cost,
+            min_part,
+            whole_speed,
+            own_parts_gain: gain.min(split_cost),
+            group: 64,
+            max_seq_len: 1 << 20,
+            ..SHAPE
+        },
+    );
+    (shape, lengths, long, empty, units).prop_flat_map(
+        |(shape, [least, most], long, empty, units)| {
+            let of = |tiles: RangeInclusive<i32>, count: RangeInclusive<usize>| {
+                let len = (tiles, 0..TILE).prop_map(|(tiles, less)| tiles * TILE - less);
+                prop::collection::vec(len, count)
+            };
+            let filled = (shape.workers / shape.kv_heads * units / 4).clamp(1, 120) as usize;
+            let long = of(2 * most..=30 * most, long..=long);
+            (of(least..=most, 1..=filled), long)
+                .prop_map(move |(short, long)| [short, long, vec![0; empty]].concat())
+                .prop_shuffle()
+                .prop_map(move |seq_lens| Case {
+                    shape: PlanShape {
+                        batch: seq_lens.len() as i32,
+                        ..shape
+                    },
+                    seq_lens,
+                    qo_indptr: Vec::new(),
+                })
+        },
+    )
 }
