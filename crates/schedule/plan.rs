@@ -10,16 +10,14 @@ use crate::dealt::{Deal, deal_parts, deal_whole};
 use crate::equal_parts::{EqualParts, equal_parts};
 use crate::lengths::{ListLens, Strided};
 use crate::longest_first::LongestFirst;
-use crate::plan_layout::{
-    FM_SPLIT_AUTO, FM_SPLIT_REST, FmMerge, FmPlanHeader, FmPlanLayout, FmPlanShape, FmWorkItem,
-};
+use crate::plan_layout::{FM_SPLIT_AUTO, FM_SPLIT_REST, FmPlanHeader, FmPlanLayout, FmPlanShape};
 use crate::rest::Rest;
 use crate::view::at_least_words;
 use crate::{PlanError, layout};
 
 mod buffer;
 mod units;
-use buffer::Buffer;
+use buffer::{Buffer, Entries};
 use units::Keys;
 
 /// Plans a batch: writes the plan of `shape` for `seq_lens` `[batch]` (tokens) into `words`, which has at
@@ -147,7 +145,7 @@ fn write(
     words: &mut [i32],
 ) -> Result<FmPlanHeader, PlanError> {
     at_least_words(layout, words.len())?;
-    let buffer = Buffer::split(shape, layout, words);
+    let mut buffer = Buffer::split(shape, layout, words);
     let planner = Planner {
         shape,
         layout,
@@ -162,6 +160,7 @@ fn write(
         whole: shape.split_mode == FM_SPLIT_AUTO,
     };
     let mut line = planner.decide(all_whole, filled);
+    let entries = &mut buffer.entries;
     let equal = planner.cut_equally(&line, filled);
     let common = match equal {
         Some(_) => None,
@@ -173,39 +172,20 @@ fn write(
     };
     let all = if let Some(equal) = equal {
         (line.whole, line.share) = (false, equal.step.into());
-        planner.write_equal(&equal, buffer.items, buffer.merges, buffer.worker_begin)
+        planner.write_equal(&equal, entries)
     } else if let Some(rest) = planner.rest(line.units) {
-        planner.write_rest(&rest, buffer.items, buffer.merges, buffer.worker_begin)
+        planner.write_rest(&rest, entries)
     } else if let Some(deal) = deal {
-        planner.write_dealt(
-            &line,
-            &deal,
-            buffer.items,
-            buffer.merges,
-            buffer.worker_begin,
-        )
+        planner.write_dealt(&line, &deal, entries)
     } else if let Some(way) = LongestFirst::new(shape, &line, filled, common) {
         (line.whole, line.share) = (way.whole, way.step);
-        planner.write_longest_first(
-            &line,
-            &way,
-            buffer.items,
-            buffer.merges,
-            buffer.worker_begin,
-        )
+        planner.write_longest_first(&line, &way, entries)
     } else if let Some(longest) = common {
         line.share = longest;
-        planner.write_common(
-            &line,
-            filled,
-            longest,
-            buffer.items,
-            buffer.merges,
-            buffer.worker_begin,
-        )
+        planner.write_common(&line, filled, longest, entries)
     } else {
-        let all = planner.write_units(&line, buffer.items, buffer.merges, buffer.unit_item);
-        planner.write_workers(&line, buffer.unit_item, buffer.worker_begin);
+        let all = planner.write_units(&line, entries, buffer.unit_item);
+        planner.write_workers(&line, buffer.unit_item, entries.worker_begin);
         all
     };
     *buffer.header = make_header(&line, all);
@@ -249,34 +229,29 @@ impl Planner<'_> {
             .then_some(equal)
     }
 
-    fn write_equal(
-        &self,
-        equal: &EqualParts,
-        items: &mut [FmWorkItem],
-        merges: &mut [FmMerge],
-        worker_begin: &mut [i32],
-    ) -> Tally {
+    fn write_equal(&self, equal: &EqualParts, entries: &mut Entries) -> Tally {
         let parts = equal.parts_of_filled();
         let mut rank = 0; // of the unit among those with tiles
         self.for_each_unit(|index, unit| {
             if unit_tiles(self.shape, unit) == 0 {
                 let before = rank * parts.count;
                 let item = equal.turns.item_of_empty(self.shape, index - rank, before);
-                items[item as usize] = make_item(unit, &Parts::whole(0), 0, Tally::default());
+                entries.items[item as usize] =
+                    make_item(unit, &Parts::whole(0), 0, Tally::default());
                 return;
             }
             let before = equal.before_filled(rank);
             for j in 0..parts.count {
                 let part = rank * parts.count + j;
                 let item = equal.turns.item_of_part(self.shape, part, index - rank);
-                items[item as usize] = make_item(unit, &parts, j, before);
+                entries.items[item as usize] = make_item(unit, &parts, j, before);
             }
             if parts.count > 1 {
-                merges[rank as usize] = make_merge(unit, &parts, before);
+                entries.merges[rank as usize] = make_merge(unit, &parts, before);
             }
             rank += 1;
         });
-        for (worker, begin) in (0..).zip(worker_begin.iter_mut()) {
+        for (worker, begin) in (0..).zip(entries.worker_begin.iter_mut()) {
             *begin = equal.turns.first_item(self.shape, worker);
         }
         equal.tally()
@@ -298,20 +273,14 @@ impl Planner<'_> {
         Rest::of(self.shape, units, keys.into())
     }
 
-    fn write_rest(
-        &self,
-        rest: &Rest,
-        items: &mut [FmWorkItem],
-        merges: &mut [FmMerge],
-        worker_begin: &mut [i32],
-    ) -> Tally {
+    fn write_rest(&self, rest: &Rest, entries: &mut Entries) -> Tally {
         let parts = |unit| rest.parts(unit, self.layout.units);
         let item = |unit, parts: &Parts, j, before: Tally| match parts.count {
             1 => rest.item_of_whole(unit),
             _ => rest.item_of_part(before.slots + j),
         };
         let first_item = |worker| rest.first_item(worker);
-        self.write_placed(parts, item, first_item, items, merges, worker_begin)
+        self.write_placed(parts, item, first_item, entries)
     }
 
     /// `FM_SPLIT_AUTO`: the common length of parts, for few units that are to be cut.
@@ -329,38 +298,28 @@ impl Planner<'_> {
         parts: impl Fn(i32) -> Parts,
         mut item: impl FnMut(i32, &Parts, i32, Tally) -> i32,
         first_item: impl Fn(i32) -> i32,
-        items: &mut [FmWorkItem],
-        merges: &mut [FmMerge],
-        worker_begin: &mut [i32],
+        entries: &mut Entries,
     ) -> Tally {
         let mut tally = Tally::default();
         self.for_each_unit(|index, unit| {
             let parts = parts(index);
             for j in 0..parts.count {
                 let at = item(index, &parts, j, tally);
-                items[at as usize] = make_item(unit, &parts, j, tally);
+                entries.items[at as usize] = make_item(unit, &parts, j, tally);
             }
             if parts.count > 1 {
-                merges[tally.merges as usize] = make_merge(unit, &parts, tally);
+                entries.merges[tally.merges as usize] = make_merge(unit, &parts, tally);
             }
             tally.add(&parts);
         });
-        for (worker, begin) in (0..).zip(worker_begin.iter_mut()) {
+        for (worker, begin) in (0..).zip(entries.worker_begin.iter_mut()) {
             *begin = first_item(worker);
         }
         tally
     }
 
     /// Parts no longer than `longest`.
-    fn write_common(
-        &self,
-        line: &Line,
-        filled: i32,
-        longest: i64,
-        items: &mut [FmWorkItem],
-        merges: &mut [FmMerge],
-        worker_begin: &mut [i32],
-    ) -> Tally {
+    fn write_common(&self, line: &Line, filled: i32, longest: i64, entries: &mut Entries) -> Tally {
         let parts = |unit| parts_up_to(self.shape, longest, line.tiles(self.shape, unit));
         let mut all = Tally::default();
         (0..line.units).for_each(|unit| all.add(&parts(unit)));
@@ -375,54 +334,34 @@ impl Planner<'_> {
             turns.item_of_empty(self.shape, empty - 1, first)
         };
         let first_item = |worker| turns.first_item(self.shape, worker);
-        self.write_placed(parts, item, first_item, items, merges, worker_begin)
+        self.write_placed(parts, item, first_item, entries)
     }
 
-    fn write_dealt(
-        &self,
-        line: &Line,
-        deal: &Deal,
-        items: &mut [FmWorkItem],
-        merges: &mut [FmMerge],
-        worker_begin: &mut [i32],
-    ) -> Tally {
+    fn write_dealt(&self, line: &Line, deal: &Deal, entries: &mut Entries) -> Tally {
         let parts = |unit| parts_of(self.shape, line, unit);
         let item = |unit, parts: &Parts, j, _| deal.item(unit, parts, j);
         let first_item = |worker| deal.first_item(worker);
-        self.write_placed(parts, item, first_item, items, merges, worker_begin)
+        self.write_placed(parts, item, first_item, entries)
     }
 
-    fn write_longest_first(
-        &self,
-        line: &Line,
-        way: &LongestFirst,
-        items: &mut [FmWorkItem],
-        merges: &mut [FmMerge],
-        worker_begin: &mut [i32],
-    ) -> Tally {
+    fn write_longest_first(&self, line: &Line, way: &LongestFirst, entries: &mut Entries) -> Tally {
         let parts = |unit| way.parts(line.tiles(self.shape, unit));
         let item = |unit, _: &Parts, j, _| way.item(unit, j);
         let first_item = |worker| way.first_item(worker);
-        self.write_placed(parts, item, first_item, items, merges, worker_begin)
+        self.write_placed(parts, item, first_item, entries)
     }
 
     /// Writes the items and merges of every unit, and where its items begin.
-    fn write_units(
-        &self,
-        line: &Line,
-        items: &mut [FmWorkItem],
-        merges: &mut [FmMerge],
-        unit_item: &mut [i32],
-    ) -> Tally {
+    fn write_units(&self, line: &Line, entries: &mut Entries, unit_item: &mut [i32]) -> Tally {
         let mut tally = Tally::default();
         self.for_each_unit(|index, unit| {
             let parts = parts_of(self.shape, line, index);
             unit_item[index as usize] = tally.items;
             for j in 0..parts.count {
-                items[(tally.items + j) as usize] = make_item(unit, &parts, j, tally);
+                entries.items[(tally.items + j) as usize] = make_item(unit, &parts, j, tally);
             }
             if parts.count > 1 {
-                merges[tally.merges as usize] = make_merge(unit, &parts, tally);
+                entries.merges[tally.merges as usize] = make_merge(unit, &parts, tally);
             }
             tally.add(&parts);
         });

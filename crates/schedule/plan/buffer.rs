@@ -5,11 +5,16 @@ use crate::plan_layout::{FmMerge, FmPlanHeader, FmPlanLayout, FmPlanShape, FmWor
 /// The sections of a plan, to write to.
 pub(super) struct Buffer<'w> {
     pub(super) header: &'w mut FmPlanHeader,
+    pub(super) entries: Entries<'w>,
+    pub(super) unit_start: &'w mut [[i32; 2]],
+    pub(super) unit_item: &'w mut [i32],
+}
+
+/// What a plan has many of.
+pub(super) struct Entries<'w> {
     pub(super) worker_begin: &'w mut [i32],
     pub(super) merges: &'w mut [FmMerge],
     pub(super) items: &'w mut [FmWorkItem],
-    pub(super) unit_start: &'w mut [[i32; 2]],
-    pub(super) unit_item: &'w mut [i32],
 }
 
 impl<'w> Buffer<'w> {
@@ -23,15 +28,17 @@ impl<'w> Buffer<'w> {
         let (header, worker_begin) = words.split_at_mut(layout.worker_begin as usize / 4);
         Self {
             header: &mut bytemuck::cast_slice_mut(header)[0],
-            worker_begin: &mut worker_begin[..shape.workers as usize + 1],
-            merges: bytemuck::cast_slice_mut(exactly::<FmMerge>(
-                merges,
-                layout.max_merges as usize,
-            )),
-            items: bytemuck::cast_slice_mut(exactly::<FmWorkItem>(
-                items,
-                layout.max_items as usize,
-            )),
+            entries: Entries {
+                worker_begin: &mut worker_begin[..shape.workers as usize + 1],
+                merges: bytemuck::cast_slice_mut(exactly::<FmMerge>(
+                    merges,
+                    layout.max_merges as usize,
+                )),
+                items: bytemuck::cast_slice_mut(exactly::<FmWorkItem>(
+                    items,
+                    layout.max_items as usize,
+                )),
+            },
             unit_start: bytemuck::cast_slice_mut(exactly::<[i32; 2]>(unit_start, units)),
             unit_item: &mut unit_item[..units],
         }
