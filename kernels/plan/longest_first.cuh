@@ -122,7 +122,8 @@ struct DealtOut {
         bool takes = false;
         if (worker / 32 * 32 < shape.workers) { /* a whole warp */
           uint32_t own = shared.load[turn][worker];
-          const int32_t rank = next + count_in(shared.load[turn], shape.workers, [own](uint32_t other) { return other < own; });
+          const auto has_less = [own](uint32_t other) { return other < own; };
+          const int32_t rank = next == 0 ? worker : next + count_in(shared.load[turn], shape.workers, has_less); /* first: nobody has any */
           takes = own <= most && rank < parts();
           if (takes) {
             const int32_t has = shared.begin[worker];
