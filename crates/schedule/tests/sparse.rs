@@ -11,26 +11,14 @@ use support::sparse::{plan_sparse, sparse_cases, sparse_shape};
 
 const SHAPE: PlanShape = PlanShape {
     batch: 2,
-    q_len: 1,
     group: 16,
-    kv_heads: 1,
     causal: 0,
     unit_rows: 16,
-    workers: 4,
-    split_mode: 0,
-    num_splits: 0,
     max_seq_len: 192 + 64,
-    fixed_cost: 2,
-    split_cost: 6,
-    min_part: 1,
-    ragged: 0,
-    q_tokens: 0,
-    whole_speed: 256,
     sparse_q_len: 3,
     topk: 130,
     extra_topk: 64,
-    own_parts_gain: 0,
-    part_cost: 0,
+    ..support::shapes::SHAPE
 };
 
 proptest! {
