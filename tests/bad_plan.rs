@@ -139,6 +139,8 @@ fn plan_arguments() {
         (|a| a.num_splits = Some(0), "num_splits", "at least 1"),
         (|a| (a.num_splits, a.batch_invariant) = (Some(2), true), "num_splits", "batch_invariant"),
         (|a| a.max_seq_len = Some(-1), "max_seq_len", "at least 0"),
+        (|a| a.num_sms = Some(7), "num_sms", "between 8"),
+        (|a| a.num_sms = Some(1 << 31), "num_sms", "2147483647"),
         (|a| a.max_q_len = Some(1), "max_q_len", "None unless"),
         (|a| (a.max_q_len, a.queries) = (Some(-1), Queries::Ragged { num_tokens: 5 }), "max_q_len", "between 0"),
         (|a| (a.queries, a.num_heads) = (Queries::Uniform { q_len: 1 << 30 }, 1 << 30), "num_heads", "rows"),

@@ -156,6 +156,7 @@ impl<'a, Indptr: QoIndptr> AttentionArgs<'a, Indptr> {
             batch_invariant: self.batch_invariant,
             max_seq_len: Some(problem.table.capacity(problem.cache.page_size)),
             max_q_len: self.max_q_len,
+            num_sms: None,
             device: problem.device,
         }
     }

@@ -108,6 +108,9 @@ pub struct PlanArgs {
     /// among decodes from drafts to verify, over 16-bit pages with up to 64 query heads per cached one: they are shared out in other ways.
     /// Only the time depends on it: less where it is right, more where requests with many drafts are taken for a chunk and decodes.
     pub max_q_len: Option<i64>,
+    /// How many streaming multiprocessors attention runs on at most, so that others are left to kernels of other streams; `None`, or more
+    /// than the device has: all. CTAs have one each. On the CPU it has no meaning.
+    pub num_sms: Option<i64>,
     /// Where the attention will run.
     pub device: Device,
 }
@@ -128,6 +131,7 @@ impl PlanArgs {
             batch_invariant: false,
             max_seq_len: None,
             max_q_len: None,
+            num_sms: None,
             device,
         }
     }

@@ -5,7 +5,7 @@
 //! cache has no pages.
 
 use ferromla_schedule::{
-    Choice, Keys, PlanError, PlanLayout, PlanShape, Problem as ScheduleProblem,
+    Choice, Keys, MAX_CLUSTER, PlanError, PlanLayout, PlanShape, Problem as ScheduleProblem,
     Queries as ScheduleQueries, Split, Target, choose, layout,
 };
 
@@ -56,7 +56,7 @@ pub(crate) struct Workspace {
 impl Schedule {
     pub fn new(args: &PlanArgs) -> Result<Self> {
         check(args)?;
-        let target = target(args.device)?;
+        let target = target(args)?;
         let group = (args.num_heads / args.num_kv_heads) as i32;
         let max_seq_len = args.max_seq_len.unwrap_or(MAX_SEQ_LEN).min(MAX_SEQ_LEN) as i32;
         let problem = ScheduleProblem {
@@ -225,14 +225,14 @@ fn keys(args: &PlanArgs) -> Keys {
     }
 }
 
-fn target(device: Device) -> Result<Target> {
-    Ok(match device {
+fn target(args: &PlanArgs) -> Result<Target> {
+    Ok(match args.device {
         Device::Cpu => Target::Cpu {
             threads: crate::cpu::threads(),
         },
         Device::Cuda(ordinal) => {
             let (sm_count, clusters) = crate::cuda::machine(ordinal)?;
-            Target::Gpu { sm_count, clusters }
+            Target::Gpu { sm_count, clusters }.at_most(args.num_sms)
         }
     })
 }
@@ -302,6 +302,9 @@ fn check(args: &PlanArgs) -> Result<()> {
             parts,
             "None with batch_invariant, which fixes the parts itself",
         ));
+    }
+    if let Some(count) = args.num_sms {
+        range("num_sms", count, MAX_CLUSTER.into())?; // or a team might have no room
     }
     if let Some(most) = args.max_q_len {
         range("max_q_len", most, 0)?;

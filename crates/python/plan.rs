@@ -38,6 +38,8 @@ use crate::tensor::{self, Tensor};
 ///         CUDA it tells a chunk of prefill among decodes from drafts to verify, over 16-bit pages with up to 64 query
 ///         heads per cached one. Only the time depends on it: less where it is right, more where drafts are taken for a
 ///         chunk and decodes.
+///     num_sms: streaming multiprocessors of a CUDA device that attention runs on at most, at least 8, so that others are left to
+///         kernels of other streams; None, or more than it has, for all.
 ///     device: where the attention will run; None for the device of `seq_lens`.
 ///     workspace: uint8 on that device, at least `workspace_bytes(...)` bytes; None allocates one through
 ///         the framework of `seq_lens`.
@@ -122,7 +124,7 @@ impl Plan {
     #[new]
     #[pyo3(signature = (seq_lens, *, num_heads, num_kv_heads=1, q_len=1, qo_indptr=None, num_tokens=None,
         kv_format=None, page_size, causal=true, num_splits=None, batch_invariant=false, max_seq_len=None,
-        max_q_len=None, device=None, workspace=None))]
+        max_q_len=None, num_sms=None, device=None, workspace=None))]
     #[allow(clippy::too_many_arguments)] // the public signature
     fn new<'py>(
         seq_lens: &Bound<'py, PyAny>,
@@ -138,6 +140,7 @@ impl Plan {
         batch_invariant: bool,
         max_seq_len: Option<i64>,
         max_q_len: Option<i64>,
+        num_sms: Option<i64>,
         device: Option<&Bound<'py, PyAny>>,
         workspace: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Plan> {
@@ -167,6 +170,7 @@ impl Plan {
             batch_invariant,
             max_seq_len,
             max_q_len,
+            num_sms,
             device: device.map_or(Ok(lens.view.device()), arguments::device)?,
         };
         let workspace = match workspace {
@@ -236,6 +240,7 @@ impl Plan {
     ///         if they are of one kind: 16-bit numbers, or e4m3 codes.
     ///     num_splits: parts that each token's keys are cut into; None lets the scheduler choose.
     ///     batch_invariant: a token's result is bit for bit the same whatever else is in the batch.
+    ///     num_sms: as in `Plan`.
     ///     device: where the attention will run; None for the device of the lengths.
     ///     workspace: uint8 on that device, at least `workspace_bytes(...)` bytes; None allocates one.
     ///
@@ -250,8 +255,8 @@ impl Plan {
     ///     (2, 2048, 0)
     #[staticmethod]
     #[pyo3(signature = (topk_lengths=None, extra_topk_lengths=None, *, batch=None, num_heads, q_len=1, topk,
-        extra_topk=0, kv_format=None, extra_kv_format=None, num_splits=None, batch_invariant=false, device=None,
-        workspace=None))]
+        extra_topk=0, kv_format=None, extra_kv_format=None, num_splits=None, batch_invariant=false, num_sms=None,
+        device=None, workspace=None))]
     #[allow(clippy::too_many_arguments)] // the public signature
     fn sparse<'py>(
         py: Python<'py>,
@@ -266,6 +271,7 @@ impl Plan {
         extra_kv_format: Option<&str>,
         num_splits: Option<i64>,
         batch_invariant: bool,
+        num_sms: Option<i64>,
         device: Option<&Bound<'py, PyAny>>,
         workspace: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Plan> {
@@ -284,6 +290,7 @@ impl Plan {
             extra_kv_format: arguments::kv_format(extra_kv_format)?,
             num_splits: arguments::num_splits(num_splits)?,
             batch_invariant,
+            num_sms,
             ..PlanArgs::new(lens.device(device)?, batch, num_heads)
         };
         Ok(Plan::of_lists(lens.plan(py, &args, workspace)?))
@@ -298,6 +305,7 @@ impl Plan {
     ///     topk: entries of a list.
     ///     kv_format: of the cache; None for any.
     ///     batch_invariant: a token's result depends on nothing else in the call, bit for bit.
+    ///     num_sms: as in `Plan`.
     ///     device: where the attention will run; None for the device of the lengths.
     ///     workspace: uint8 on that device; None allocates one.
     ///
@@ -314,7 +322,7 @@ impl Plan {
     ///     ([8.0, -inf], 2, 3)
     #[staticmethod]
     #[pyo3(signature = (topk_lengths=None, *, num_tokens=None, num_heads, topk, kv_format=None, batch_invariant=false,
-        device=None, workspace=None))]
+        num_sms=None, device=None, workspace=None))]
     #[allow(clippy::too_many_arguments)] // the public signature
     fn sparse_prefill<'py>(
         py: Python<'py>,
@@ -324,6 +332,7 @@ impl Plan {
         topk: i64,
         kv_format: Option<&str>,
         batch_invariant: bool,
+        num_sms: Option<i64>,
         device: Option<&Bound<'py, PyAny>>,
         workspace: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Plan> {
@@ -336,6 +345,7 @@ impl Plan {
             queries: Queries::SparsePrefill { num_tokens, topk },
             kv_format: arguments::kv_format(kv_format)?,
             batch_invariant,
+            num_sms,
             ..PlanArgs::new(lens.device(device)?, 1, num_heads)
         };
         Ok(Plan::of_lists(lens.plan(py, &args, workspace)?))
@@ -494,7 +504,7 @@ impl Plan {
 #[pyfunction]
 #[pyo3(signature = (*, batch, num_heads, num_kv_heads=1, q_len=1, num_tokens=None, kv_format=None, page_size,
     causal=true, num_splits=None, batch_invariant=false, max_seq_len=None, max_q_len=None,
-    device=None))]
+    num_sms=None, device=None))]
 #[allow(clippy::too_many_arguments)] // the public signature
 pub fn workspace_bytes(
     batch: i64,
@@ -509,6 +519,7 @@ pub fn workspace_bytes(
     batch_invariant: bool,
     max_seq_len: Option<i64>,
     max_q_len: Option<i64>,
+    num_sms: Option<i64>,
     device: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<u64> {
     let args = PlanArgs {
@@ -524,6 +535,7 @@ pub fn workspace_bytes(
         batch_invariant,
         max_seq_len,
         max_q_len,
+        num_sms,
         device: device.map_or(Ok(Device::Cpu), arguments::device)?,
     };
     ferromla::workspace_bytes(&args).map_err(errors::to_python)

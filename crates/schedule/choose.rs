@@ -33,9 +33,12 @@ struct Costs {
     min_part: i32,
     /// What adding up each of its equal parts costs, in 256ths of a tile. Of one CTA: a team has as many times more to add up.
     part: i32,
-    /// How much faster than its share of the GPU a worker can go, in 256ths.
+    /// How much faster than its share of the GPU a worker can go, in 256ths, with [`SMS_OF_SPEEDS`].
     whole_speed: i32,
 }
+
+/// Of the GPU that speeds were measured on. Of fewer each has a larger share of the memory, and cannot go faster than that by as much.
+const SMS_OF_SPEEDS: i32 = 132;
 
 /// With 64 rows per CTA the tensor cores are the limit, and every SM has its own.
 const COSTS: Costs = Costs {
@@ -61,7 +64,7 @@ const COSTS_OF_FEW_ROWS: Costs = Costs {
 };
 
 /// Most CTAs that share one unit or one item: the portable cluster size.
-const MAX_CLUSTER: i32 = 8;
+pub const MAX_CLUSTER: i32 = 8;
 /// CTAs of a team where a unit of all rows would need more than [`MAX_CLUSTER`].
 const TEAM_OF_MANY_ROWS: i32 = 4;
 /// CTAs of a team where requests have different numbers of rows, more than a tile on average ...
@@ -115,6 +118,12 @@ pub struct Choice {
     pub part_cost: i32,
     /// How much faster than its share of the machine a worker can go, in 256ths, at least 256.
     pub whole_speed: i32,
+}
+
+/// How much faster than its share of the memory a worker can go with so many SMs, if it is `speed` with [`SMS_OF_SPEEDS`].
+fn speed_with(sm_count: i32, speed: i32) -> i32 {
+    let speed = i64::from(speed) * i64::from(sm_count) / i64::from(SMS_OF_SPEEDS);
+    (speed as i32).max(COSTS.whole_speed)
 }
 
 impl Choice {
@@ -357,7 +366,7 @@ impl Problem {
         };
         let costs = Costs {
             fixed,
-            whole_speed,
+            whole_speed: speed_with(sm_count, whole_speed),
             ..COSTS
         };
         Choice::new((rows, team, 1), sm_count / team, costs)

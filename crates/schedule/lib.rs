@@ -57,7 +57,7 @@ mod rest;
 mod turns;
 mod view;
 
-pub use choose::{Choice, choose};
+pub use choose::{Choice, MAX_CLUSTER, choose};
 pub use error::PlanError;
 pub use launch::{PlannerKernel, PlannerLaunch};
 pub use layout::layout;

@@ -17,6 +17,28 @@ pub enum Target {
     },
 }
 
+impl Target {
+    /// The same with no more than this many streaming multiprocessors of a GPU, if it is given.
+    pub fn at_most(self, num_sms: Option<i64>) -> Self {
+        match (self, num_sms) {
+            (
+                Self::Gpu {
+                    sm_count,
+                    mut clusters,
+                },
+                Some(most),
+            ) => {
+                let sm_count = most.clamp(1, sm_count.max(1).into()) as i32;
+                for (count, size) in clusters.iter_mut().zip([2, 4, 8, 16]) {
+                    *count = (*count).min(sm_count / size);
+                }
+                Self::Gpu { sm_count, clusters }
+            }
+            (target, _) => target,
+        }
+    }
+}
+
 /// How units may be cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Split {

@@ -56,6 +56,7 @@ class Plan:
         batch_invariant: bool = False,
         max_seq_len: int | None = None,
         max_q_len: int | None = None,
+        num_sms: int | None = None,
         device: Any = None,
         workspace: Tensor | None = None,
     ) -> Plan: ...
@@ -74,6 +75,7 @@ class Plan:
         extra_kv_format: str | None = None,
         num_splits: int | None = None,
         batch_invariant: bool = False,
+        num_sms: int | None = None,
         device: Any = None,
         workspace: Tensor | None = None,
     ) -> Plan: ...
@@ -86,6 +88,7 @@ class Plan:
         topk: int,
         kv_format: str | None = None,
         batch_invariant: bool = False,
+        num_sms: int | None = None,
         device: Any = None,
         workspace: Tensor | None = None,
     ) -> Plan: ...
@@ -214,6 +217,7 @@ def workspace_bytes(
     batch_invariant: bool = False,
     max_seq_len: int | None = None,
     max_q_len: int | None = None,
+    num_sms: int | None = None,
     device: Any = None,
 ) -> int: ...
 def append_kv(

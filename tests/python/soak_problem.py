@@ -164,6 +164,7 @@ class Problem:
             "num_splits": spec.num_splits,
             "batch_invariant": spec.batch_invariant,
             "max_seq_len": spec.capacity,
+            "num_sms": spec.num_sms,
             "device": self.device,
         }
         ragged = spec.operation == "prefill"

@@ -12,7 +12,7 @@ import ferromla
 import problems
 import reference_sparse
 import tolerance
-from soak_spec import INT_MAX, INT_MIN, Limits, draw_slope
+from soak_spec import INT_MAX, INT_MIN, Limits, draw_num_sms, draw_slope
 
 NAN, D_V = float("nan"), 512
 WIDE_HEADS = 4
@@ -59,6 +59,7 @@ class SparseSpec:
     gaps: bool  # between rows of indices and heads of q
     repeat: bool
     slope: float  # as in soak_spec.py, along lists
+    num_sms: int | None  # as in soak_spec.py
 
     @property
     def dtype(self) -> str:
@@ -117,6 +118,7 @@ def draw(seed: int, index: int, limits: Limits) -> SparseSpec:
         gaps=rng.random() < 0.3,
         repeat=rng.random() < 0.1,
         slope=draw_slope(seed, index, d_qk),
+        num_sms=draw_num_sms(seed, index),
     )
 
 
@@ -244,6 +246,7 @@ class SparseProblem:
             extra_topk=spec.extra.topk if spec.extra else 0,
             num_splits=spec.num_splits,
             batch_invariant=spec.batch_invariant,
+            num_sms=spec.num_sms,
             device=self.device,
         )
         if spec.planning == "updated":

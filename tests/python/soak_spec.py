@@ -57,6 +57,7 @@ class Spec:
     kv_scale: float | None = None
     q_scale: str | None = None  # queries in e4m3 with one scale, or with one for each row
     slope: float = 0.0  # how much higher scores get from key to key
+    num_sms: int | None = None  # of a plan
 
     @property
     def heads(self) -> int:
@@ -117,6 +118,7 @@ def draw(seed: int, index: int, limits: Limits) -> Spec:
         garbage=rng.choice((float("nan"), float("nan"), float("inf"), float("-inf"))),
         repeat=rng.random() < 0.1,
         slope=draw_slope(seed, index, d_qk),
+        num_sms=draw_num_sms(seed, index),
     )
     return _quantised(rng, spec) if kv_heads == 1 and rng.random() < 0.4 else spec
 
@@ -126,6 +128,12 @@ def draw_slope(seed: int, index: int, d_qk: int) -> float:
     again. It is the rope part that makes them: values stay as they are."""
     rng = random.Random(f"{seed}/{index}/slope")
     return rng.choice((-1, 1, 1)) * rng.uniform(0.01, 0.1) if d_qk == 576 and rng.random() < 0.3 else 0.0
+
+
+def draw_num_sms(seed: int, index: int) -> int | None:
+    """Of some plans: those of smaller GPUs among them."""
+    rng = random.Random(f"{seed}/{index}/num_sms")
+    return rng.choice((8, 78, 114, rng.randint(8, 140))) if rng.random() < 0.3 else None
 
 
 def _quantised(rng: random.Random, spec: Spec) -> Spec:

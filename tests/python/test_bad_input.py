@@ -259,6 +259,7 @@ PLAN_CASES = {
     "page_size": {"page_size": 0},
     "max_seq_len": {"max_seq_len": -1},
     "num_splits": {"num_splits": 0},
+    "num_sms": {"num_sms": 7},
     "kv_format": {"kv_format": "fp7"},
     "num_kv_heads of a quantised cache": {"num_kv_heads": 2, "kv_format": "fp8_v32"},
     "qo_indptr": {"qo_indptr": torch.zeros(4, dtype=torch.int32)},

@@ -34,6 +34,22 @@ def test_a_plan_gives_the_result_of_a_call_without_one(device, h_kv, options):
         assert torch.equal(lse, without[1])
 
 
+@pytest.mark.parametrize("num_sms", [8, 78, 114, 10_000])
+@pytest.mark.parametrize("h", [16, 128])
+def test_a_plan_for_fewer_sms(device, h, num_sms):
+    problem = problems.make(h=h, lens=[3000, 1, 64, 2000, 500], device=device)
+    plan = _plan(problem, num_sms=num_sms)
+    workers_at, merges_at, _, _ = plan.plan_offsets
+    if device.type == "cuda" and num_sms == 8:  # a word for each worker and one more, of 133 otherwise
+        assert (merges_at - workers_at) // 4 < 20
+    problem.check(plan=plan)
+    lists = ferromla.Plan.sparse(batch=3, num_heads=h, topk=100, num_sms=num_sms, device=plan.device)
+    tokens = ferromla.Plan.sparse_prefill(num_tokens=3, num_heads=h, topk=100, num_sms=num_sms, device=plan.device)
+    shapes = {"batch": 5, "num_heads": h, "page_size": 64, "num_sms": num_sms, "device": plan.device}
+    assert ferromla.workspace_bytes(**shapes) == plan.workspace.shape[0]
+    assert lists.topk == tokens.topk == 100
+
+
 def test_one_plan_serves_many_layers(device):
     problem = problems.make(h=16, lens=[300, 1000, 5], device=device)
     plan = _plan(problem)

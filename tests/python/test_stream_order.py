@@ -72,3 +72,33 @@ def test_steps_give_the_same_with_and_without_waits_between_their_calls(cuda, kv
     for i, (want, got) in enumerate(zip(waited, at_once, strict=True)):
         assert torch.equal(want, got), f"{names[i % len(names)]} of step {i // len(names)}"
         assert not want.isnan().any()
+
+
+@pytest.mark.parametrize("is_current", [True, False], ids=["its default stream", "a stream of it"])
+def test_calls_in_a_green_context_come_after_what_came_before(cuda, is_current):
+    """Its default stream has the handle of the device's, and another order."""
+    from torch.cuda.green_contexts import GreenContext
+
+    given = {"generator": torch.Generator(cuda).manual_seed(0), "device": cuda, "dtype": torch.bfloat16}
+    cache, wrong, right = (torch.randn(*shape, **given) for shape in ((16, 64, 576), (1, 1, 16, 576), (1, 1, 16, 576)))
+    table, lens = torch.arange(16, device=cuda).int()[None], torch.tensor([1000], device=cuda).int()
+    want = ferromla.decode(right, cache, table, lens)
+    torch.cuda.synchronize()
+    context = GreenContext.create(num_sms=64, device_id=0)
+    stream = context.Stream()
+    if is_current:
+        context.set_context()
+    try:
+        with torch.cuda.stream(None if is_current else stream):
+            plan = ferromla.Plan(lens, num_heads=16, page_size=64, num_sms=64)
+            torch.cuda._sleep(20 * CYCLES)
+            q = wrong.clone()
+            q.copy_(right)
+            got = ferromla.decode(q, cache, table, lens, plan=plan)
+            got = [x.clone() for x in got]
+            torch.cuda.current_stream().synchronize()
+    finally:
+        if is_current:
+            context.pop_context()
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=2e-3)

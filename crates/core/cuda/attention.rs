@@ -30,7 +30,7 @@ struct Attention<'a> {
 /// As for [`decode`](crate::decode); the plan has been filled for this problem.
 pub(crate) unsafe fn decode(ordinal: u32, problem: &AttentionProblem, plan: &Plan) -> Result<()> {
     let engine = Engine::get(ordinal)?;
-    let _context = engine.enter()?;
+    let _context = engine.enter(problem.stream)?;
     // SAFETY: the caller's promise.
     unsafe { of_pages(problem, plan)?.launch(engine) }
 }
@@ -39,7 +39,7 @@ pub(crate) unsafe fn decode(ordinal: u32, problem: &AttentionProblem, plan: &Pla
 /// As for [`sparse_decode`](crate::sparse_decode); the plan has been filled for this problem.
 pub(crate) unsafe fn sparse(ordinal: u32, problem: &SparseProblem, plan: &Plan) -> Result<()> {
     let engine = Engine::get(ordinal)?;
-    let _context = engine.enter()?;
+    let _context = engine.enter(problem.stream)?;
     let attention = of_lists(problem, plan)?;
     if let Some(max_logits) = problem.max_logits.filter(|_| plan.schedule.may_split()) {
         let dims = [problem.q_len, problem.heads];

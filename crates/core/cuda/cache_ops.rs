@@ -50,7 +50,7 @@ fn byte_cache(cache: &PagedCache) -> Option<FmByteCache> {
 /// As for [`append_kv`](crate::append_kv).
 pub(crate) unsafe fn append(ordinal: u32, problem: &AppendProblem) -> Result<()> {
     let engine = Engine::get(ordinal)?;
-    let _context = engine.enter()?;
+    let _context = engine.enter(problem.stream)?;
     let launch = rows_launch(engine, problem.tokens, problem.stream);
     if let Some(mut params) = quantising_append_params(problem) {
         let from = Numbers::of(problem.dtype);
@@ -150,7 +150,7 @@ pub(super) fn dequantise_params(problem: &DequantizeProblem) -> Option<FmDequant
 /// As for [`quantize_kv`](crate::quantize_kv).
 pub(crate) unsafe fn quantize(ordinal: u32, problem: &QuantizeProblem) -> Result<()> {
     let engine = Engine::get(ordinal)?;
-    let _context = engine.enter()?;
+    let _context = engine.enter(problem.stream)?;
     let Some(mut params) = quantise_params(problem) else {
         return Ok(());
     };
@@ -166,7 +166,7 @@ pub(crate) unsafe fn quantize(ordinal: u32, problem: &QuantizeProblem) -> Result
 /// As for [`dequantize_kv`](crate::dequantize_kv).
 pub(crate) unsafe fn dequantize(ordinal: u32, problem: &DequantizeProblem) -> Result<()> {
     let engine = Engine::get(ordinal)?;
-    let _context = engine.enter()?;
+    let _context = engine.enter(problem.stream)?;
     let Some(mut params) = dequantise_params(problem) else {
         return Ok(());
     };
@@ -186,7 +186,7 @@ pub(crate) unsafe fn dequantize(ordinal: u32, problem: &DequantizeProblem) -> Re
 /// As for [`gather_kv`](crate::gather_kv).
 pub(crate) unsafe fn gather(ordinal: u32, problem: &GatherProblem) -> Result<()> {
     let engine = Engine::get(ordinal)?;
-    let _context = engine.enter()?;
+    let _context = engine.enter(problem.stream)?;
     if let Some(mut params) = offsets_params(problem) {
         let launch = one_block(problem.stream);
         // SAFETY: `fm_offsets` takes one FmOffsetsParams; the memory is live (the caller's promise).

@@ -6,9 +6,15 @@ use std::sync::OnceLock;
 use cudarc::driver::sys;
 
 use crate::error::{Error, Result};
+use crate::view::Stream;
 
-/// The oldest driver with every entry point used here, as `cuDriverGetVersion` counts (CUDA 12.0).
-const OLDEST_DRIVER: i32 = 12_000;
+use super::handle;
+
+/// The oldest driver with every entry point used here, as `cuDriverGetVersion` counts (CUDA 12.4).
+const OLDEST_DRIVER: i32 = 12_040;
+
+/// Handles up to this one are names of default streams: 0, the legacy one and that of a thread.
+const LAST_DEFAULT_STREAM: u64 = 2;
 
 /// Turns a result code into an error with the driver's own text.
 pub(super) fn call(name: &'static str, code: sys::CUresult) -> Result<()> {
@@ -66,22 +72,29 @@ pub(super) fn init() -> Result<()> {
     .clone()
 }
 
-/// Makes a context current, and the one before it again when dropped.
+/// Makes a device's primary context current, and the one before it again when dropped.
 #[must_use]
 pub(super) struct Entered {
     pushed: bool,
 }
 
 impl Entered {
+    /// For work on the stream. A green context of the device stays current if the stream is a default one, which is that context's own then.
+    ///
     /// # Safety
-    /// The context is live.
-    pub unsafe fn new(context: sys::CUcontext) -> Result<Self> {
+    /// The context is the device's, and live.
+    pub unsafe fn new(
+        device: sys::CUdevice,
+        context: sys::CUcontext,
+        stream: Stream,
+    ) -> Result<Self> {
         let mut current = std::ptr::null_mut();
         // SAFETY: the driver is initialised, since there is a context.
         call("cuCtxGetCurrent", unsafe {
             sys::cuCtxGetCurrent(&mut current)
         })?;
-        let pushed = current != context;
+        let stays = current == context || (!current.is_null() && is_green(device, stream)?);
+        let pushed = !stays;
         if pushed {
             // SAFETY: the context is live (the caller's promise).
             call("cuCtxPushCurrent", unsafe {
@@ -100,6 +113,24 @@ impl Drop for Entered {
             let _ = unsafe { sys::cuCtxPopCurrent_v2(&mut popped) };
         }
     }
+}
+
+/// Whether the context that is current is a green one of the device, and the stream its default stream.
+fn is_green(device: sys::CUdevice, stream: Stream) -> Result<bool> {
+    let mut of_current = device;
+    // SAFETY: a context is current.
+    call("cuCtxGetDevice", unsafe {
+        sys::cuCtxGetDevice(&mut of_current)
+    })?;
+    if of_current != device || stream.0 > LAST_DEFAULT_STREAM {
+        return Ok(false);
+    }
+    let mut green = std::ptr::null_mut();
+    // SAFETY: as above, and every context has default streams.
+    call("cuStreamGetGreenCtx", unsafe {
+        sys::cuStreamGetGreenCtx(handle(stream), &mut green)
+    })?;
+    Ok(!green.is_null())
 }
 
 /// Lets this thread do what a global stream capture forbids (loading modules) until dropped.

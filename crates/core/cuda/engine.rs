@@ -23,16 +23,18 @@ const MAX_DEVICES: usize = 64;
 /// A device the kernels run on.
 #[derive(Debug)]
 pub(super) struct Engine {
+    device: sys::CUdevice,
     /// The primary context, retained for the life of the process: the one the CUDA runtime uses.
     context: sys::CUcontext,
-    functions: [Option<sys::CUfunction>; Kernel::COUNT],
+    /// Of no context: each runs in that of its stream.
+    kernels: [Option<sys::CUkernel>; Kernel::COUNT],
     pub sm_count: i32,
     /// Clusters of 2, 4, 8 and 16 attention CTAs that run at once.
     pub clusters: [i32; 4],
     pub name: String,
 }
 
-// SAFETY: contexts and functions are handles that the driver lets any thread use.
+// SAFETY: contexts and kernels are handles that the driver lets any thread use.
 unsafe impl Send for Engine {}
 // SAFETY: as for `Send`; nothing in an engine changes.
 unsafe impl Sync for Engine {}
@@ -86,30 +88,31 @@ impl Engine {
             sys::cuDevicePrimaryCtxRetain(&mut context, device)
         })?;
         // SAFETY: the context has just been retained and stays so.
-        let _entered = unsafe { Entered::new(context)? };
+        let _entered = unsafe { Entered::new(device, context, Stream::default())? };
         // SAFETY: the driver is initialised.
         let _relaxed = unsafe { RelaxedCapture::new()? };
         let sm_count = attribute(
             device,
             sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
         )?;
-        let functions = load()?;
+        let kernels = load(device)?;
         Ok(Self {
+            device,
             context,
-            clusters: clusters(&functions)?,
-            functions,
+            clusters: clusters(&kernels)?,
+            kernels,
             sm_count,
             name,
         })
     }
 
-    /// Makes the context current until the result is dropped.
-    pub fn enter(&self) -> Result<Entered> {
-        // SAFETY: the context is retained for the life of the process.
-        unsafe { Entered::new(self.context) }
+    /// Makes the context of the stream current until the result is dropped.
+    pub fn enter(&self, stream: Stream) -> Result<Entered> {
+        // SAFETY: the context is the device's, retained for the life of the process.
+        unsafe { Entered::new(self.device, self.context, stream) }
     }
 
-    /// Launches on the context that is current.
+    /// Launches, with the stream's context current.
     ///
     /// # Safety
     /// `arguments` point at values of the kernel's parameter types, in order; what those describe is live
@@ -120,7 +123,7 @@ impl Engine {
         launch: &Launch,
         arguments: &mut [*mut c_void],
     ) -> Result<()> {
-        let Some(function) = self.functions[kernel.index()] else {
+        let Some(loaded) = self.kernels[kernel.index()] else {
             let value = kernel.name().to_string_lossy();
             let rule = format!(
                 "kernels/{}.cu is not in this build: rebuild with its feature",
@@ -134,7 +137,7 @@ impl Engine {
         let result = unsafe {
             sys::cuLaunchKernelEx(
                 &config,
-                function,
+                loaded.cast(), // a kernel of no context is passed as a function
                 arguments.as_mut_ptr(),
                 std::ptr::null_mut(),
             )
@@ -254,37 +257,47 @@ fn attribute(device: sys::CUdevice, attribute: sys::CUdevice_attribute) -> Resul
     Ok(value)
 }
 
-/// Loads every image into the current context and readies every kernel: a kernel that is loaded at its first
-/// launch cannot be launched first in a capture.
-fn load() -> Result<[Option<sys::CUfunction>; Kernel::COUNT]> {
-    let mut functions = [None; Kernel::COUNT];
+/// Loads every image and readies every kernel: one that is loaded at its first launch cannot be launched first in a capture.
+fn load(device: sys::CUdevice) -> Result<[Option<sys::CUkernel>; Kernel::COUNT]> {
+    let mut kernels = [None; Kernel::COUNT];
     for image in IMAGES {
-        let mut module = std::ptr::null_mut();
-        // SAFETY: a context is current; the image is a whole cubin. The module is kept for good.
-        call("cuModuleLoadData", unsafe {
-            sys::cuModuleLoadData(&mut module, image.cubin.as_ptr().cast())
+        let mut library = std::ptr::null_mut();
+        let none = std::ptr::null_mut::<c_void>();
+        // SAFETY: a context is current; the image is a whole cubin; there are no options. The library is kept for good.
+        call("cuLibraryLoadData", unsafe {
+            sys::cuLibraryLoadData(
+                &mut library,
+                image.cubin.as_ptr().cast(),
+                none.cast(),
+                none.cast(),
+                0,
+                none.cast(),
+                none.cast(),
+                0,
+            )
         })?;
         for kernel in Kernel::all()
             .into_iter()
             .filter(|kernel| kernel.image() == image.name)
         {
-            functions[kernel.index()] = Some(function(module, kernel)?);
+            kernels[kernel.index()] = Some(ready(device, library, kernel)?);
         }
     }
     debug_assert!(
         Kernel::all()
             .iter()
-            .all(|k| functions[k.index()].is_some() == image(k.image()).is_some())
+            .all(|k| kernels[k.index()].is_some() == image(k.image()).is_some())
     );
-    Ok(functions)
+    Ok(kernels)
 }
 
-fn function(module: sys::CUmodule, kernel: Kernel) -> Result<sys::CUfunction> {
+/// A kernel of a library, ready to be launched in the current context.
+fn ready(device: sys::CUdevice, library: sys::CUlibrary, kernel: Kernel) -> Result<sys::CUkernel> {
     use sys::CUfunction_attribute as A;
-    let mut function = std::ptr::null_mut();
-    // SAFETY: the module is loaded in the current context.
-    let found = unsafe { sys::cuModuleGetFunction(&mut function, module, kernel.name().as_ptr()) };
-    call("cuModuleGetFunction", found).map_err(|error| match error {
+    let mut loaded = std::ptr::null_mut();
+    // SAFETY: the library is loaded.
+    let found = unsafe { sys::cuLibraryGetKernel(&mut loaded, library, kernel.name().as_ptr()) };
+    call("cuLibraryGetKernel", found).map_err(|error| match error {
         Error::Cuda {
             call,
             code,
@@ -299,37 +312,38 @@ fn function(module: sys::CUmodule, kernel: Kernel) -> Result<sys::CUfunction> {
         }
         other => other,
     })?;
+    let set = |attribute, value| {
+        // SAFETY: the kernel is of the loaded library.
+        call("cuKernelSetAttribute", unsafe {
+            sys::cuKernelSetAttribute(attribute, value, loaded, device)
+        })
+    };
     let shared = kernel.shared_bytes();
     if shared > 0 {
-        let most = A::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        // SAFETY: the function is of the loaded module.
-        call("cuFuncSetAttribute", unsafe {
-            sys::cuFuncSetAttribute(function, most, shared as i32)
-        })?;
+        set(
+            A::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+            shared as i32,
+        )?;
     }
     if matches!(kernel, Kernel::Decode { .. }) {
-        let larger = A::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
-        // SAFETY: as above.
-        call("cuFuncSetAttribute", unsafe {
-            sys::cuFuncSetAttribute(function, larger, 1)
-        })?;
+        set(A::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)?;
     }
-    let mut registers = 0;
+    let mut function = std::ptr::null_mut();
     // SAFETY: as above. Asking makes a driver that loads lazily load the kernel now.
-    let asked =
-        unsafe { sys::cuFuncGetAttribute(&mut registers, A::CU_FUNC_ATTRIBUTE_NUM_REGS, function) };
-    call("cuFuncGetAttribute", asked)?;
-    Ok(function)
+    call("cuKernelGetFunction", unsafe {
+        sys::cuKernelGetFunction(&mut function, loaded)
+    })?;
+    Ok(loaded)
 }
 
 /// How many clusters of 2, 4, 8 and 16 attention CTAs run at once: a cluster stays within one group of SMs, whose sizes
 /// differ from chip to chip.
-fn clusters(functions: &[Option<sys::CUfunction>; Kernel::COUNT]) -> Result<[i32; 4]> {
+fn clusters(kernels: &[Option<sys::CUkernel>; Kernel::COUNT]) -> Result<[i32; 4]> {
     let attention = Kernel::all()
         .into_iter()
         .filter(|kernel| matches!(kernel, Kernel::Decode { .. }))
-        .find_map(|kernel| Some((functions[kernel.index()]?, kernel)));
-    let Some((function, kernel)) = attention else {
+        .find_map(|kernel| Some((kernels[kernel.index()]?, kernel)));
+    let Some((loaded, kernel)) = attention else {
         return Ok([0; 4]);
     };
     let mut clusters = [0; 4];
@@ -343,9 +357,9 @@ fn clusters(functions: &[Option<sys::CUfunction>; Kernel::COUNT]) -> Result<[i32
         };
         let mut attributes = launch.attributes();
         let config = launch.config(kernel, &mut attributes);
-        // SAFETY: the function is loaded; the configuration is one it is launched with.
+        // SAFETY: the kernel is loaded; the configuration is one it is launched with.
         call("cuOccupancyMaxActiveClusters", unsafe {
-            sys::cuOccupancyMaxActiveClusters(count, function, &config)
+            sys::cuOccupancyMaxActiveClusters(count, loaded.cast(), &config)
         })?;
     }
     Ok(clusters)

@@ -85,7 +85,7 @@ pub(super) fn to_physical_params(problem: &ToPhysicalProblem, warps: i64) -> FmT
 /// As for [`to_physical`](crate::to_physical).
 pub(crate) unsafe fn to_physical(ordinal: u32, problem: &ToPhysicalProblem) -> Result<()> {
     let engine = Engine::get(ordinal)?;
-    let _context = engine.enter()?;
+    let _context = engine.enter(problem.stream)?;
     let mut params = to_physical_params(problem, most_warps(engine));
     let warps = stretches(params.rows, params.columns, params.span);
     let launch = rows_launch(engine, warps, problem.stream);
@@ -124,7 +124,7 @@ pub(super) fn window_params(problem: &WindowProblem) -> FmWindowParams {
 /// As for [`window_token_ids`](crate::window_token_ids).
 pub(crate) unsafe fn window_token_ids(ordinal: u32, problem: &WindowProblem) -> Result<()> {
     let engine = Engine::get(ordinal)?;
-    let _context = engine.enter()?;
+    let _context = engine.enter(problem.stream)?;
     let mut params = window_params(problem);
     let one_block = Launch {
         blocks: 1,
@@ -184,7 +184,7 @@ pub(super) fn combine_params(problem: &CombineProblem, warps: i64) -> FmCombineI
 /// As for [`combine_topk_window`](crate::combine_topk_window).
 pub(crate) unsafe fn combine_topk_window(ordinal: u32, problem: &CombineProblem) -> Result<()> {
     let engine = Engine::get(ordinal)?;
-    let _context = engine.enter()?;
+    let _context = engine.enter(problem.stream)?;
     let mut params = combine_params(problem, most_warps(engine));
     let warps = stretches(params.tokens, params.width, params.span);
     let launch = rows_launch(engine, warps, problem.stream);

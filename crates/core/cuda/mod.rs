@@ -58,7 +58,7 @@ pub(crate) unsafe fn upload_plan(
     stream: Stream,
 ) -> Result<()> {
     let engine = Engine::get(ordinal)?;
-    let _context = engine.enter()?;
+    let _context = engine.enter(stream)?;
     if is_captured(stream)? {
         let value = "on cpu while the stream is captured";
         let rule = "on the device, to plan in a graph";
@@ -87,7 +87,7 @@ pub(crate) unsafe fn download<T: Copy>(
     stream: Stream,
 ) -> Result<()> {
     let engine = Engine::get(ordinal)?;
-    let _context = engine.enter()?;
+    let _context = engine.enter(stream)?;
     if is_captured(stream)? {
         let rule = "not captured while FERROMLA_CHECK is set";
         return Err(Error::invalid("stream", "being captured", rule));

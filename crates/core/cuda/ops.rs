@@ -28,7 +28,7 @@ pub(crate) unsafe fn plan(
     stream: Stream,
 ) -> Result<()> {
     let engine = Engine::get(ordinal)?;
-    let _context = engine.enter()?;
+    let _context = engine.enter(stream)?;
     let qo_indptr = lengths.qo_indptr.unwrap_or(Strided::NONE);
     let seq_lens = lengths.seq_lens.unwrap_or(Strided::NONE);
     let extra_lens = lengths.extra_lens.unwrap_or(Strided::NONE);
@@ -101,7 +101,7 @@ pub(super) unsafe fn lower(
 /// As for [`merge_states`](crate::merge_states).
 pub(crate) unsafe fn merge(ordinal: u32, problem: &MergeProblem) -> Result<()> {
     let engine = Engine::get(ordinal)?;
-    let _context = engine.enter()?;
+    let _context = engine.enter(problem.stream)?;
     let mut params = FmMergeParams {
         out_a: problem.out_a.ptr as *const c_void,
         out_b: problem.out_b.ptr as *const c_void,

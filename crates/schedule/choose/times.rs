@@ -6,7 +6,9 @@
 //! an H200; the root mean square error of the fits is 4 to 6 %. Those of 16 and 32 rows of 16-bit numbers are newer, of 260 lists: 8
 //! and 6 %.
 
-use super::{COSTS_OF_FEW_ROWS, Choice, Costs, Keys, MAX_CLUSTER, Problem, Queries, Split, Work};
+use super::{
+    COSTS_OF_FEW_ROWS, Choice, Costs, Keys, MAX_CLUSTER, Problem, Queries, Split, Work, speed_with,
+};
 use crate::equal_parts::{Division, division};
 use crate::layout::DivCeil;
 use crate::plan_layout::FM_TILE_ROWS;
@@ -191,6 +193,7 @@ impl Problem {
         };
         Costs {
             fixed: self.fixed_cost(FIXED_COST_OF_PAGES_OF_CODES, costs.fixed),
+            whole_speed: speed_with(sm_count, costs.whole_speed),
             ..costs
         }
     }

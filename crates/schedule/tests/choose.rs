@@ -41,6 +41,43 @@ fn small_gpus_and_any_cpu_have_a_worker() {
     assert_eq!(cpu(i32::MAX).workers, i32::MAX);
 }
 
+const H200: Target = PROBLEM.target;
+
+#[test]
+fn fewer_sms_have_fewer_clusters_and_cpus_no_limit() {
+    let gpu = |sm_count, clusters| Target::Gpu { sm_count, clusters };
+    assert_eq!(H200.at_most(None), H200);
+    assert_eq!(H200.at_most(Some(1 << 40)), H200);
+    assert_eq!(H200.at_most(Some(78)), gpu(78, [39, 19, 9, 4]));
+    assert_eq!(H200.at_most(Some(128)), gpu(128, [64, 30, 15, 7]));
+    let cpu = Target::Cpu { threads: 5 };
+    assert_eq!(cpu.at_most(Some(2)), cpu);
+}
+
+/// What memory limits keeps as busy with fewer SMs, of which nobody can go faster than that.
+#[test]
+fn whole_units_go_faster_than_their_share_only_with_many_sms() {
+    let speeds = |group, keys| {
+        [132, 120, 96, 78].map(|most| {
+            let queries = Queries::Uniform { q_len: 1 };
+            choose(&Problem {
+                batch: 128,
+                queries,
+                group,
+                kv_heads: 1,
+                keys,
+                split: Split::Auto,
+                target: H200.at_most(Some(most)),
+                ..PROBLEM
+            })
+            .whole_speed
+        })
+    };
+    assert_eq!(speeds(16, Keys::Pages), [384, 349, 279, 256]);
+    assert_eq!(speeds(64, Keys::Pages), [368, 334, 267, 256]);
+    assert_eq!(speeds(128, Keys::Pages), [256; 4]);
+}
+
 #[test]
 fn a_problem_beyond_the_words_of_a_plan_is_refused_by_name() {
     assert!(matches!(
@@ -180,6 +217,27 @@ proptest! {
         if choice.splits > 1 {
             assert_one_whole_unit_each(&problem, &seq_lens, ragged.then_some(&qo_indptr));
         }
+    }
+
+    #[test]
+    fn no_more_ctas_than_sms(
+        (batch, group, kv_heads) in (0..300i32, 1..200i32, 1..3i32),
+        (tokens, kind) in (1..20i32, 0..3),
+        max_seq_len in prop_oneof![0..2000i32, 0..200_000i32],
+        keys in prop::sample::select(vec![Keys::Pages, Keys::Rows, Keys::Codes, Keys::Mixed]),
+        split in prop::sample::select(vec![Split::Auto, Split::Fixed(3), Split::Invariant, Split::Never, Split::Rest]),
+        most in 8..140i64,
+    ) {
+        let queries = match kind {
+            0 => Queries::Uniform { q_len: tokens },
+            1 => Queries::Ragged { tokens: batch * tokens, most: None },
+            _ => Queries::Sparse { q_len: tokens, topk: max_seq_len, extra_topk: tokens % 2 * 100 },
+        };
+        let target = H200.at_most(Some(most));
+        let problem = Problem { batch, queries, group, kv_heads, keys, max_seq_len, split, target, ..PROBLEM };
+        let choice = choose(&problem);
+        let ctas = choice.workers * choice.team * choice.splits;
+        prop_assert!(i64::from(ctas) <= most.min(132), "{problem:?} {choice:?}");
     }
 
     #[test]

@@ -16,7 +16,7 @@
 
 namespace emulation::driver {
 
-// Dynamic shared memory of a CTA: the most there is, and the most without cuFuncSetAttribute.
+// Dynamic shared memory of a CTA: the most there is, and the most without cuKernelSetAttribute.
 constexpr unsigned kMostSharedBytes = 232448;
 constexpr unsigned kUsualSharedBytes = 48 << 10;
 

@@ -1,4 +1,4 @@
-// The emulated driver's modules, functions and launches. Every module has every kernel of the library, whatever its bytes.
+// The emulated driver's libraries, kernels and launches. Every library has every kernel there is, whatever its bytes.
 #include <cstring>
 
 #include "driver.h"
@@ -9,25 +9,23 @@ namespace {
 // CTAs of a cluster, at most, and with the attribute for more.
 constexpr unsigned kMostCluster = 8, kMostAllowedCluster = 16;
 
-struct Module {};
+struct Library {};
 
-struct Function {
+struct Loaded {
   const Kernel* kernel;
   unsigned most_shared_bytes = kUsualSharedBytes;
   unsigned most_cluster = kMostCluster;
 };
 
-Handles<Module>& modules() { return leaked<Handles<Module>>(); }
+Handles<Library>& libraries() { return leaked<Handles<Library>>(); }
 
 // Of the kernels that somebody has asked for: the same handle each time. Addresses in a map of nodes stay.
-std::unordered_map<const Kernel*, Function>& functions() {
-  return leaked<std::unordered_map<const Kernel*, Function>>();
-}
+std::unordered_map<const Kernel*, Loaded>& all_loaded() { return leaked<std::unordered_map<const Kernel*, Loaded>>(); }
 
-// Null: it is no function's handle.
-Function* find_function(CUfunction handle) {
-  for (auto& [kernel, function] : functions()) {
-    if (reinterpret_cast<CUfunction>(&function) == handle) return &function;
+// Null: it is no kernel's handle, nor that of its function, which is the same.
+Loaded* find_loaded(const void* handle) {
+  for (auto& [kernel, loaded] : all_loaded()) {
+    if (&loaded == handle) return &loaded;
   }
   return nullptr;
 }
@@ -51,20 +49,20 @@ bool read_attributes(const CUlaunchConfig& config, unsigned most_cluster, unsign
   return *cluster >= 1 && *cluster <= most_cluster;
 }
 
-// Whether a device could launch the function so, and the machine emulates it.
-bool is_valid(const CUlaunchConfig& config, const Grid& grid, const Function& function) {
+// Whether a device could launch the kernel so, and the machine emulates it.
+bool is_valid(const CUlaunchConfig& config, const Grid& grid, const Loaded& kernel) {
   const bool is_flat = config.gridDimZ == 1 && config.blockDimY == 1 && config.blockDimZ == 1;
   const bool has_blocks = grid.x >= 1 && grid.x <= 0x7fffffff && grid.y >= 1 && grid.y <= 0xffff;
   const bool has_warps = grid.threads >= 32 && grid.threads <= 1024 && grid.threads % 32 == 0;
   return is_flat && has_blocks && has_warps && grid.y % grid.cluster == 0 &&
-         grid.shared_bytes <= function.most_shared_bytes;
+         grid.shared_bytes <= kernel.most_shared_bytes;
 }
 
-CUresult read_config(const CUlaunchConfig* config, const Function& function, Grid* grid) {
+CUresult read_config(const CUlaunchConfig* config, const Loaded& kernel, Grid* grid) {
   if (config == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *grid = {config->gridDimX, config->gridDimY, config->blockDimX, config->sharedMemBytes, 1};
-  const bool is_known = read_attributes(*config, function.most_cluster, &grid->cluster);
-  return is_known && is_valid(*config, *grid, function) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  const bool is_known = read_attributes(*config, kernel.most_cluster, &grid->cluster);
+  return is_known && is_valid(*config, *grid, kernel) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 // Copies of a launch's arguments: callers may change theirs as soon as the launch returns.
@@ -114,16 +112,6 @@ CUresult launch(const Kernel& kernel, const Grid& grid, CUstream stream, void** 
   });
 }
 
-// -1: nobody has asked for this one yet. The registers are any number.
-int attribute_value(const Function& function, CUfunction_attribute attribute) {
-  switch (attribute) {
-    case CU_FUNC_ATTRIBUTE_NUM_REGS: return 128;
-    case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: return 1024;
-    case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: return static_cast<int>(function.most_shared_bytes);
-    default: return -1;
-  }
-}
-
 }  // namespace
 }  // namespace emulation::driver
 
@@ -131,48 +119,47 @@ using namespace emulation::driver;
 
 extern "C" {
 
-CUresult cuModuleLoadData(CUmodule* module, const void* image) {
+CUresult cuLibraryLoadData(CUlibrary* library, const void* image, CUjit_option*, void**, unsigned jit_options, CUlibraryOption*, void**,
+                           unsigned options) {
   return in_context([&]() -> CUresult {
-    if (image == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (image == nullptr || jit_options != 0 || options != 0) return CUDA_ERROR_INVALID_VALUE;
     const CUresult allowed = allowed_during_captures();
-    return allowed == CUDA_SUCCESS ? modules().give(module) : allowed;
+    return allowed == CUDA_SUCCESS ? libraries().give(library) : allowed;
   });
 }
 
-CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
+CUresult cuLibraryGetKernel(CUkernel* kernel, CUlibrary library, const char* name) {
   return in_context([&] {
-    if (function == nullptr || name == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    if (modules().find(module) == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-    const emulation::Kernel* const kernel = emulation::find_kernel(name);
-    if (kernel == nullptr) return CUDA_ERROR_NOT_FOUND;
-    Function& found = functions().try_emplace(kernel, Function{kernel}).first->second;
-    *function = reinterpret_cast<CUfunction>(&found);
+    if (kernel == nullptr || name == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (libraries().find(library) == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    const emulation::Kernel* const found = emulation::find_kernel(name);
+    if (found == nullptr) return CUDA_ERROR_NOT_FOUND;
+    Loaded& loaded = all_loaded().try_emplace(found, Loaded{found}).first->second;
+    *kernel = reinterpret_cast<CUkernel>(&loaded);
     return CUDA_SUCCESS;
   });
 }
 
-CUresult cuFuncSetAttribute(CUfunction handle, CUfunction_attribute attribute, int value) {
+CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel handle, CUdevice) {
   return in_context([&] {
-    Function* const function = find_function(handle);
-    if (function == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    Loaded* const loaded = find_loaded(handle);
+    if (loaded == nullptr) return CUDA_ERROR_INVALID_HANDLE;
     if (attribute == CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED) {
-      function->most_cluster = value != 0 ? kMostAllowedCluster : kMostCluster;
+      loaded->most_cluster = value != 0 ? kMostAllowedCluster : kMostCluster;
       return CUDA_SUCCESS;
     }
     const bool is_known = attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
     if (!is_known || value < 0 || value > static_cast<int>(kMostSharedBytes)) return CUDA_ERROR_INVALID_VALUE;
-    function->most_shared_bytes = value;
+    loaded->most_shared_bytes = value;
     return CUDA_SUCCESS;
   });
 }
 
-CUresult cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfunction handle) {
+CUresult cuKernelGetFunction(CUfunction* function, CUkernel handle) {
   return in_context([&] {
-    const Function* const function = find_function(handle);
-    if (function == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-    const int known = attribute_value(*function, attribute);
-    if (value == nullptr || known < 0) return CUDA_ERROR_INVALID_VALUE;
-    *value = known;
+    if (function == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (find_loaded(handle) == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    *function = reinterpret_cast<CUfunction>(handle);
     return CUDA_SUCCESS;
   });
 }
@@ -180,10 +167,10 @@ CUresult cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfuncti
 // One CTA at a time on a multiprocessor.
 CUresult cuOccupancyMaxActiveClusters(int* clusters, CUfunction handle, const CUlaunchConfig* config) {
   return in_context([&] {
-    const Function* const function = find_function(handle);
-    if (function == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    const Loaded* const loaded = find_loaded(handle);
+    if (loaded == nullptr) return CUDA_ERROR_INVALID_HANDLE;
     emulation::Grid grid;
-    const CUresult result = read_config(config, *function, &grid);
+    const CUresult result = read_config(config, *loaded, &grid);
     if (clusters == nullptr || result != CUDA_SUCCESS) return CUDA_ERROR_INVALID_VALUE;
     *clusters = emulation::kSms / static_cast<int>(grid.cluster);
     return CUDA_SUCCESS;
@@ -192,12 +179,12 @@ CUresult cuOccupancyMaxActiveClusters(int* clusters, CUfunction handle, const CU
 
 CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction handle, void** arguments, void** extra) {
   return in_context([&]() -> CUresult {
-    const Function* const function = find_function(handle);
-    if (function == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    const Loaded* const loaded = find_loaded(handle);
+    if (loaded == nullptr) return CUDA_ERROR_INVALID_HANDLE;
     emulation::Grid grid;
-    const CUresult result = read_config(config, *function, &grid);
+    const CUresult result = read_config(config, *loaded, &grid);
     if (result != CUDA_SUCCESS || extra != nullptr) return CUDA_ERROR_INVALID_VALUE;
-    return launch(*function->kernel, grid, config->hStream, arguments);
+    return launch(*loaded->kernel, grid, config->hStream, arguments);
   });
 }
 
