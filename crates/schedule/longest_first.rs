@@ -7,14 +7,31 @@
 
 use std::cmp::Reverse;
 
-use crate::algorithm::{Line, MOST_FEW_UNITS, Parts, are_few, share_of_filled};
+use crate::algorithm::{Line, MOST_FEW_UNITS, Parts, share_of_filled};
 use crate::dealt::MOST_DEALT_WORKERS;
 use crate::plan_layout::{FM_SPLIT_AUTO, FmPlanShape};
 
-/// Few units, and a part more for each worker but one.
-const MOST_PARTS: usize = MOST_FEW_UNITS as usize + MOST_DEALT_WORKERS;
+/// Being cut costs units of 16 rows little. Of more rows so many, of requests of as many query tokens each, are dealt out, ...
+const ROWS_CUT_AT_EASE: i32 = 16;
+const MOST_UNITS: i32 = 640;
+/// ... if they are no more than so many to a worker.
+const MOST_TO_A_WORKER: i32 = 5;
+/// As many, and a part more for each worker but one.
+const MOST_PARTS: usize = MOST_UNITS as usize + MOST_DEALT_WORKERS;
 /// Longer shares and costs, in tiles, are left to the line: the device adds up what a worker has in 24 bits.
 const MOST_TILES: i64 = 1 << 14;
+
+/// Whether units, and requests, are so few that they may be dealt out if they are to be cut.
+fn may_be_dealt_out(shape: &FmPlanShape, units: i32) -> bool {
+    if shape.split_mode != FM_SPLIT_AUTO || shape.workers as usize > MOST_DEALT_WORKERS {
+        return false;
+    }
+    if shape.batch <= MOST_FEW_UNITS {
+        return units <= MOST_FEW_UNITS;
+    }
+    let most = MOST_UNITS.min(MOST_TO_A_WORKER * shape.workers);
+    shape.ragged == 0 && shape.unit_rows > ROWS_CUT_AT_EASE && units <= most
+}
 
 /// Which worker has which part.
 pub(crate) struct LongestFirst {
@@ -22,7 +39,7 @@ pub(crate) struct LongestFirst {
     pub(crate) step: i64,
     least: i64,
     /// Of each unit, its first part's number among all parts.
-    first_part: [i32; MOST_FEW_UNITS as usize],
+    first_part: [i32; MOST_UNITS as usize],
     /// Of each part, its worker and how many parts that has before it.
     place: [(i32, i32); MOST_PARTS],
     /// First item of each worker, and behind the last one.
@@ -40,8 +57,7 @@ impl LongestFirst {
         filled: i32,
         common: Option<i64>,
     ) -> Option<Self> {
-        let few = are_few(shape, line.units) && shape.workers as usize <= MOST_DEALT_WORKERS;
-        if shape.split_mode != FM_SPLIT_AUTO || line.whole || !few {
+        if line.whole || !may_be_dealt_out(shape, line.units) {
             return None;
         }
         let [fixed, low] = [shape.fixed_cost, shape.min_part].map(i64::from);
@@ -53,7 +69,7 @@ impl LongestFirst {
             // Units that are cut cost more than once: about half of the parts are shorter.
             step: (share - fixed / 2).max(low),
             least: (fixed / 2 + 1).max(low),
-            first_part: [0; MOST_FEW_UNITS as usize],
+            first_part: [0; MOST_UNITS as usize],
             place: [(0, 0); MOST_PARTS],
             first_item: [0; MOST_DEALT_WORKERS + 1],
             whole: true,

@@ -11,7 +11,8 @@
 //
 // "Request" means what has lengths of its own: of sparse attention a query token of a request.
 //
-// What would take more steps is left to plan/large.cuh: few requests or equal units, several KV heads, other split modes. All CTAs find that out
+// What would take more steps is left to plan/large.cuh: few requests or equal units, several KV heads, other
+// split modes, units that may be dealt out longest first where they are to be cut. All CTAs find that out
 // from the same numbers. Instructions run once or a few times, one after another, six to eight cycles each: it is their number that
 // counts, and that two warps of a scheduler do not wait for others.
 #pragma once
@@ -310,7 +311,7 @@ struct Planner {
   }
   __device__ __forceinline__ bool can_be_written(const Line<Position>& line, bool may_be_equal) const {
     if (may_be_equal && are_equal(shape, line, int32_t(all.filled))) return false;
-    return line.whole || line.share.by >= shape.min_part;
+    return line.whole || (line.share.by >= shape.min_part && !may_be_dealt_out(shape, line.units));
   }
 
   /* What becomes of a cut that falls on the unit that this thread is at: whether it cuts the unit if units are cut, whether it goes to its

@@ -56,6 +56,10 @@ struct alignas(16) Shared {
   union {
     Position unit_start[kSharedUnits + 1];
     FewUnits few;
+    struct {
+      Position start[kMostDealtOutUnits + 2]; /* of the units that are dealt out */
+      DealingOut<kMostDealtOutUnits> dealing;
+    };
   };
   int64_t warp_sum[2][kMaxWarps];
   uint32_t filled[kMaxWarps]; /* units with tiles, by the warp that laid them out */
@@ -65,7 +69,6 @@ struct alignas(16) Shared {
       int32_t item[kMostDealtUnits + 1];
       int32_t of_rank[kMostDealtParts];
     } of_few;
-    DealingOut dealing; /* in place of both */
   };
   int32_t first_unit[kSharedUnits];
 };

@@ -17,26 +17,28 @@
 namespace ferromla {
 namespace plan {
 
-/* Few units, and a part more for each worker but one. */
-constexpr int kMostDealtOut = kMostFewUnits + kMostDealtWorkers;
-constexpr int kUnitGroups = kMostFewUnits / 32, kWorkerGroups = kMostDealtWorkers / 32; /* of which a warp has one at a time */
+constexpr int kWorkerGroups = kMostDealtWorkers / 32; /* of which a warp has one at a time */
 constexpr int kAtOnce = 16; /* numbers that are compared */
 /* Parts that come before, and how often a unit is cut, are one number. */
 constexpr int32_t kPartBits = 20;
-constexpr int32_t kParts = (1 << kPartBits) - 1;
-constexpr int kUnitBits = 9;
-static_assert(kMostFewUnits <= 1 << kUnitBits && kMostFewUnits % 32 == 0 && kUnitGroups <= 32, "units");
+constexpr int32_t kPartMask = (1 << kPartBits) - 1;
 
+/* Up to kMost units, and a part more for each worker but one. */
+template <int kMost>
 struct alignas(16) DealingOut {
-  uint32_t last[kMostFewUnits];         /* of a unit's last part: tiles << kUnitBits, and more the earlier the unit: then it counts as longer */
+  static constexpr int kUnits = kMost, kUnitGroups = kMost / 32, kParts = kMost + kMostDealtWorkers;
+  static constexpr int kUnitBits = kMost <= 512 ? 9 : 10;
+  static_assert(kMost <= 1 << kUnitBits && kMost % 32 == 0 && kUnitGroups <= 32, "units");
+
+  uint32_t last[kUnits];         /* of a unit's last part: tiles << kUnitBits, and more the earlier the unit: then it counts as longer */
   uint32_t load[2][kMostDealtWorkers];  /* in turns: what a worker has << 8 | worker; ~0: there is none */
   uint32_t least[2][kWorkerGroups];     /* of these, of a group */
   int32_t of_group[kUnitGroups];        /* parts of a group of units before the last ones, and cut units << kPartBits */
-  int32_t more[kMostFewUnits];          /* parts of a unit before its last one */
-  int32_t before[kMostFewUnits];        /* as of_group, of the units before it */
-  int32_t rank[kMostFewUnits];          /* of its last part */
-  int32_t tiles[kMostDealtOut];         /* of a part by rank */
-  uint32_t place[kMostDealtOut];        /* of a part by rank: its worker, and how many parts that has before it << 8 */
+  int32_t more[kUnits];          /* parts of a unit before its last one */
+  int32_t before[kUnits];        /* as of_group, of the units before it */
+  int32_t rank[kUnits];          /* of its last part */
+  int32_t tiles[kParts];         /* of a part by rank */
+  uint32_t place[kParts];        /* of a part by rank: its worker, and how many parts that has before it << 8 */
   int32_t begin[kMostDealtWorkers + 1]; /* first item of a worker; before that how many it has */
 };
 
@@ -45,22 +47,24 @@ struct DealtParts {
   Tally all;
 };
 
+template <int kMost>
 struct DealtOut {
+  using Shared = DealingOut<kMost>;
   const FmPlanShape& shape;
   const LongestFirst& way;
-  DealingOut& shared;
+  Shared& shared;
   const int32_t units;
   int32_t longer; /* last parts that are longer than a step */
   int32_t all;    /* as of_group, of all units */
 
-  __device__ __forceinline__ int32_t more() const { return all & kParts; }
+  __device__ __forceinline__ int32_t more() const { return all & kPartMask; }
   __device__ __forceinline__ int32_t merges() const { return all >> kPartBits; }
   __device__ __forceinline__ int32_t parts() const { return units + more(); }
 
   /* The parts of units of `tiles_at(index)` tiles; nobody has any. */
   template <class Tiles>
   __device__ __forceinline__ void count(const Tiles& tiles_at) {
-    if (threadIdx.x < kUnitGroups) shared.of_group[threadIdx.x] = 0;
+    if (threadIdx.x < Shared::kUnitGroups) shared.of_group[threadIdx.x] = 0;
 #pragma unroll 1
     for (int32_t worker = threadIdx.x; worker < kMostDealtWorkers; worker += blockDim.x) {
       const uint32_t load = worker < shape.workers ? worker : ~0u;
@@ -73,17 +77,17 @@ struct DealtOut {
     for (int32_t first = 0; first < units; first += blockDim.x) {
       const int32_t index = first + threadIdx.x, tiles = index < units ? tiles_at(index) : 0, more = way.parts_before_last(tiles);
       const int32_t last = tiles - more * way.step, own = more + (more > 0 ? 1 << kPartBits : 0), upto = scan_warp(own);
-      if (index < kMostFewUnits) {
+      if (index < kMost) {
         shared.more[index] = more;
         shared.before[index] = upto - own; /* in its group, so far */
-        shared.last[index] = index < units ? uint32_t(last) << kUnitBits | (kMostFewUnits - 1 - index) : 0;
+        shared.last[index] = index < units ? uint32_t(last) << Shared::kUnitBits | (kMost - 1 - index) : 0;
         if (index % 32 == 31) shared.of_group[index / 32] = upto;
       }
       longer += __syncthreads_count(last > way.step);
     }
     all = 0;
 #pragma unroll
-    for (int i = 0; i < kUnitGroups; ++i) all += shared.of_group[i];
+    for (int i = 0; i < Shared::kUnitGroups; ++i) all += shared.of_group[i];
   }
 
   /* What comes before each unit, and the tiles of parts by rank. */
@@ -91,10 +95,10 @@ struct DealtOut {
 #pragma unroll 1
     for (int32_t index = threadIdx.x; index < units; index += blockDim.x) {
       const uint32_t last = shared.last[index];
-      const int32_t tiles = last >> kUnitBits, rank = count_in(shared.last, units, [last](uint32_t other) { return other > last; });
+      const int32_t tiles = last >> Shared::kUnitBits, rank = count_in(shared.last, units, [last](uint32_t other) { return other > last; });
       int32_t before = shared.before[index];
 #pragma unroll
-      for (int i = 0; i < kUnitGroups - 1; ++i) before += i < index / 32 ? shared.of_group[i] : 0;
+      for (int i = 0; i < Shared::kUnitGroups - 1; ++i) before += i < index / 32 ? shared.of_group[i] : 0;
       shared.before[index] = before;
       const int32_t among_all = rank + (tiles > way.step ? 0 : more());
       shared.rank[index] = among_all;
@@ -178,8 +182,8 @@ struct DealtOut {
 
   /* The items and the merge of a unit. */
   __device__ __forceinline__ void write(const FmPlanParams& params, int32_t index, const Unit& unit) const {
-    const int32_t more = shared.more[index], more_before = shared.before[index] & kParts, cut_before = shared.before[index] >> kPartBits;
-    const Parts<int32_t> parts{0, way.step, more + 1, int32_t(shared.last[index] >> kUnitBits) + more * way.step};
+    const int32_t more = shared.more[index], more_before = shared.before[index] & kPartMask, cut_before = shared.before[index] >> kPartBits;
+    const Parts<int32_t> parts{0, way.step, more + 1, int32_t(shared.last[index] >> Shared::kUnitBits) + more * way.step};
     const Tally before{index + more_before, cut_before, more_before + cut_before};
     FmWorkItem* items = section<FmWorkItem>(params, params.layout.items);
 #pragma unroll 1
@@ -192,12 +196,12 @@ struct DealtOut {
 };
 
 /* Plans `units` units, of so many tiles each, unless they are too many parts or do not share out this way. `unit_at(index)`: a unit. */
-template <class Tiles, class UnitAt>
-__device__ __forceinline__ DealtParts deal_longest_first(const FmPlanParams& params, const LongestFirst& way, DealingOut& shared,
+template <int kMost, class Tiles, class UnitAt>
+__device__ __forceinline__ DealtParts deal_longest_first(const FmPlanParams& params, const LongestFirst& way, DealingOut<kMost>& shared,
                                                          int32_t units, const Tiles& tiles_at, const UnitAt& unit_at) {
   if (way.step == 0) return {};
   const FmPlanShape& shape = params.shape;
-  DealtOut dealt{shape, way, shared, units, 0, 0};
+  DealtOut<kMost> dealt{shape, way, shared, units, 0, 0};
   dealt.count(tiles_at);
   if (dealt.more() >= shape.workers) return {};
   dealt.sort();

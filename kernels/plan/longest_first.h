@@ -15,6 +15,20 @@ namespace plan {
 /* Longer shares and costs, in tiles, are left to the line: what a worker has is added up in 24 bits. */
 constexpr int32_t kMostDealtTiles = 1 << 14;
 
+/* Being cut costs units of 16 rows little. Of more rows so many, of requests of as many query tokens each, are dealt out, if they are no
+   more than so many to a worker. */
+constexpr int32_t kRowsCutAtEase = 16;
+constexpr int32_t kMostDealtOutUnits = 640;
+constexpr int32_t kMostDealtOutToAWorker = 5;
+
+/* Whether units, and requests, are so few that they may be dealt out if they are to be cut. */
+FM_BOTH bool may_be_dealt_out(const FmPlanShape& shape, int32_t units) {
+  if (shape.split_mode != FM_SPLIT_AUTO || shape.workers > kMostDealtWorkers) return false;
+  if (has_few_requests(shape)) return units <= kMostFewUnits;
+  const int32_t most = kMostDealtOutToAWorker * shape.workers;
+  return shape.ragged == 0 && shape.unit_rows > kRowsCutAtEase && units <= (most < kMostDealtOutUnits ? most : kMostDealtOutUnits);
+}
+
 struct LongestFirst {
   int32_t step;  /* tiles of each part of a unit but its last; 0: units are not dealt out */
   int32_t least; /* of the last part of a unit that is cut */
@@ -31,8 +45,7 @@ struct LongestFirst {
 /* Of units of which `filled` have tiles. `common`: the length of their parts if they can all have such parts, one to a worker; else 0. */
 template <class P>
 FM_BOTH LongestFirst longest_first(const FmPlanShape& shape, const Line<P>& line, int32_t filled, P common) {
-  const bool few = line.units <= kMostFewUnits && has_few_requests(shape) && shape.workers <= kMostDealtWorkers;
-  if (shape.split_mode != FM_SPLIT_AUTO || line.whole || !few) return {0, 0, 0};
+  if (line.whole || !may_be_dealt_out(shape, line.units)) return {0, 0, 0};
   const P all = share_of_filled(shape, line, filled);
   const int32_t low = shape.min_part, fixed = shape.fixed_cost;
   if (all > kMostDealtTiles || fixed > kMostDealtTiles || low > kMostDealtTiles) return {0, 0, 0};

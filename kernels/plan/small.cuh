@@ -40,12 +40,12 @@ namespace plan {
 namespace small {
 
 /* Whether the shape is within the limits of this file, up to the length of the line. All of it is looked at, as that takes less time
-   than branches. */
+   than branches. More requests that may be dealt out are no more than three units to a worker, or have several KV heads, which is rare. */
 template <bool kFew>
 __device__ __forceinline__ bool fits(const FmPlanParams& params) {
   const FmPlanShape& shape = params.shape;
   const int32_t most = blockDim.x;
-  return (kFew | !has_few_requests(shape)) & (shape.split_mode == FM_SPLIT_AUTO) & (params.layout.units <= most) &
+  return (kFew || !(has_few_requests(shape) || may_be_dealt_out(shape, params.layout.units))) & (shape.split_mode == FM_SPLIT_AUTO) & (params.layout.units <= most) &
          ((shape.ragged == 0) | (shape.batch <= most)) & (shape.workers <= kMaxWorkers) &
          (uint32_t(shape.fixed_cost) - 1 < kMaxCost) & (uint32_t(shape.min_part) <= kMaxCost) &
          (uint32_t(shape.split_cost) <= kMaxCost);

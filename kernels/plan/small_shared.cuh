@@ -67,7 +67,7 @@ struct alignas(16) Shared {
       int32_t tiles[kMostFewUnits], rank[kMostFewUnits], of_rank[kMostFewUnits];
       uint32_t before[kMostFewUnits]; /* a packed CommonTally */
       Position load[2][kMostDealtWorkers];
-      DealingOut dealing;
+      DealingOut<kMostFewUnits> dealing;
     } whole; /* units that may be dealt out or cut into parts of a common length */
   };
 };

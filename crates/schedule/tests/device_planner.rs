@@ -22,6 +22,7 @@ use support::{Case, Planned, cases_of, deals_out_empty_units, equal_or_empty, in
 const CASES_PER_MODE: usize = 100;
 /// Cases of few units besides.
 const FEW_UNITS: usize = 400;
+const MORE_UNITS: usize = 60;
 /// Elements between two lengths of every second case.
 const STRIDE: usize = 3;
 
@@ -322,6 +323,8 @@ fn seeded_cases() -> Vec<Case> {
     cases.extend(support::few_units::named_cases());
     let few_units = support::few_units::random_cases();
     cases.extend((0..FEW_UNITS).map(|_| few_units.new_tree(&mut runner).unwrap().current()));
+    let more_units = support::few_units::random_cases_of_more();
+    cases.extend((0..MORE_UNITS).map(|_| more_units.new_tree(&mut runner).unwrap().current()));
     cases.extend([0, 1].map(around_the_longest_small_line));
     cases.extend([3, 40, 900].map(too_long_for_32_bits));
     cases

@@ -11,7 +11,8 @@ use proptest::test_runner::TestRunner;
 use support::few_units::{
     as_much_as_the_first_will_have, beside_parts_of_a_common_length, empty_ones_cost_nothing,
     long_among_short, long_and_short, named_cases, normally_distributed, of_tiles,
-    ones_that_share_out_whole, random_cases, with_last_part_of, with_split_cost,
+    ones_that_share_out_whole, random_cases, random_cases_of_more, with_last_part_of,
+    with_split_cost,
 };
 use support::line::{even_share, unit_key, worker_loads};
 use support::ways::{
@@ -113,14 +114,14 @@ impl Counts {
     }
 }
 
-#[test]
-fn few_units_go_the_longest_part_first_to_whoever_has_least() {
+/// Asserts that random batches are shared out in their way, and says how often in which.
+fn assert_ways(number: u32, batches: impl Strategy<Value = Case>) -> Counts {
     let config = ProptestConfig {
         failure_persistence: None,
-        ..ProptestConfig::with_cases(2000)
+        ..ProptestConfig::with_cases(number)
     };
     let counts = Cell::new(Counts::default());
-    let result = TestRunner::new(config.clone()).run(&random_cases(), |case| {
+    let result = TestRunner::new(config).run(&batches, |case| {
         let planned = plan(&case);
         if has_equal_parts(&case, &planned) {
             return Ok(());
@@ -131,11 +132,22 @@ fn few_units_go_the_longest_part_first_to_whoever_has_least() {
         Ok(())
     });
     result.unwrap();
-    let counts = counts.get();
-    let one_in = [10, 40, 20, 10, 80];
-    let mut all = counts.all().into_iter().zip(one_in);
+    counts.get()
+}
+
+#[test]
+fn few_units_go_the_longest_part_first_to_whoever_has_least() {
+    let counts = assert_ways(2000, random_cases());
+    let least = [200, 50, 100, 200, 25];
+    let mut all = counts.all().into_iter().zip(least);
+    assert!(all.all(|(of, least)| of > least), "{counts:?}");
+}
+
+#[test]
+fn more_units_do_too_where_being_cut_costs_much() {
+    let counts = assert_ways(400, random_cases_of_more());
     assert!(
-        all.all(|(of, one_in)| one_in * of > config.cases),
+        counts.longest_first > 80 && counts.at_shares > 80,
         "{counts:?}"
     );
 }
@@ -284,10 +296,17 @@ fn more_requests_units_or_workers_are_cut_at_shares() {
     for (requests, workers, expected) in [
         (256, 256, true),
         (256, 257, false),
-        (384, 256, true),
-        (385, 256, false),
+        (640, 256, true),
+        (641, 256, false),
+        (500, 100, true),
+        (501, 100, false),
     ] {
         let case = of_tiles(&long_and_short(requests), workers);
+        assert_is_longest_first(&case, expected);
+    }
+    for (requests, expected) in [(384, true), (385, false)] {
+        let mut case = of_tiles(&long_and_short(requests), 256);
+        (case.shape.group, case.shape.unit_rows) = (16, 16);
         assert_is_longest_first(&case, expected);
     }
     for (kv_heads, expected) in [(2, true), (3, false)] {

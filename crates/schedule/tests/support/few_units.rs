@@ -21,6 +21,10 @@ pub fn named_cases() -> Vec<Case> {
     cases.extend([410, 411].map(beside_parts_of_a_common_length));
     cases.extend(ones_that_share_out_whole());
     cases.extend([as_much_as_the_first_will_have(), empty_ones_cost_nothing()]);
+    cases.extend(
+        [(16, 512), (64, 396), (64, 640), (64, 641), (128, 400)]
+            .map(|(h, n)| normally_distributed(h, n)),
+    );
     cases
 }
 
@@ -115,6 +119,45 @@ pub fn empty_ones_cost_nothing() -> Case {
     let mut case = of_tiles(&[10, 4, 3, 3, 0, 0, 0, 0, 0], 4);
     (case.shape.fixed_cost, case.shape.split_cost) = (0, 2);
     case
+}
+
+/// Batches of more requests, up to five to a worker and more, of 16 rows or of more.
+pub fn random_cases_of_more() -> impl Strategy<Value = Case> {
+    let lengths = prop_oneof![
+        Just([0, 0]),
+        (20..100i32).prop_map(|most| [1, most]),
+        (20..100i32).prop_map(|least| [least, 3 * least]),
+    ];
+    let shape = (
+        110..160i32,
+        prop::sample::select(vec![16, 32, 64, 64]),
+        0..8i32,
+        0..40i32,
+        1..6i32,
+    )
+        .prop_map(
+            |(workers, rows, fixed_cost, split_cost, min_part)| PlanShape {
+                workers,
+                fixed_cost,
+                split_cost,
+                min_part,
+                group: rows,
+                unit_rows: rows,
+                max_seq_len: 1 << 20,
+                ..SHAPE
+            },
+        );
+    (shape, lengths, 385..680usize).prop_flat_map(|(shape, [least, most], requests)| {
+        let one_in_20 = prop_oneof![19 => least..=most, 1 => 0..=20 * most];
+        prop::collection::vec(one_in_20, requests).prop_map(move |tiles| Case {
+            shape: PlanShape {
+                batch: requests as i32,
+                ..shape
+            },
+            seq_lens: tiles.iter().map(|tiles| tiles * TILE).collect(),
+            qo_indptr: Vec::new(),
+        })
+    })
 }
 
 /// Batches of a long request or a few among short ones, or of any lengths, up to about three units to a worker.

@@ -3,8 +3,8 @@
 use std::cmp::Reverse;
 use std::collections::VecDeque;
 
-use ferromla_schedule::WorkItem;
 use ferromla_schedule::plan_layout::{FM_SPLIT_AUTO, FM_SPLIT_FIXED};
+use ferromla_schedule::{PlanShape, WorkItem};
 
 use super::line::{even_share, fair_stretch, longest_whole_stretch, unit_key};
 use super::{Case, ExpectedUnit, Planned, expected_units, plan};
@@ -41,11 +41,13 @@ pub fn way_of(case: &Case) -> Way {
     if longest_whole_stretch(case, &units) <= fair_stretch(case, &units) {
         return Way::Whole;
     }
-    if units.len() > 384 || case.shape.batch > 384 {
+    if units.len() > most_dealt_out(&case.shape) {
         return Way::AtShares;
     }
-    let common = common_length(case, &units);
-    if common.is_none()
+    let few = case.shape.batch <= 384;
+    let common = few.then(|| common_length(case, &units)).flatten();
+    if few
+        && common.is_none()
         && let Some(hands) = dealt_whole(case, &units)
     {
         return Way::DealtWhole(hands);
@@ -56,10 +58,20 @@ pub fn way_of(case: &Case) -> Way {
     common.map_or(Way::AtShares, Way::CommonLength)
 }
 
+/// Most units that may be dealt out, longest first.
+fn most_dealt_out(shape: &PlanShape) -> usize {
+    let cut_at_ease = shape.ragged != 0 || shape.unit_rows <= 16;
+    match (shape.batch > 384, cut_at_ease) {
+        (false, _) => 384,
+        (true, true) => 0,
+        (true, false) => 640.min(5 * shape.workers as usize),
+    }
+}
+
 /// Whether a plan deals out whole units and parts no longer than a share, the longest first, where that is the way.
 pub fn is_dealt_longest_first(case: &Case, planned: &Planned) -> bool {
     case.shape.split_mode == FM_SPLIT_AUTO
-        && planned.header.units <= 384
+        && planned.header.units as usize <= most_dealt_out(&case.shape)
         && matches!(way_of(case), Way::LongestFirst(way) if way.is_plan(planned))
 }
 
