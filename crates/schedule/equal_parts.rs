@@ -1,6 +1,6 @@
 //! Units that have as many tiles each, shared out evenly: cut into equal parts, one to a worker, or, more than workers, as
-//! many whole ones to each, in [`Turns`]. Units without tiles do not count. `kernels/plan/equal_parts.h` is the same for
-//! the device.
+//! many whole ones to each, in [`Turns`], or, of many rows, as many to each and equal parts of the others ([`Rest`]). Units without tiles
+//! do not count. `kernels/plan/equal_parts.h` is the same for the device.
 //!
 //! Nothing here needs a running sum.
 
@@ -9,6 +9,7 @@ use crate::algorithm::{
 };
 use crate::layout::DivCeil;
 use crate::plan_layout::FmPlanShape;
+use crate::rest::Rest;
 use crate::turns::Turns;
 
 /// A number of parts that is no power of two costs as much to add up as so many more parts, ...
@@ -19,6 +20,33 @@ const MOST_UNEVEN: i32 = 64;
 const POWERS: i32 = 4;
 /// Costs above it count as this much: so no product passes 63 bits.
 const MOST_COST: i32 = 1 << 15;
+
+/// How units that have tiles are shared out.
+#[derive(Clone, Copy)]
+pub(crate) enum Equal {
+    /// All into as many parts, or none.
+    Parts(EqualParts),
+    /// As many whole ones to each worker, and parts of the others.
+    BesideWhole(Rest),
+}
+
+impl Equal {
+    /// Of each unit that has any.
+    pub(crate) fn tiles(&self) -> i32 {
+        match self {
+            Self::Parts(parts) => parts.tiles,
+            Self::BesideWhole(rest) => rest.tiles,
+        }
+    }
+
+    /// Tiles of a part, but for the last of a unit.
+    pub(crate) fn step(&self) -> i32 {
+        match self {
+            Self::Parts(parts) => parts.step,
+            Self::BesideWhole(rest) => rest.step,
+        }
+    }
+}
 
 #[derive(Clone, Copy)]
 pub(crate) struct EqualParts {
@@ -38,7 +66,7 @@ pub(crate) struct EqualParts {
 /// and what cutting at even shares costs: those that the units would have without the empty ones. `line.whole` says whether with
 /// these whole units share out evenly; then there is nothing to do for units that would be whole without them, too, and
 /// no more than workers.
-pub(crate) fn equal_parts(shape: &FmPlanShape, line: &Line, filled: i32) -> Option<EqualParts> {
+pub(crate) fn equal_parts(shape: &FmPlanShape, line: &Line, filled: i32) -> Option<Equal> {
     let empty = line.units - filled;
     if filled == 0 || i64::from(filled) > i64::from(shape.workers) * i64::from(MOST_ROUNDS) {
         return None;
@@ -54,22 +82,27 @@ pub(crate) fn equal_parts(shape: &FmPlanShape, line: &Line, filled: i32) -> Opti
     if tiles * i64::from(filled) != all_tiles {
         return None;
     }
-    let cut_into = |step: i64, count: i32, each: i32| EqualParts {
-        step: step as i32,
-        tiles: tiles as i32,
-        count,
-        filled,
-        turns: Turns {
-            parts: filled * count,
-            empty,
-            each,
-        },
+    let cut_into = |step: i64, count: i32, each: i32| {
+        Equal::Parts(EqualParts {
+            step: step as i32,
+            tiles: tiles as i32,
+            count,
+            filled,
+            turns: Turns {
+                parts: filled * count,
+                empty,
+                each,
+            },
+        })
     };
     match division(shape, filled, tiles) {
         Division::Whole { .. } if line.whole && rounds == 1 => None, // as on the line
         Division::Whole { .. } => Some(cut_into(tiles, 1, rounds)),
         Division::Parts { step, count } => Some(cut_into(step, count, 1)),
-        Division::Shares { .. } => None,
+        Division::Shares { .. } if line.whole => None,
+        Division::Shares { .. } => {
+            Rest::beside_whole(shape, filled, tiles as i32, empty).map(Equal::BesideWhole)
+        }
     }
 }
 

@@ -133,9 +133,9 @@ impl Capacity {
             });
         }
         if shape.split_mode == FM_SPLIT_REST {
-            let rest = Rest::of(shape, units, end_of_keys(shape.topk, shape.extra_topk));
+            let rest = Rest::of_lists(shape, units, end_of_keys(shape.topk, shape.extra_topk));
             return Ok(Self {
-                items: rest.map_or(units, |rest| rest.first_item(shape.workers)),
+                items: rest.map_or(units, |rest| rest.first_item(shape, shape.workers)),
                 merges: rest.map_or(0, |rest| rest.units),
                 slots: rest.map_or(0, |rest| rest.cut()),
             });

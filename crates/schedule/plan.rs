@@ -1,13 +1,15 @@
 //! The planner: two passes over the units, or more where they may be equal, have parts of a common length or are dealt, and one
 //! over the workers.
 
+use std::cell::Cell;
+
 use crate::algorithm::{
     Line, Parts, Starts, Tally, cut_of, cutting_share, even_share, fair_whole_stretch, make_header,
     make_item, make_merge, parts_of, unit_tiles, whole_stretch,
 };
 use crate::common_parts::{common_length, parts_up_to, turns_of};
 use crate::dealt::{Deal, deal_parts, deal_whole};
-use crate::equal_parts::{EqualParts, equal_parts};
+use crate::equal_parts::{Equal, EqualParts, equal_parts};
 use crate::lengths::{ListLens, Strided};
 use crate::longest_first::LongestFirst;
 use crate::plan_layout::{FM_SPLIT_AUTO, FM_SPLIT_REST, FmPlanHeader, FmPlanLayout, FmPlanShape};
@@ -171,10 +173,13 @@ fn write(
         _ => None,
     };
     let all = if let Some(equal) = equal {
-        (line.whole, line.share) = (false, equal.step.into());
-        planner.write_equal(&equal, entries)
+        (line.whole, line.share) = (false, equal.step().into());
+        match equal {
+            Equal::Parts(equal) => planner.write_equal(&equal, entries),
+            Equal::BesideWhole(rest) => planner.write_rest(&line, &rest, entries),
+        }
     } else if let Some(rest) = planner.rest(line.units) {
-        planner.write_rest(&rest, entries)
+        planner.write_rest(&line, &rest, entries)
     } else if let Some(deal) = deal {
         planner.write_dealt(&line, &deal, entries)
     } else if let Some(way) = LongestFirst::new(shape, &line, filled, common) {
@@ -218,14 +223,14 @@ impl Planner<'_> {
 
     /// `FM_SPLIT_AUTO`: units that are to be cut get equal parts where all that have tiles have as many. Whole
     /// units are, too, if they would be cut without the empty ones.
-    fn cut_equally(&self, line: &Line, filled: i32) -> Option<EqualParts> {
+    fn cut_equally(&self, line: &Line, filled: i32) -> Option<Equal> {
         if self.shape.split_mode != FM_SPLIT_AUTO {
             return None;
         }
         let equal = equal_parts(self.shape, line, filled)?;
         let tiles = |unit| line.tiles(self.shape, unit);
         (0..line.units)
-            .all(|unit| [0, equal.tiles].contains(&tiles(unit)))
+            .all(|unit| [0, equal.tiles()].contains(&tiles(unit)))
             .then_some(equal)
     }
 
@@ -270,16 +275,25 @@ impl Planner<'_> {
             return None;
         }
         let (keys, _) = self.key_counts(0, 0);
-        Rest::of(self.shape, units, keys.into())
+        Rest::of_lists(self.shape, units, keys.into())
     }
 
-    fn write_rest(&self, rest: &Rest, entries: &mut Entries) -> Tally {
-        let parts = |unit| rest.parts(unit, self.layout.units);
-        let item = |unit, parts: &Parts, j, before: Tally| match parts.count {
-            1 => rest.item_of_whole(unit),
-            _ => rest.item_of_part(before.slots + j),
+    fn write_rest(&self, line: &Line, rest: &Rest, entries: &mut Entries) -> Tally {
+        let empty = Cell::new(0); // units so far
+        let parts = |unit| match line.tiles(self.shape, unit) {
+            0 => Parts::whole(0),
+            _ => rest.parts(self.shape, unit - empty.get()),
         };
-        let first_item = |worker| rest.first_item(worker);
+        let item = |unit, parts: &Parts, j, before: Tally| {
+            if parts.tile(parts.count) == 0 {
+                return rest.item_of_empty(self.shape, empty.replace(empty.get() + 1));
+            }
+            match parts.count {
+                1 => rest.item_of_whole(self.shape, unit - empty.get()),
+                _ => rest.item_of_part(self.shape, before.slots + j),
+            }
+        };
+        let first_item = |worker| rest.first_item(self.shape, worker);
         self.write_placed(parts, item, first_item, entries)
     }
 

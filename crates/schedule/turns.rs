@@ -8,6 +8,13 @@
 use crate::layout::DivCeil;
 use crate::plan_layout::FmPlanShape;
 
+/// Of so many empty units, those of the workers before `worker`: in turn, so that the last workers are those with one more than others.
+pub(crate) fn empty_before(shape: &FmPlanShape, empty: i32, worker: i32) -> i32 {
+    let each = empty / shape.workers;
+    let fewer = shape.workers - empty % shape.workers; // workers that have no more than `each`
+    worker * each + (worker - fewer).max(0)
+}
+
 #[derive(Clone, Copy)]
 pub(crate) struct Turns {
     /// Of all units with tiles.
@@ -48,22 +55,15 @@ impl Turns {
         (busy * i64::from(self.each)).min(self.parts.into()) as i32
     }
 
-    /// Empty units of the workers before `worker`. The last workers are those with one more than others.
-    fn empty_before(&self, shape: &FmPlanShape, worker: i32) -> i32 {
-        let each = self.empty / shape.workers;
-        let fewer = shape.workers - self.empty % shape.workers; // workers that have no more than `each`
-        worker * each + (worker - fewer).max(0)
-    }
-
     /// First item of a worker, `0 <= worker <= workers`.
     pub(crate) fn first_item(&self, shape: &FmPlanShape, worker: i32) -> i32 {
-        self.parts_before(shape, worker) + self.empty_before(shape, worker)
+        self.parts_before(shape, worker) + empty_before(shape, self.empty, worker)
     }
 
     /// The item of part `part` of all, whose unit has `empty` empty ones before it.
     pub(crate) fn item_of_part(&self, shape: &FmPlanShape, part: i32, empty: i32) -> i32 {
         let worker = self.worker_of(shape, part / self.each);
-        part + self.empty_before(shape, worker) + (empty + worker) / shape.workers
+        part + empty_before(shape, self.empty, worker) + (empty + worker) / shape.workers
     }
 
     /// The item of the empty unit that has `empty` others and `parts` parts before it: in turn, from the last worker down.

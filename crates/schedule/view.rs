@@ -110,8 +110,8 @@ impl<'a> PlanView<'a> {
         self.worker_begin.len() - 1
     }
 
-    /// All work items, worker by worker; those of a worker by unit and within a unit by tile. So are all, except that
-    /// units without tiles may be anywhere where the others have equal parts.
+    /// All work items, worker by worker. On a line of work they are in the order of their units, and within a unit of their tiles; where units are
+    /// dealt out they are in the order in which a worker was given them.
     pub fn items(&self) -> &'a [FmWorkItem] {
         self.items
     }

@@ -1,9 +1,11 @@
 // Units that have as many tiles each, shared out evenly: cut into equal parts, one to a worker, or, more than workers, as many
-// whole ones to each, in Turns. Units without tiles do not count. `crates/schedule/equal_parts.rs` is the same in Rust.
+// whole ones to each, in Turns, or, of many rows, as many to each and equal parts of the others (Rest). Units without tiles do not count.
+// `crates/schedule/equal_parts.rs` is the same in Rust.
 //
 // Nothing here needs a running sum.
 #pragma once
 #include "../plan_algorithm.h"
+#include "rest.h"
 #include "turns.h"
 
 namespace ferromla {
@@ -21,9 +23,13 @@ constexpr int32_t kMostCost = 1 << 15;
 struct EqualParts {
   int32_t step;   /* tiles of a part, but for the last of a unit; 0: units are not dealt with this way */
   int32_t tiles;  /* of each unit that has any */
-  int32_t count;  /* parts of such a unit */
+  int32_t count;  /* parts of such a unit, if it is cut */
   int32_t filled; /* units that have tiles */
   Turns turns;    /* who has which part */
+  int32_t whole;  /* the first of these, as many for each worker, that are not cut where others are */
+
+  FM_BOTH int32_t cut() const { return filled - whole; }
+  FM_BOTH Rest rest() const { return {turns.each, cut(), count, step, tiles}; }
 };
 
 /* Parts of a unit, and what they cost: the longer of what a part takes a worker and of what all units take the machine, and
@@ -91,26 +97,57 @@ FM_BOTH EqualParts equal_parts(const FmPlanShape& shape, const Line<P>& line, in
   const bool halves = filled <= shape.workers / 2; /* all could be cut in two, with a worker for each part */
   if (static_cast<int64_t>(cost) * rounds <= (halves ? fair_beside_own_parts(shape, most) : most)) {
     const bool as_on_the_line = line.whole && rounds == 1;
-    return as_on_the_line ? EqualParts{} : EqualParts{unit_tiles, unit_tiles, 1, filled, {filled, empty, rounds}};
+    return as_on_the_line ? EqualParts{} : EqualParts{unit_tiles, unit_tiles, 1, filled, {filled, empty, rounds}, 0};
   }
-  if (!halves) return {};
+  if (!halves) {
+    if (line.whole) return {};
+    const Rest rest = rest_beside_whole(shape, filled, unit_tiles);
+    if (rest.units == 0) return {};
+    const int32_t whole = filled - rest.units;
+    return {rest.step, unit_tiles, rest.count, filled, {whole + rest.cut(), empty, rest.each}, whole};
+  }
   const PartsAtCost best = best_parts(shape, tiles, filled);
   if (best.step >= unit_tiles || static_cast<int64_t>(best.step) + shape.fixed_cost > most) return {};
-  return {best.step, unit_tiles, best.count, filled, {filled * best.count, empty, 1}};
+  return {best.step, unit_tiles, best.count, filled, {filled * best.count, empty, 1}, 0};
 }
 
-/* How a unit that has tiles is cut. */
+/* How a unit that has tiles is cut, if it is. */
 template <class P>
 FM_BOTH Parts<P> parts_of_filled(const EqualParts& equal) {
   return {0, equal.step, equal.count, equal.tiles};
 }
 
-/* What comes before the unit that has `rank` others with tiles before it. Items are not counted. */
+/* What comes before the unit that has `rank` others that are cut before it. Items are not counted. */
 FM_BOTH Tally before_filled(const EqualParts& equal, int32_t rank) { return {0, rank, rank * equal.count}; }
 
 FM_BOTH Tally tally_of(const EqualParts& equal) {
-  const Turns& turns = equal.turns;
-  return equal.count > 1 ? Tally{items_of(turns), equal.filled, turns.parts} : Tally{items_of(turns), 0, 0};
+  const int32_t items = items_of(equal.turns);
+  return equal.count > 1 ? Tally{items, equal.cut(), equal.cut() * equal.count} : Tally{items, 0, 0};
+}
+
+/* First item of a worker, 0 <= worker <= workers. */
+FM_BOTH int32_t first_item(const FmPlanShape& shape, const EqualParts& equal, int32_t worker) {
+  if (equal.whole > 0) return equal.rest().first_item(worker) + empty_before(shape, equal.turns, worker);
+  return first_item(shape, equal.turns, worker);
+}
+
+/* The item of a whole unit that has `rank` others with tiles before it, beside units that are cut. */
+FM_BOTH int32_t item_of_whole(const FmPlanShape& shape, const EqualParts& equal, int32_t rank) {
+  return equal.rest().item_of_whole(rank) + empty_before(shape, equal.turns, rank / equal.turns.each);
+}
+
+/* The item of part `part` of all units that are cut; that one has `empty` empty ones before it. */
+FM_BOTH int32_t item_of_part(const FmPlanShape& shape, const EqualParts& equal, int32_t part, int32_t empty) {
+  if (equal.whole > 0) return equal.rest().item_of_part(part) + empty_before(shape, equal.turns, part);
+  return item_of_part(shape, equal.turns, part, empty);
+}
+
+/* The item of the empty unit that has `empty` others and `rank` units with tiles before it. */
+FM_BOTH int32_t item_of_empty(const FmPlanShape& shape, const EqualParts& equal, int32_t empty, int32_t rank) {
+  if (equal.whole == 0) return item_of_empty(shape, equal.turns, empty, rank * equal.count);
+  const int32_t worker = shape.workers - 1 - empty % shape.workers; /* behind what it has else */
+  const int32_t others = equal.turns.each + (worker < equal.rest().cut() ? 1 : 0);
+  return first_item(shape, equal, worker) + others + empty / shape.workers;
 }
 
 }  // namespace plan

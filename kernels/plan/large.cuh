@@ -241,25 +241,27 @@ struct Planner {
     int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
     FmWorkItem* items = section<FmWorkItem>(params, params.layout.items);
     for (uint32_t worker = threadIdx.x; worker <= uint32_t(shape.workers); worker += blockDim.x) {
-      worker_begin[worker] = first_item(shape, equal.turns, worker);
+      worker_begin[worker] = first_item(shape, equal, worker);
     }
-    for (uint32_t i = threadIdx.x; i < uint32_t(equal.turns.parts); i += blockDim.x) {
+    for (uint32_t i = threadIdx.x; i < uint32_t(equal.cut() * equal.count); i += blockDim.x) {
       const int32_t rank = i / equal.count, part = i % equal.count, index = unit_item[rank];
-      FmWorkItem* item = items + item_of_part(shape, equal.turns, i, index - rank);
+      FmWorkItem* item = items + item_of_part(shape, equal, i, index - rank);
       store(item, make_item(unit_at(index), parts, part, before_filled(equal, rank)));
     }
     return tally_of(equal);
   }
 
-  /* An empty unit, or the merge of another, which `unit_item` gets by its rank. The tiles before a unit say how many
-     of those there are. */
+  /* An empty unit, a whole one beside others that are cut, or the merge of one of these, which `unit_item` gets by its rank. The tiles
+     before a unit say how many come before that are not empty. */
   __device__ void write_equal_unit(const EqualParts& equal, const Parts<Position>& parts, int32_t index) {
     const Span<Position> span = span_of(index);
-    const int32_t rank = static_cast<int32_t>((span.begin - Position{index} * shape.fixed_cost) / equal.tiles);
-    if (tiles_of(shape, span) == 0) {
-      FmWorkItem* items = section<FmWorkItem>(params, params.layout.items);
-      return store(items + item_of_empty(shape, equal.turns, index - rank, rank * equal.count),
-                   make_item(unit_at(index), Parts<Position>{0, 0, 1, 0}, 0, Tally{}));
+    const int32_t tiles = tiles_of(shape, span);
+    const int32_t of_filled = static_cast<int32_t>((span.begin - Position{index} * shape.fixed_cost) / equal.tiles);
+    const int32_t rank = of_filled - equal.whole;
+    if (tiles == 0 || rank < 0) {
+      const int32_t item = tiles > 0 ? item_of_whole(shape, equal, of_filled) : item_of_empty(shape, equal, index - of_filled, of_filled);
+      return store(section<FmWorkItem>(params, params.layout.items) + item,
+                   make_item(unit_at(index), Parts<Position>{0, 0, 1, tiles}, 0, Tally{}));
     }
     unit_item[rank] = index;
     if (equal.count == 1) return;

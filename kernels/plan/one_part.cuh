@@ -49,7 +49,7 @@ struct Planner {
   __device__ __forceinline__ Rest find_rest() const {
     const bool equal = params.seq_lens == nullptr && params.extra_lens == nullptr && units > 0;
     if (shape.split_mode != FM_SPLIT_REST || !equal) return {};
-    return rest_of(shape, units, tiles_of_unit(0));
+    return rest_of_lists(shape, units, tiles_of_unit(0));
   }
 
   /* The items of a unit, and its merge. */

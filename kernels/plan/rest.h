@@ -1,9 +1,8 @@
-// FM_SPLIT_REST: lists that are equal, since no lengths are given, and more than workers: each worker has as many whole ones, and those
-// that are left are cut into parts, one to a worker, if that takes less time than one of them does. `crates/schedule/rest.rs` is the
-// same in Rust.
+// Units that are equal and more than workers: each worker has as many whole ones, and those that are left are cut into parts, one to a
+// worker. So are lists of FM_SPLIT_REST, which are equal since no lengths are given, if a part takes less time than one of them, and
+// units of many rows that would be cut at even shares (equal_parts.h). `crates/schedule/rest.rs` is the same in Rust.
 #pragma once
 #include "../plan_algorithm.h"
-#include "equal_parts.h"
 
 namespace ferromla {
 namespace plan {
@@ -30,7 +29,7 @@ struct Rest {
   FM_BOTH Tally before(int32_t rank) const { return {0, rank, rank * count}; }
 };
 
-/* `tiles`: of each unit. */
+/* `tiles`: of each unit. Whether it pays is for others to say. */
 FM_BOTH Rest rest_of(const FmPlanShape& shape, int32_t units, int32_t tiles) {
   const int32_t each = units / shape.workers, left = units % shape.workers;
   const Rest none{each, 0, 0, 0, tiles};
@@ -38,8 +37,23 @@ FM_BOTH Rest rest_of(const FmPlanShape& shape, int32_t units, int32_t tiles) {
   const int32_t most = static_cast<int32_t>(smaller(shape.workers / left, tiles / shape.min_part));
   if (most < 2) return none;
   const int32_t step = (tiles + most - 1) / most;
-  const bool pays = int64_t{step} + shape.split_cost < tiles;
-  return pays ? Rest{each, left, (tiles + step - 1) / step, step, tiles} : none;
+  return {each, left, (tiles - shape.min_part) / step + 1, step, tiles}; /* the last part is no shorter than min_part */
+}
+
+/* Of lists of so many tiles. */
+FM_BOTH Rest rest_of_lists(const FmPlanShape& shape, int32_t units, int32_t tiles) {
+  const Rest rest = rest_of(shape, units, tiles);
+  const bool pays = rest.units > 0 && int64_t{rest.step} + shape.split_cost < tiles;
+  return pays ? rest : Rest{rest.each, 0, 0, 0, tiles};
+}
+
+/* Of units of many rows: none where that is no better than cutting them at even shares. */
+FM_BOTH Rest rest_beside_whole(const FmPlanShape& shape, int32_t units, int32_t tiles) {
+  if (shape.unit_rows < FM_TILE_ROWS) return {};
+  const Rest rest = rest_of(shape, units, tiles);
+  const int64_t cost = int64_t{tiles} + shape.fixed_cost, share = (cost * units + shape.workers - 1) / shape.workers;
+  const int64_t longest = rest.each * cost + rest.step + shape.fixed_cost;
+  return rest.units > 0 && longest <= share + shape.split_cost - shape.own_parts_gain ? rest : Rest{};
 }
 
 }  // namespace plan

@@ -287,9 +287,14 @@ struct Planner {
     return tally_of(equal);
   }
 
-  /* An empty unit, or the merge of another. The tiles before it say how many of those there are. */
+  /* Units with tiles before the thread's, all of them of so many: the tiles before it say how many. */
+  __device__ __forceinline__ int32_t filled_before(int32_t tiles) const {
+    return thread < units ? (own.span.begin - thread * shape.fixed_cost) / tiles : 0;
+  }
+
+  /* An empty unit, or the merge of another. */
   __device__ __forceinline__ void write_equal_unit(const EqualParts& equal, const Parts<Position>& parts) const {
-    const int32_t rank = (own.span.begin - thread * shape.fixed_cost) / equal.tiles;
+    const int32_t rank = filled_before(equal.tiles);
     if (!has_tiles()) {
       const int32_t item = item_of_empty(shape, equal.turns, thread - rank, rank * equal.count);
       return write_item(item, own.unit, Parts<Position>{0, 0, 1, 0}, 0, Tally{});
@@ -335,6 +340,37 @@ struct Planner {
     section<int32_t>(params, params.layout.worker_begin)[cut] = of.before.items + part;
   }
 };
+
+/* Equal parts beside whole units, which have been left. `before`: units with tiles before the thread's. Not a part of `plan`, either. */
+__device__ inline __attribute__((noinline)) Tally write_beside_whole(const FmPlanParams& params, Shared& shared, int32_t units,
+                                                                     EqualParts equal, int32_t before) {
+  const FmPlanShape& shape = params.shape;
+  const int32_t thread = threadIdx.x, rank = before - equal.whole;
+  const Parts<Position> parts = parts_of_filled<Position>(equal);
+  FmWorkItem* items = section<FmWorkItem>(params, params.layout.items);
+  if (thread < units) {
+    const Unit& unit = shared.whole.unit[thread];
+    const int32_t tiles = shared.whole.tiles[thread];
+    if (tiles == 0 || rank < 0) {
+      const int32_t item = tiles > 0 ? item_of_whole(shape, equal, before) : item_of_empty(shape, equal, thread - before, before);
+      store(items + item, make_item(unit, Parts<Position>{0, 0, 1, tiles}, 0, Tally{}));
+    } else {
+      shared.whole.of_rank[rank] = thread;
+      store(section<FmMerge>(params, params.layout.merges) + rank, make_merge(unit, parts, before_filled(equal, rank)));
+    }
+  }
+  __syncthreads();
+  int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
+#pragma unroll 1
+  for (int32_t worker = thread; worker <= shape.workers; worker += blockDim.x) worker_begin[worker] = first_item(shape, equal, worker);
+#pragma unroll 1
+  for (int32_t part = thread; part < equal.cut() * equal.count; part += blockDim.x) {
+    const int32_t of = part / equal.count;
+    const Unit& unit = shared.whole.unit[shared.whole.of_rank[of]];
+    store(items + item_of_part(shape, equal, part, 0), make_item(unit, parts, part - of * equal.count, before_filled(equal, of)));
+  }
+  return tally_of(equal);
+}
 
 /* Of units that have been left. Not a part of `plan`, either. */
 __device__ inline __attribute__((noinline)) DealtParts deal_left_units(const FmPlanParams& params, Shared& shared, Line<Position> line,
@@ -398,6 +434,11 @@ __device__ __forceinline__ bool plan(const FmPlanParams& params, Shared& shared)
   Tally all;
   if (line.whole) {
     all = planner.write_whole(line);
+  } else if (equal.whole > 0) {
+    line.share.by = equal.step;
+    if (!kFew || line.units > kMostFewUnits) return false;
+    planner.leave_units();
+    all = write_beside_whole(params, shared, line.units, equal, planner.filled_before(equal.tiles));
   } else if (equal.step > 0) {
     line.share.by = equal.step;
     all = planner.write_equal(equal);

@@ -17,7 +17,10 @@ use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use support::line::unit_key;
 use support::sparse::{Lens, SparseCase, plan_sparse, sparse_cases, sparse_shape};
-use support::{Case, Planned, cases_of, deals_out_empty_units, equal_or_empty, indptr_of, plan};
+use support::{
+    Case, Planned, cases_of, deals_out_empty_units, equal_or_empty, has_parts_beside_whole,
+    indptr_of, on_h200, plan,
+};
 
 const CASES_PER_MODE: usize = 100;
 /// Cases of few units besides.
@@ -31,7 +34,8 @@ fn the_device_writes_the_plan_of_the_host() {
     let jobs: Vec<Job> = dense_jobs().into_iter().chain(sparse_jobs()).collect();
     let plans = emulator::run(jobs.iter().flat_map(Job::bytes).collect());
     let mut rest = plans.as_slice();
-    let (mut cut, mut whole, mut dealt, mut empty, mut by_cluster) = (0, 0, 0, 0, [0; 2]);
+    let (mut cut, mut whole, mut dealt, mut empty, mut beside_whole) = (0, 0, 0, 0, 0);
+    let mut by_cluster = [0; 2];
     for job in &jobs {
         let ours = &job.planned;
         let (theirs, after) = rest
@@ -44,14 +48,20 @@ fn the_device_writes_the_plan_of_the_host() {
         let in_order = ours.view().items().is_sorted_by_key(unit_key);
         dealt += usize::from(ours.header.whole != 0 && !in_order);
         empty += usize::from(deals_out_empty_units(ours));
+        beside_whole += usize::from(has_parts_beside_whole(ours));
         if job.planned.layout.planner(&job.planned.shape).kernel == PlannerKernel::Cluster {
             by_cluster[usize::from(ours.header.whole != 0)] += 1;
         }
     }
     assert!(rest.is_empty());
     assert!(
-        cut > 50 && whole > 10 && dealt > 5 && empty > 50 && by_cluster.iter().all(|&of| of > 20),
-        "the cases are of all kinds: {cut} cut, {whole} whole, {dealt} of these dealt, {empty} with empty units beside equal parts, \
+        cut > 50
+            && whole > 10
+            && dealt > 5
+            && empty > 50
+            && beside_whole >= 10
+            && by_cluster.iter().all(|&of| of > 20),
+        "the cases are of all kinds: {cut} cut, {whole} whole, {dealt} of these dealt, {empty} with empty units beside equal parts, {beside_whole} with parts beside whole units, \
          {by_cluster:?} for clusters, cut and whole"
     );
 }
@@ -325,9 +335,33 @@ fn seeded_cases() -> Vec<Case> {
     cases.extend((0..FEW_UNITS).map(|_| few_units.new_tree(&mut runner).unwrap().current()));
     let more_units = support::few_units::random_cases_of_more();
     cases.extend((0..MORE_UNITS).map(|_| more_units.new_tree(&mut runner).unwrap().current()));
+    cases.extend(beside_whole());
     cases.extend([0, 1].map(around_the_longest_small_line));
     cases.extend([3, 40, 900].map(too_long_for_32_bits));
     cases
+}
+
+/// Equal requests, more than workers, of which some are cut; with and without empty ones, ragged, too, and more than are few.
+fn beside_whole() -> Vec<Case> {
+    let requests = |heads, filled: usize, every| {
+        let lens =
+            (0..filled + filled / every).map(|i| if i % (every + 1) == every { 0 } else { 4096 });
+        on_h200(heads, lens.collect())
+    };
+    let mut cases = vec![
+        requests(64, 144, 1000),
+        requests(64, 136, 3),
+        requests(128, 72, 1),
+        requests(128, 144, 7),
+    ];
+    let mut many = requests(64, 385, 1000);
+    (many.shape.workers, many.shape.whole_speed) = (155, 256);
+    cases.push(many);
+    let q_lens = |case: &Case| vec![1; case.seq_lens.len()];
+    cases
+        .iter()
+        .flat_map(|case| [case.clone(), ragged(case.clone(), &q_lens(case))])
+        .collect()
 }
 
 /// What a decode step asks for on a GPU, by far the most frequent case.

@@ -11,7 +11,8 @@ use support::line::{
 use support::ways::{is_dealt_longest_first, tiles};
 use support::{
     Case, Planned, cases, cases_of, deals_out_empty_units, expected_units, has_a_part_each,
-    indptr_of, is_shared_out_equally, plan, plan_over, ragged_cases, uniform_cases,
+    has_parts_beside_whole, indptr_of, is_shared_out_equally, plan, plan_over, ragged_cases,
+    uniform_cases,
 };
 
 /// All items in the order of their units and tiles.
@@ -117,6 +118,13 @@ proptest! {
         prop_assume!(!is_dealt_whole(&case, &planned));
         let place = |item: &WorkItem| (unit_key(item), item.tile_begin);
         let in_order = |items: &[WorkItem]| items.is_sorted_by_key(place);
+        if has_parts_beside_whole(&planned) {
+            for worker in 0..plan.workers() {
+                let mut kinds = plan.worker(worker).chunk_by(|a, b| (a.tile_end > 0) == (b.tile_end > 0));
+                prop_assert!(kinds.all(in_order));
+            }
+            return Ok(());
+        }
         for worker in 0..plan.workers() {
             prop_assert!(in_order(plan.worker(worker)));
         }
@@ -169,7 +177,7 @@ proptest! {
         let mut slack = fixed_cost + 2 * (min_part - 1);
         if is_dealt_longest_first(&case, &planned) {
             slack = i64::from(case.shape.split_cost) + fixed_cost / 2;
-        } else if is_shared_out_equally(&planned) || has_a_part_each(&planned) {
+        } else if is_shared_out_equally(&planned) || has_a_part_each(&planned) || has_parts_beside_whole(&planned) {
             // Up to what cutting at shares would cost; the last part of a unit may be longer by less than min_part.
             slack = slack.max(i64::from(case.shape.split_cost) + min_part - 1);
             let empty = units.iter().filter(|unit| unit.tiles == 0).count();

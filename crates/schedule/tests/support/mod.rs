@@ -95,6 +95,31 @@ pub fn is_shared_out_equally(planned: &Planned) -> bool {
         })
 }
 
+/// Whether each worker has as many whole units and a part of another at most, where all units that have tiles have as many: parts are as
+/// long as the header says.
+pub fn has_parts_beside_whole(planned: &Planned) -> bool {
+    if planned.shape.split_mode != FM_SPLIT_AUTO || planned.header.merges == 0 {
+        return false;
+    }
+    let plan = planned.view();
+    let whole = |item: &&WorkItem| item.parts == 1 && item.tile_end > 0;
+    let of_worker = |worker| {
+        let items = plan.worker(worker);
+        let parts = items.iter().filter(|item| item.parts > 1).count();
+        (items.iter().filter(whole).count(), parts)
+    };
+    let (each, _) = of_worker(0);
+    let whole: Vec<_> = plan.items().iter().filter(whole).collect();
+    let as_said = |item: &WorkItem| {
+        item.tile_begin > 0 || item.parts == 1 || item.tile_end == planned.header.share
+    };
+    each > 0
+        && (0..plan.workers())
+            .all(|worker| matches!(of_worker(worker), (whole, 0 | 1) if whole == each))
+        && whole.iter().all(|item| item.tile_end == whole[0].tile_end)
+        && plan.items().iter().all(as_said)
+}
+
 /// Whether no worker has two parts, and no more units have tiles than there are workers.
 pub fn has_a_part_each(planned: &Planned) -> bool {
     let plan = planned.view();

@@ -1,0 +1,193 @@
+//! Equal units of many rows that are more than workers and would be cut at even shares: as many whole ones to each worker, and those that
+//! are left in equal parts, one to a worker.
+
+mod support;
+
+use proptest::prelude::*;
+use support::few_units::of_tiles;
+use support::ways::{Part, places};
+use support::{Case, Planned, has_parts_beside_whole, on_h200, plan};
+
+const TILE: i32 = 64;
+
+/// Equal requests of so many tokens.
+fn equal(heads: i32, requests: usize, tokens: i32) -> Case {
+    on_h200(heads, vec![tokens; requests])
+}
+
+/// Tiles of a worker's items, in order.
+fn tiles_of(planned: &Planned, worker: usize) -> Vec<i32> {
+    let plan = planned.view();
+    let items = plan.worker(worker).iter();
+    items.map(|item| item.tile_end - item.tile_begin).collect()
+}
+
+#[test]
+fn named_batches_have_a_part_to_a_worker_beside_whole_ones() {
+    // Workers; whole requests of each; requests that are left, parts of each and tiles of these but the last, and of that.
+    for (heads, requests, tokens, [workers, each, left, parts, step, last]) in [
+        (64, 136, 4096, [132, 1, 4, 32, 2, 2]),
+        (64, 144, 4096, [132, 1, 12, 11, 6, 4]),
+        (64, 165, 4096, [132, 1, 33, 4, 16, 16]),
+        (128, 72, 4096, [66, 1, 6, 11, 6, 4]),
+        (128, 80, 2048, [66, 1, 14, 4, 8, 8]),
+        (128, 99, 4096, [66, 1, 33, 2, 32, 32]),
+        (128, 144, 4096, [66, 2, 12, 5, 13, 12]),
+    ] {
+        let case = equal(heads, requests, tokens);
+        let planned = plan(&case);
+        let context = format!("{requests} requests of {tokens} tokens, {heads} heads");
+        assert!(has_parts_beside_whole(&planned), "{context}");
+        let header = planned.header;
+        assert_eq!(header.whole, 0, "{context}");
+        assert_eq!(
+            [header.share, header.merges, header.slots],
+            [step, left, left * parts],
+            "{context}"
+        );
+        assert_eq!(header.items, workers * each + left * parts, "{context}");
+        for worker in 0..workers {
+            let mut expected = vec![tokens / TILE; each as usize];
+            if worker < left * parts {
+                expected.push(if worker % parts == parts - 1 {
+                    last
+                } else {
+                    step
+                });
+            }
+            assert_eq!(tiles_of(&planned, worker as usize), expected, "{context}");
+        }
+    }
+}
+
+#[test]
+fn others_are_not() {
+    for (heads, requests, tokens) in [
+        (16, 144, 4096),
+        (32, 144, 4096),
+        (64, 132, 4096),  // nothing is left
+        (64, 192, 4096),  // two to each take no longer, as memory gives them more
+        (128, 100, 4096), // more than half of the workers' number is left
+        (128, 80, 128),   // too short for parts
+    ] {
+        let planned = plan(&equal(heads, requests, tokens));
+        let context = format!("{requests} requests of {tokens} tokens, {heads} heads");
+        assert!(!has_parts_beside_whole(&planned), "{context}");
+    }
+    let mut one_differs = equal(64, 144, 4096);
+    one_differs.seq_lens[77] += TILE;
+    assert!(!has_parts_beside_whole(&plan(&one_differs)));
+}
+
+/// Twelve of 40 tiles for ten workers, with a fixed cost of 3: 43 and a part of 8 make 54 of a share of 52.
+fn two_more_than_a_share() -> Case {
+    let mut case = of_tiles(&[40; 12], 10);
+    (case.shape.fixed_cost, case.shape.own_parts_gain) = (3, 4);
+    case
+}
+
+#[test]
+fn no_worker_has_more_than_cuts_at_shares_cost() {
+    for (split_cost, expected) in [(6, true), (5, false)] {
+        let mut case = two_more_than_a_share();
+        case.shape.split_cost = split_cost;
+        assert_eq!(
+            has_parts_beside_whole(&plan(&case)),
+            expected,
+            "{split_cost}"
+        );
+    }
+    let mut few_rows = two_more_than_a_share();
+    few_rows.shape.split_cost = 6;
+    few_rows.shape.unit_rows = 32;
+    assert!(!has_parts_beside_whole(&plan(&few_rows)));
+}
+
+/// What each worker has: whole ones in turn, then its part, then its turns of the empty ones.
+fn expected_places(case: &Case) -> Option<Vec<Vec<Part>>> {
+    let shape = &case.shape;
+    let key = |request: usize| (request as i32, 0, 0);
+    let (filled, empty): (Vec<usize>, Vec<usize>) =
+        (0..case.seq_lens.len()).partition(|&i| case.seq_lens[i] > 0);
+    let workers = shape.workers as usize;
+    let tiles = i64::from(case.seq_lens[*filled.first()?] / TILE);
+    let (each, left) = (filled.len() / workers, filled.len() % workers);
+    if each == 0 || left == 0 {
+        return None;
+    }
+    let low = i64::from(shape.min_part);
+    let step = (1..=tiles).find(|step| {
+        // The least with which parts are no more than there are workers for, none of them shorter than `low`.
+        let parts = (tiles + step - 1) / step;
+        parts >= 2 && parts <= (workers / left) as i64 && parts <= tiles / low
+    })?;
+    let mut hands: Vec<Vec<Part>> = filled[..each * workers]
+        .chunks(each)
+        .map(|whole| {
+            whole
+                .iter()
+                .map(|&request| (key(request), 0, tiles))
+                .collect()
+        })
+        .collect();
+    let mut next = 0;
+    for &request in &filled[each * workers..] {
+        let mut begin = 0;
+        while begin < tiles {
+            let end = if tiles - begin < step + low {
+                tiles
+            } else {
+                begin + step
+            };
+            hands[next].push((key(request), begin, end));
+            (begin, next) = (end, next + 1);
+        }
+    }
+    for (turn, &request) in empty.iter().enumerate() {
+        hands[workers - 1 - turn % workers].push((key(request), 0, 0));
+    }
+    Some(hands)
+}
+
+/// Equal requests and empty ones.
+fn batches() -> impl Strategy<Value = Case> {
+    let shape = (
+        2..60i32,
+        0..9i32,
+        0..60i32,
+        1..5i32,
+        prop::sample::select(vec![64, 128]),
+    );
+    (shape, 1..150i32, 1..4usize, 1..59usize, 0..90usize)
+        .prop_flat_map(|(shape, tiles, each, left, empty)| {
+            let filled = each * shape.0 as usize + left.min(shape.0 as usize - 1);
+            let lens = [vec![tiles; filled], vec![0; empty]].concat();
+            (Just(shape), Just(lens).prop_shuffle())
+        })
+        .prop_map(
+            |((workers, fixed_cost, split_cost, min_part, unit_rows), lens)| {
+                let mut case = of_tiles(&lens, workers);
+                (case.shape.fixed_cost, case.shape.split_cost) = (fixed_cost, split_cost);
+                (case.shape.min_part, case.shape.unit_rows) = (min_part, unit_rows);
+                case
+            },
+        )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { max_global_rejects: 20_000, ..ProptestConfig::with_cases(400) })]
+
+    #[test]
+    fn workers_have_whole_ones_then_a_part_then_empty_ones(case in batches()) {
+        let planned = plan(&case);
+        prop_assume!(has_parts_beside_whole(&planned));
+        prop_assert_eq!(Some(places(&planned)), expected_places(&case));
+        let cost = |hand: &Vec<Part>| -> i64 {
+            hand.iter().filter(|part| part.2 > 0).map(|(_, begin, end)| end - begin + i64::from(case.shape.fixed_cost)).sum()
+        };
+        let hands = places(&planned);
+        let share = (hands.iter().map(cost).sum::<i64>()) / i64::from(case.shape.workers) + 1;
+        let slack = i64::from(case.shape.split_cost + case.shape.min_part);
+        prop_assert!(hands.iter().all(|hand| cost(hand) <= share + slack));
+    }
+}
