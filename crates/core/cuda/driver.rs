@@ -72,29 +72,17 @@ pub(super) fn init() -> Result<()> {
     .clone()
 }
 
-/// Makes a device's primary context current, and the one before it again when dropped.
+/// Makes a context current, and the one before it again when dropped.
 #[must_use]
 pub(super) struct Entered {
     pushed: bool,
 }
 
 impl Entered {
-    /// For work on the stream. A green context of the device stays current if the stream is a default one, which is that context's own then.
-    ///
     /// # Safety
-    /// The context is the device's, and live.
-    pub unsafe fn new(
-        device: sys::CUdevice,
-        context: sys::CUcontext,
-        stream: Stream,
-    ) -> Result<Self> {
-        let mut current = std::ptr::null_mut();
-        // SAFETY: the driver is initialised, since there is a context.
-        call("cuCtxGetCurrent", unsafe {
-            sys::cuCtxGetCurrent(&mut current)
-        })?;
-        let stays = current == context || (!current.is_null() && is_green(device, stream)?);
-        let pushed = !stays;
+    /// The context is live.
+    pub unsafe fn new(context: sys::CUcontext) -> Result<Self> {
+        let pushed = current()? != context;
         if pushed {
             // SAFETY: the context is live (the caller's promise).
             call("cuCtxPushCurrent", unsafe {
@@ -103,6 +91,33 @@ impl Entered {
         }
         Ok(Self { pushed })
     }
+
+    /// For work on the stream. A green context of the device stays current if the stream is a default one, which is that context's own then.
+    ///
+    /// # Safety
+    /// The context is the device's, and live.
+    pub unsafe fn of_stream(
+        device: sys::CUdevice,
+        context: sys::CUcontext,
+        stream: Stream,
+    ) -> Result<Self> {
+        let current = current()?;
+        if current == context || (!current.is_null() && is_green(device, stream)?) {
+            return Ok(Self { pushed: false });
+        }
+        // SAFETY: the caller's promise.
+        unsafe { Self::new(context) }
+    }
+}
+
+/// The context that is current, if any.
+fn current() -> Result<sys::CUcontext> {
+    let mut current = std::ptr::null_mut();
+    // SAFETY: the driver is initialised, since there is a context to compare with.
+    call("cuCtxGetCurrent", unsafe {
+        sys::cuCtxGetCurrent(&mut current)
+    })?;
+    Ok(current)
 }
 
 impl Drop for Entered {

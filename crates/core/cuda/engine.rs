@@ -88,7 +88,7 @@ impl Engine {
             sys::cuDevicePrimaryCtxRetain(&mut context, device)
         })?;
         // SAFETY: the context has just been retained and stays so.
-        let _entered = unsafe { Entered::new(device, context, Stream::default())? };
+        let _entered = unsafe { Entered::new(context)? };
         // SAFETY: the driver is initialised.
         let _relaxed = unsafe { RelaxedCapture::new()? };
         let sm_count = attribute(
@@ -109,7 +109,7 @@ impl Engine {
     /// Makes the context of the stream current until the result is dropped.
     pub fn enter(&self, stream: Stream) -> Result<Entered> {
         // SAFETY: the context is the device's, retained for the life of the process.
-        unsafe { Entered::new(self.device, self.context, stream) }
+        unsafe { Entered::of_stream(self.device, self.context, stream) }
     }
 
     /// Launches, with the stream's context current.
