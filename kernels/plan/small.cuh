@@ -20,6 +20,7 @@
 //                  the item that begins there
 //   write_equal    a unit's thread leaves it for the threads of its parts, or writes it if it is empty; then a
 //                  thread per worker writes the worker, and one per part the part
+//   write_beside_whole  the same of few units that have been left, as many whole ones to each worker and parts of the others
 //
 // Barriers: 3 for whole units, 4 where units are cut, 5 where one of them has many cuts; ragged, one more. One more, too, for a
 // vote without equal parts.
@@ -40,12 +41,13 @@ namespace plan {
 namespace small {
 
 /* Whether the shape is within the limits of this file, up to the length of the line. All of it is looked at, as that takes less time
-   than branches. More requests that may be dealt out are no more than three units to a worker, or have several KV heads, which is rare. */
+   than branches. More than few requests that may be dealt out longest first are left to large.cuh: most of them a cluster plans. */
 template <bool kFew>
 __device__ __forceinline__ bool fits(const FmPlanParams& params) {
   const FmPlanShape& shape = params.shape;
   const int32_t most = blockDim.x;
-  return (kFew || !(has_few_requests(shape) || may_be_dealt_out(shape, params.layout.units))) & (shape.split_mode == FM_SPLIT_AUTO) & (params.layout.units <= most) &
+  return (kFew || !(has_few_requests(shape) || may_be_dealt_out(shape, params.layout.units))) &
+         (shape.split_mode == FM_SPLIT_AUTO) & (params.layout.units <= most) &
          ((shape.ragged == 0) | (shape.batch <= most)) & (shape.workers <= kMaxWorkers) &
          (uint32_t(shape.fixed_cost) - 1 < kMaxCost) & (uint32_t(shape.min_part) <= kMaxCost) &
          (uint32_t(shape.split_cost) <= kMaxCost);
