@@ -359,6 +359,11 @@ pub(crate) fn whole_stretch(shape: &FmPlanShape, line: &Line, worker: i32) -> i6
 /// The most units, and requests, with which the planner takes its time: they may be dealt out, or have parts of a common length.
 pub(crate) const MOST_FEW_UNITS: i32 = 384;
 
+/// What has lengths of its own: requests, or tokens with lists.
+pub(crate) fn requests(shape: &FmPlanShape) -> i64 {
+    i64::from(shape.batch) * i64::from(shape.sparse_q_len.max(1))
+}
+
 pub(crate) fn are_few(shape: &FmPlanShape, units: i32) -> bool {
     units <= MOST_FEW_UNITS && shape.batch <= MOST_FEW_UNITS
 }

@@ -1,6 +1,6 @@
 //! How the device planner is best launched: a function of the shape alone, as the layout is.
 
-use crate::algorithm::{MOST_ROUNDS, are_few};
+use crate::algorithm::{MOST_FEW_UNITS, MOST_ROUNDS, are_few, requests};
 use crate::dealt::MOST_DEALT_UNITS;
 use crate::plan_layout::{
     FM_PLAN_CLUSTER, FM_PLAN_CLUSTER_REQUESTS, FM_PLAN_CLUSTER_THREADS, FM_PLAN_THREADS,
@@ -50,8 +50,8 @@ impl FmPlanLayout {
     /// How the device planner is best launched: with a thread for each unit, request and cut of `shape`, in whole warps; as a
     /// cluster where units are many; with several blocks where nothing but what is left of equal units is cut.
     pub fn planner(&self, shape: &FmPlanShape) -> PlannerLaunch {
-        let requests = if shape.ragged != 0 { shape.batch } else { 0 };
-        let units = self.units.max(requests);
+        let ranges = if shape.ragged != 0 { shape.batch } else { 0 };
+        let units = self.units.max(ranges);
         if self.has_one_part_each(shape) {
             let least = (units as u32).div_ceil(ONE_PART_UNITS);
             let threads = least
@@ -74,7 +74,8 @@ impl FmPlanLayout {
         }
         let least = (units as u32).max(shape.workers.saturating_add(1) as u32);
         let threads = least.next_multiple_of(32).min(FM_PLAN_THREADS as u32);
-        let few = are_few(shape, 0) && threads <= FM_PLAN_THREADS_OF_FEW as u32;
+        let few =
+            requests(shape) <= MOST_FEW_UNITS.into() && threads <= FM_PLAN_THREADS_OF_FEW as u32;
         PlannerLaunch {
             blocks: 1,
             cluster: 1,
@@ -88,12 +89,11 @@ impl FmPlanLayout {
 
     /// Whether a cluster plans it, and the fastest, unless most requests turn out to be empty.
     fn is_for_cluster(&self, shape: &FmPlanShape) -> bool {
-        let requests = i64::from(shape.batch) * i64::from(shape.sparse_q_len.max(1));
         let most_requests = i64::from(FM_PLAN_CLUSTER) * i64::from(FM_PLAN_CLUSTER_REQUESTS);
         let can = shape.split_mode == FM_SPLIT_AUTO
             && shape.kv_heads == 1
             && shape.workers <= CLUSTER_WORKERS
-            && requests <= most_requests;
+            && requests(shape) <= most_requests;
         let ragged = shape.ragged != 0;
         let rows = i64::from(shape.q_tokens) * i64::from(shape.group);
         let full = rows / i64::from(shape.unit_rows); // units, if none has fewer rows

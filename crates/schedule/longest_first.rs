@@ -7,7 +7,7 @@
 
 use std::cmp::Reverse;
 
-use crate::algorithm::{Line, MOST_FEW_UNITS, Parts, share_of_filled};
+use crate::algorithm::{Line, MOST_FEW_UNITS, Parts, requests, share_of_filled};
 use crate::dealt::MOST_DEALT_WORKERS;
 use crate::plan_layout::{FM_SPLIT_AUTO, FmPlanShape};
 
@@ -26,7 +26,7 @@ fn may_be_dealt_out(shape: &FmPlanShape, units: i32) -> bool {
     if shape.split_mode != FM_SPLIT_AUTO || shape.workers as usize > MOST_DEALT_WORKERS {
         return false;
     }
-    if shape.batch <= MOST_FEW_UNITS {
+    if requests(shape) <= MOST_FEW_UNITS.into() {
         return units <= MOST_FEW_UNITS;
     }
     let most = MOST_UNITS.min(MOST_TO_A_WORKER * shape.workers);

@@ -26,6 +26,7 @@ const CASES_PER_MODE: usize = 100;
 /// Cases of few units besides.
 const FEW_UNITS: usize = 400;
 const MORE_UNITS: usize = 60;
+const BESIDE_WHOLE: usize = 200;
 /// Elements between two lengths of every second case.
 const STRIDE: usize = 3;
 
@@ -190,6 +191,9 @@ fn sparse_jobs() -> Vec<Job> {
     cases.extend([(FM_SPLIT_FIXED, 1, 3000), (FM_SPLIT_INVARIANT, 700, 2)].map(many_lists));
     cases
         .extend(one_part_each().flat_map(|case| [true, false].map(|given| lists_of(&case, given))));
+    // Of one request, dealt out longest first.
+    let tokens = [390, 450, 640, 641];
+    cases.extend(tokens.map(|n| lists_of(&support::few_units::evenly_distributed(64, n), true)));
     cases.extend(rests());
     cases.extend(
         (1..300)
@@ -336,6 +340,9 @@ fn seeded_cases() -> Vec<Case> {
     let more_units = support::few_units::random_cases_of_more();
     cases.extend((0..MORE_UNITS).map(|_| more_units.new_tree(&mut runner).unwrap().current()));
     cases.extend(beside_whole());
+    cases.extend(support::beside_whole::named_cases());
+    let beside_whole = support::beside_whole::random_cases();
+    cases.extend((0..BESIDE_WHOLE).map(|_| beside_whole.new_tree(&mut runner).unwrap().current()));
     cases.extend([0, 1].map(around_the_longest_small_line));
     cases.extend([3, 40, 900].map(too_long_for_32_bits));
     cases

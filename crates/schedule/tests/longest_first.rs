@@ -19,12 +19,13 @@ use support::ways::{
     LongestFirst, Part, Way, cost_of_parts, hands, is_dealt_longest_first, places, tiles, way_of,
 };
 use support::{
-    Case, Planned, expected_units, has_a_part_each, indptr_of, is_shared_out_equally, on_h200, plan,
+    Case, Planned, expected_units, has_a_part_each, has_parts_beside_whole, indptr_of,
+    is_shared_out_equally, on_h200, plan,
 };
 
 const TILE: i32 = 64;
 
-/// Whether units that have tiles have as many, and get equal parts.
+/// Whether units that have tiles have as many, and get equal parts, all of them or those that are left of whole ones.
 fn has_equal_parts(case: &Case, planned: &Planned) -> bool {
     let units = expected_units(case);
     let mut filled = units
@@ -32,7 +33,8 @@ fn has_equal_parts(case: &Case, planned: &Planned) -> bool {
         .map(|unit| unit.tiles)
         .filter(|&tiles| tiles > 0);
     let first = filled.next();
-    filled.all(|tiles| Some(tiles) == first) && is_shared_out_equally(planned)
+    filled.all(|tiles| Some(tiles) == first)
+        && (is_shared_out_equally(planned) || has_parts_beside_whole(planned))
 }
 
 fn assert_at_shares(case: &Case, planned: &Planned) {

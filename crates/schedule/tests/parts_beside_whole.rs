@@ -4,7 +4,7 @@
 mod support;
 
 use proptest::prelude::*;
-use support::few_units::of_tiles;
+use support::beside_whole::{random_cases, two_more_than_a_share};
 use support::ways::{Part, places};
 use support::{Case, Planned, has_parts_beside_whole, on_h200, plan};
 
@@ -79,13 +79,6 @@ fn others_are_not() {
     assert!(!has_parts_beside_whole(&plan(&one_differs)));
 }
 
-/// Twelve of 40 tiles for ten workers, with a fixed cost of 3: 43 and a part of 8 make 54 of a share of 52.
-fn two_more_than_a_share() -> Case {
-    let mut case = of_tiles(&[40; 12], 10);
-    (case.shape.fixed_cost, case.shape.own_parts_gain) = (3, 4);
-    case
-}
-
 #[test]
 fn no_worker_has_more_than_cuts_at_shares_cost() {
     for (split_cost, expected) in [(6, true), (5, false)] {
@@ -99,7 +92,7 @@ fn no_worker_has_more_than_cuts_at_shares_cost() {
     }
     let mut few_rows = two_more_than_a_share();
     few_rows.shape.split_cost = 6;
-    few_rows.shape.unit_rows = 32;
+    (few_rows.shape.unit_rows, few_rows.shape.group) = (32, 32);
     assert!(!has_parts_beside_whole(&plan(&few_rows)));
 }
 
@@ -149,36 +142,11 @@ fn expected_places(case: &Case) -> Option<Vec<Vec<Part>>> {
     Some(hands)
 }
 
-/// Equal requests and empty ones.
-fn batches() -> impl Strategy<Value = Case> {
-    let shape = (
-        2..60i32,
-        0..9i32,
-        0..60i32,
-        1..5i32,
-        prop::sample::select(vec![64, 128]),
-    );
-    (shape, 1..150i32, 1..4usize, 1..59usize, 0..90usize)
-        .prop_flat_map(|(shape, tiles, each, left, empty)| {
-            let filled = each * shape.0 as usize + left.min(shape.0 as usize - 1);
-            let lens = [vec![tiles; filled], vec![0; empty]].concat();
-            (Just(shape), Just(lens).prop_shuffle())
-        })
-        .prop_map(
-            |((workers, fixed_cost, split_cost, min_part, unit_rows), lens)| {
-                let mut case = of_tiles(&lens, workers);
-                (case.shape.fixed_cost, case.shape.split_cost) = (fixed_cost, split_cost);
-                (case.shape.min_part, case.shape.unit_rows) = (min_part, unit_rows);
-                case
-            },
-        )
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { max_global_rejects: 20_000, ..ProptestConfig::with_cases(400) })]
 
     #[test]
-    fn workers_have_whole_ones_then_a_part_then_empty_ones(case in batches()) {
+    fn workers_have_whole_ones_then_a_part_then_empty_ones(case in random_cases()) {
         let planned = plan(&case);
         prop_assume!(has_parts_beside_whole(&planned));
         prop_assert_eq!(Some(places(&planned)), expected_places(&case));

@@ -7,7 +7,9 @@ use ferromla_schedule::{
     choose, layout, plan_into, plan_sparse_into,
 };
 use proptest::prelude::*;
-use support::sparse::{plan_sparse, sparse_cases, sparse_shape};
+use support::few_units::evenly_distributed;
+use support::sparse::{Lens, SparseCase, plan_sparse, sparse_cases, sparse_shape};
+use support::ways::is_dealt_longest_first;
 
 const SHAPE: PlanShape = PlanShape {
     batch: 2,
@@ -21,30 +23,79 @@ const SHAPE: PlanShape = PlanShape {
     ..support::shapes::SHAPE
 };
 
+/// A sparse plan is that of requests with the keys of its tokens.
+fn assert_as_requests(case: &SparseCase) {
+    let sparse = plan_sparse(case);
+    let dense = support::plan(&case.as_dense());
+    assert_eq!(sparse.header, dense.header);
+    assert_eq!(sparse.layout, dense.layout);
+    let (keys, q_len) = (case.keys(), case.shape.sparse_q_len);
+    let place = |token: i32| (token / q_len, token % q_len);
+    let items: Vec<WorkItem> = dense
+        .view()
+        .items()
+        .iter()
+        .map(|item| {
+            let (request, q_begin) = place(item.request);
+            WorkItem {
+                request,
+                q_begin,
+                main_len: keys[item.request as usize].0,
+                ..*item
+            }
+        })
+        .collect();
+    let merges: Vec<Merge> = dense
+        .view()
+        .merges()
+        .iter()
+        .map(|merge| {
+            let (request, q_begin) = place(merge.request);
+            Merge {
+                request,
+                q_begin,
+                ..*merge
+            }
+        })
+        .collect();
+    assert_eq!(sparse.view().items(), items);
+    assert_eq!(sparse.view().merges(), merges);
+    for worker in 0..dense.view().workers() {
+        assert_eq!(
+            sparse.view().worker(worker).len(),
+            dense.view().worker(worker).len()
+        );
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
     fn a_token_is_planned_as_a_request_of_its_keys(case in sparse_cases()) {
-        let sparse = plan_sparse(&case);
-        let dense = support::plan(&case.as_dense());
-        prop_assert_eq!(sparse.header, dense.header);
-        prop_assert_eq!(sparse.layout, dense.layout);
-        let (keys, q_len) = (case.keys(), case.shape.sparse_q_len);
-        let place = |token: i32| (token / q_len, token % q_len);
-        let items: Vec<WorkItem> = dense.view().items().iter().map(|item| {
-            let (request, q_begin) = place(item.request);
-            WorkItem { request, q_begin, main_len: keys[item.request as usize].0, ..*item }
-        }).collect();
-        let merges: Vec<Merge> = dense.view().merges().iter().map(|merge| {
-            let (request, q_begin) = place(merge.request);
-            Merge { request, q_begin, ..*merge }
-        }).collect();
-        prop_assert_eq!(sparse.view().items(), items);
-        prop_assert_eq!(sparse.view().merges(), merges);
-        for worker in 0..dense.view().workers() {
-            prop_assert_eq!(sparse.view().worker(worker).len(), dense.view().worker(worker).len());
-        }
+        assert_as_requests(&case);
+    }
+}
+
+#[test]
+fn many_tokens_are_dealt_out_longest_first_as_requests_are() {
+    for (requests, q_len) in [(1, 450), (225, 2), (195, 2), (84, 5)] {
+        let dense = evenly_distributed(64, (requests * q_len) as usize);
+        let given = Lens {
+            data: dense.seq_lens.clone(),
+            stride: [q_len as usize, 1],
+        };
+        let of = PlanShape {
+            batch: requests,
+            ..dense.shape
+        };
+        let case = SparseCase {
+            shape: sparse_shape(of, q_len, dense.shape.max_seq_len, 0),
+            topk_lengths: Some(given),
+            extra_lengths: None,
+        };
+        assert!(is_dealt_longest_first(&dense, &support::plan(&dense)));
+        assert_as_requests(&case);
     }
 }
 

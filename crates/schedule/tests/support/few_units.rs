@@ -22,8 +22,8 @@ pub fn named_cases() -> Vec<Case> {
     cases.extend(ones_that_share_out_whole());
     cases.extend([as_much_as_the_first_will_have(), empty_ones_cost_nothing()]);
     cases.extend(
-        [(16, 512), (64, 396), (64, 640), (64, 641), (128, 400)]
-            .map(|(h, n)| normally_distributed(h, n)),
+        [(16, 450), (64, 396), (64, 450), (64, 641), (128, 400)]
+            .map(|(h, n)| evenly_distributed(h, n)),
     );
     cases
 }
@@ -45,6 +45,16 @@ pub fn normally_distributed(heads: i32, requests: usize) -> Case {
     let mut deviation = || (0..12).map(|_| evenly()).sum::<f64>() - 6.;
     let mut length = || (4096. + 2048. * deviation()).max(1.) as i32;
     on_h200(heads, (0..requests).map(|_| length()).collect())
+}
+
+/// Requests of 1 to 32 tiles, each number of them about as often.
+pub fn evenly_distributed(heads: i32, requests: usize) -> Case {
+    let mut state = 1u32;
+    let mut tiles = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 27) as i32 + 1
+    };
+    on_h200(heads, (0..requests).map(|_| tiles() * TILE).collect())
 }
 
 /// Requests of so many tiles for so many workers.

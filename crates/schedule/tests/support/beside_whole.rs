@@ -1,0 +1,53 @@
+//! Equal units of many rows, more than workers: some of which as many stay whole for each worker and the others are cut.
+
+use proptest::prelude::*;
+
+use super::Case;
+use super::few_units::of_tiles;
+
+/// Twelve of 40 tiles for ten workers, with a fixed cost of 3: 43 and a part of 8 make 54 of a share of 52.
+pub fn two_more_than_a_share() -> Case {
+    let mut case = of_tiles(&[40; 12], 10);
+    (case.shape.fixed_cost, case.shape.own_parts_gain) = (3, 4);
+    case
+}
+
+/// Around what such units may cost, and of few rows.
+pub fn named_cases() -> Vec<Case> {
+    let mut cases: Vec<Case> = [5, 6]
+        .map(|split_cost| {
+            let mut case = two_more_than_a_share();
+            case.shape.split_cost = split_cost;
+            case
+        })
+        .to_vec();
+    let mut few_rows = cases[1].clone();
+    (few_rows.shape.unit_rows, few_rows.shape.group) = (32, 32);
+    cases.push(few_rows);
+    cases
+}
+
+/// Equal requests and empty ones.
+pub fn random_cases() -> impl Strategy<Value = Case> {
+    let shape = (
+        2..60i32,
+        0..9i32,
+        0..60i32,
+        1..5i32,
+        prop::sample::select(vec![64, 128]),
+    );
+    (shape, 1..150i32, 1..4usize, 1..59usize, 0..90usize)
+        .prop_flat_map(|(shape, tiles, each, left, empty)| {
+            let filled = each * shape.0 as usize + left.min(shape.0 as usize - 1);
+            let lens = [vec![tiles; filled], vec![0; empty]].concat();
+            (Just(shape), Just(lens).prop_shuffle())
+        })
+        .prop_map(
+            |((workers, fixed_cost, split_cost, min_part, unit_rows), lens)| {
+                let mut case = of_tiles(&lens, workers);
+                (case.shape.fixed_cost, case.shape.split_cost) = (fixed_cost, split_cost);
+                (case.shape.min_part, case.shape.unit_rows) = (min_part, unit_rows);
+                case
+            },
+        )
+}
