@@ -149,7 +149,7 @@ fn few_units_go_the_longest_part_first_to_whoever_has_least() {
 fn more_units_do_too_where_being_cut_costs_much() {
     let counts = assert_ways(400, random_cases_of_more());
     assert!(
-        counts.longest_first > 80 && counts.at_shares > 80,
+        counts.longest_first > 40 && counts.at_shares > 80,
         "{counts:?}"
     );
 }
