@@ -284,6 +284,9 @@ FM_BOTH int64_t fair_uneven_stretch(const FmPlanShape& shape, P share) {
 /* The most units, and requests, with which the planner takes its time: they may be dealt out, or have parts of a common length. */
 constexpr int32_t kMostFewUnits = 384;
 
+/* What has lengths of its own: requests, or tokens with lists. */
+FM_BOTH int32_t all_requests(const FmPlanShape& shape) { return shape.batch * (shape.sparse_q_len > 1 ? shape.sparse_q_len : 1); }
+
 FM_BOTH bool has_few_requests(const FmPlanShape& shape) { return shape.batch <= kMostFewUnits; }
 
 /* The longest stretch of whole units of which `filled` have tiles, of all on a line. Few ones, if each has a worker, get parts of a common

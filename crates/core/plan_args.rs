@@ -109,7 +109,7 @@ pub struct PlanArgs {
     /// Only the time depends on it: less where it is right, more where requests with many drafts are taken for a chunk and decodes.
     pub max_q_len: Option<i64>,
     /// How many streaming multiprocessors attention runs on at most, so that others are left to kernels of other streams; `None`, or more
-    /// than the device has: all. CTAs have one each. On the CPU it has no meaning.
+    /// than the device has: all. At least 8, as CTAs, which have one each, may have to run at the same time. On the CPU it has no meaning.
     pub num_sms: Option<i64>,
     /// Where the attention will run.
     pub device: Device,

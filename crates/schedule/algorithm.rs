@@ -365,7 +365,7 @@ pub(crate) fn requests(shape: &FmPlanShape) -> i64 {
 }
 
 pub(crate) fn are_few(shape: &FmPlanShape, units: i32) -> bool {
-    units <= MOST_FEW_UNITS && shape.batch <= MOST_FEW_UNITS
+    units <= MOST_FEW_UNITS && requests(shape) <= MOST_FEW_UNITS.into()
 }
 
 /// An even share of the units of a line of which `filled` have tiles, without the others.

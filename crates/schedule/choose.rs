@@ -120,9 +120,9 @@ pub struct Choice {
     pub whole_speed: i32,
 }
 
-/// How much faster than its share of the memory a worker can go with so many SMs, if it is `speed` with [`SMS_OF_SPEEDS`].
-fn speed_with(sm_count: i32, speed: i32) -> i32 {
-    let speed = i64::from(speed) * i64::from(sm_count) / i64::from(SMS_OF_SPEEDS);
+/// How much faster than its share of the memory a worker can go where `busy` of them have work, if it is `speed` where `all` have.
+fn speed_of(speed: i32, busy: i32, all: i32) -> i32 {
+    let speed = i64::from(speed) * i64::from(busy) / i64::from(all);
     (speed as i32).max(COSTS.whole_speed)
 }
 
@@ -366,7 +366,7 @@ impl Problem {
         };
         let costs = Costs {
             fixed,
-            whole_speed: speed_with(sm_count, whole_speed),
+            whole_speed: speed_of(whole_speed, sm_count, SMS_OF_SPEEDS),
             ..COSTS
         };
         Choice::new((rows, team, 1), sm_count / team, costs)
@@ -391,10 +391,9 @@ impl Problem {
             parts => useful.max(parts.unwrap_or(0)),
         };
         let workers = workers.clamp(1, all) as i32;
-        let speed = i64::from(choice.whole_speed) * i64::from(workers) / i64::from(sm_count);
         Choice {
             workers,
-            whole_speed: (speed as i32).max(COSTS.whole_speed),
+            whole_speed: speed_of(choice.whole_speed, workers, sm_count),
             ..choice
         }
     }

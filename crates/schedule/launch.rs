@@ -1,6 +1,6 @@
 //! How the device planner is best launched: a function of the shape alone, as the layout is.
 
-use crate::algorithm::{MOST_FEW_UNITS, MOST_ROUNDS, are_few, requests};
+use crate::algorithm::{MOST_ROUNDS, are_few, requests};
 use crate::dealt::MOST_DEALT_UNITS;
 use crate::plan_layout::{
     FM_PLAN_CLUSTER, FM_PLAN_CLUSTER_REQUESTS, FM_PLAN_CLUSTER_THREADS, FM_PLAN_THREADS,
@@ -74,8 +74,7 @@ impl FmPlanLayout {
         }
         let least = (units as u32).max(shape.workers.saturating_add(1) as u32);
         let threads = least.next_multiple_of(32).min(FM_PLAN_THREADS as u32);
-        let few =
-            requests(shape) <= MOST_FEW_UNITS.into() && threads <= FM_PLAN_THREADS_OF_FEW as u32;
+        let few = are_few(shape, 0) && threads <= FM_PLAN_THREADS_OF_FEW as u32;
         PlannerLaunch {
             blocks: 1,
             cluster: 1,

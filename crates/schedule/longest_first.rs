@@ -7,7 +7,7 @@
 
 use std::cmp::Reverse;
 
-use crate::algorithm::{Line, MOST_FEW_UNITS, Parts, requests, share_of_filled};
+use crate::algorithm::{Line, Parts, are_few, share_of_filled};
 use crate::dealt::MOST_DEALT_WORKERS;
 use crate::plan_layout::{FM_SPLIT_AUTO, FmPlanShape};
 
@@ -26,8 +26,8 @@ fn may_be_dealt_out(shape: &FmPlanShape, units: i32) -> bool {
     if shape.split_mode != FM_SPLIT_AUTO || shape.workers as usize > MOST_DEALT_WORKERS {
         return false;
     }
-    if requests(shape) <= MOST_FEW_UNITS.into() {
-        return units <= MOST_FEW_UNITS;
+    if are_few(shape, 0) {
+        return are_few(shape, units);
     }
     let most = MOST_UNITS.min(MOST_TO_A_WORKER * shape.workers);
     shape.ragged == 0 && shape.unit_rows > ROWS_CUT_AT_EASE && units <= most

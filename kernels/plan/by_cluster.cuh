@@ -109,7 +109,7 @@ struct Planner {
 
   __device__ __forceinline__ Planner(const FmPlanParams& p, Shared& s)
       : params(p), shape(p.shape), shared(s), thread(threadIdx.x), rank(fm::cluster_rank()), group(1), unit_rows(1), workers(1) {
-    const int32_t requests = all_requests(), each = (uint32_t(requests) + kCtas - 1) / kCtas;
+    const int32_t requests = all_requests(shape), each = (uint32_t(requests) + kCtas - 1) / kCtas;
     begin = min(rank * each, requests);
     count = min(each, requests - begin);
     log = count <= kThreads / 8 ? 3 : count <= kThreads / 4 ? 2 : count <= kThreads / 2 ? 1 : 0;
@@ -120,11 +120,10 @@ struct Planner {
     skipped = 0;
   }
 
-  __device__ __forceinline__ int32_t all_requests() const { return shape.batch * max(shape.sparse_q_len, 1); }
 
   /* Whether the shape is one for this way. */
   __device__ __forceinline__ bool fits() const {
-    return (shape.split_mode == FM_SPLIT_AUTO) & (shape.kv_heads == 1) & (all_requests() <= kCtas * kMostRequests) &
+    return (shape.split_mode == FM_SPLIT_AUTO) & (shape.kv_heads == 1) & (all_requests(shape) <= kCtas * kMostRequests) &
            (fm::cluster_size() == kCtas) & (blockDim.x == kThreads) & (shape.workers <= kMaxWorkers) &
            (uint32_t(shape.fixed_cost) - 1 < kMaxCost) & (uint32_t(shape.min_part) <= kMaxCost) &
            (uint32_t(shape.split_cost) <= kMaxCost);

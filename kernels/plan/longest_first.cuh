@@ -18,7 +18,7 @@ namespace ferromla {
 namespace plan {
 
 constexpr int kWorkerGroups = kMostDealtWorkers / 32; /* of which a warp has one at a time */
-constexpr int kAtOnce = 16; /* numbers that are compared */
+constexpr int kAtOnce = 16;                           /* numbers that are compared */
 /* Parts that come before, and how often a unit is cut, are one number. */
 constexpr int32_t kPartBits = 20;
 constexpr int32_t kPartMask = (1 << kPartBits) - 1;
@@ -26,19 +26,19 @@ constexpr int32_t kPartMask = (1 << kPartBits) - 1;
 /* Up to kMost units, and a part more for each worker but one. */
 template <int kMost>
 struct alignas(16) DealingOut {
-  static constexpr int kUnits = kMost, kUnitGroups = kMost / 32, kParts = kMost + kMostDealtWorkers;
+  static constexpr int kUnitGroups = kMost / 32, kParts = kMost + kMostDealtWorkers;
   static constexpr int kUnitBits = kMost <= 512 ? 9 : 10;
   static_assert(kMost <= 1 << kUnitBits && kMost % 32 == 0 && kUnitGroups <= 32, "units");
 
-  uint32_t last[kUnits];         /* of a unit's last part: tiles << kUnitBits, and more the earlier the unit: then it counts as longer */
+  uint32_t last[kMost];                 /* of a unit's last part: tiles << kUnitBits, and more the earlier the unit: then it counts as longer */
   uint32_t load[2][kMostDealtWorkers];  /* in turns: what a worker has << 8 | worker; ~0: there is none */
   uint32_t least[2][kWorkerGroups];     /* of these, of a group */
   int32_t of_group[kUnitGroups];        /* parts of a group of units before the last ones, and cut units << kPartBits */
-  int32_t more[kUnits];          /* parts of a unit before its last one */
-  int32_t before[kUnits];        /* as of_group, of the units before it */
-  int32_t rank[kUnits];          /* of its last part */
-  int32_t tiles[kParts];         /* of a part by rank */
-  uint32_t place[kParts];        /* of a part by rank: its worker, and how many parts that has before it << 8 */
+  int32_t more[kMost];                  /* parts of a unit before its last one */
+  int32_t before[kMost];                /* as of_group, of the units before it */
+  int32_t rank[kMost];                  /* of its last part */
+  int32_t tiles[kParts];                /* of a part by rank */
+  uint32_t place[kParts];               /* of a part by rank: its worker, and how many parts that has before it << 8 */
   int32_t begin[kMostDealtWorkers + 1]; /* first item of a worker; before that how many it has */
 };
 

@@ -24,8 +24,7 @@ constexpr int32_t kMostDealtOutToAWorker = 5;
 /* Whether units, and requests, are so few that they may be dealt out if they are to be cut. */
 FM_BOTH bool may_be_dealt_out(const FmPlanShape& shape, int32_t units) {
   if (shape.split_mode != FM_SPLIT_AUTO || shape.workers > kMostDealtWorkers) return false;
-  const int32_t requests = shape.sparse_q_len > 0 ? shape.batch * shape.sparse_q_len : shape.batch; /* or tokens with lists of their own */
-  if (requests <= kMostFewUnits) return units <= kMostFewUnits;
+  if (all_requests(shape) <= kMostFewUnits) return units <= kMostFewUnits;
   const int32_t most = kMostDealtOutToAWorker * shape.workers;
   return shape.ragged == 0 && shape.unit_rows > kRowsCutAtEase && units <= (most < kMostDealtOutUnits ? most : kMostDealtOutUnits);
 }

@@ -7,7 +7,8 @@
 //! and 6 %.
 
 use super::{
-    COSTS_OF_FEW_ROWS, Choice, Costs, Keys, MAX_CLUSTER, Problem, Queries, Split, Work, speed_with,
+    COSTS_OF_FEW_ROWS, Choice, Costs, Keys, MAX_CLUSTER, Problem, Queries, SMS_OF_SPEEDS, Split,
+    Work, speed_of,
 };
 use crate::equal_parts::{Division, division};
 use crate::layout::DivCeil;
@@ -193,7 +194,7 @@ impl Problem {
         };
         Costs {
             fixed: self.fixed_cost(FIXED_COST_OF_PAGES_OF_CODES, costs.fixed),
-            whole_speed: speed_with(sm_count, costs.whole_speed),
+            whole_speed: speed_of(costs.whole_speed, sm_count, SMS_OF_SPEEDS),
             ..costs
         }
     }

@@ -15,11 +15,12 @@ use ferromla_schedule::{PlanShape, PlanView, PlannerKernel, PlannerLaunch};
 use proptest::prelude::prop;
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use support::few_units;
 use support::line::unit_key;
 use support::sparse::{Lens, SparseCase, plan_sparse, sparse_cases, sparse_shape};
 use support::{
-    Case, Planned, cases_of, deals_out_empty_units, equal_or_empty, has_parts_beside_whole,
-    indptr_of, on_h200, plan,
+    Case, Planned, beside_whole, cases_of, deals_out_empty_units, equal_or_empty,
+    has_parts_beside_whole, indptr_of, on_h200, plan,
 };
 
 const CASES_PER_MODE: usize = 100;
@@ -35,7 +36,7 @@ fn the_device_writes_the_plan_of_the_host() {
     let jobs: Vec<Job> = dense_jobs().into_iter().chain(sparse_jobs()).collect();
     let plans = emulator::run(jobs.iter().flat_map(Job::bytes).collect());
     let mut rest = plans.as_slice();
-    let (mut cut, mut whole, mut dealt, mut empty, mut beside_whole) = (0, 0, 0, 0, 0);
+    let (mut cut, mut whole, mut dealt, mut empty, mut beside) = (0, 0, 0, 0, 0);
     let mut by_cluster = [0; 2];
     for job in &jobs {
         let ours = &job.planned;
@@ -49,7 +50,7 @@ fn the_device_writes_the_plan_of_the_host() {
         let in_order = ours.view().items().is_sorted_by_key(unit_key);
         dealt += usize::from(ours.header.whole != 0 && !in_order);
         empty += usize::from(deals_out_empty_units(ours));
-        beside_whole += usize::from(has_parts_beside_whole(ours));
+        beside += usize::from(has_parts_beside_whole(ours));
         if job.planned.layout.planner(&job.planned.shape).kernel == PlannerKernel::Cluster {
             by_cluster[usize::from(ours.header.whole != 0)] += 1;
         }
@@ -60,9 +61,9 @@ fn the_device_writes_the_plan_of_the_host() {
             && whole > 10
             && dealt > 5
             && empty > 50
-            && beside_whole >= 10
+            && beside >= 10
             && by_cluster.iter().all(|&of| of > 20),
-        "the cases are of all kinds: {cut} cut, {whole} whole, {dealt} of these dealt, {empty} with empty units beside equal parts, {beside_whole} with parts beside whole units, \
+        "the cases are of all kinds: {cut} cut, {whole} whole, {dealt} of these dealt, {empty} with empty units beside equal parts, {beside} with parts beside whole units, \
          {by_cluster:?} for clusters, cut and whole"
     );
 }
@@ -183,17 +184,14 @@ fn dense_jobs() -> Vec<Job> {
 
 fn sparse_jobs() -> Vec<Job> {
     let mut runner = seeded_runner();
-    let strategy = sparse_cases();
-    let mut cases: Vec<SparseCase> = (0..2 * CASES_PER_MODE)
-        .map(|_| strategy.new_tree(&mut runner).unwrap().current())
-        .collect();
+    let mut cases = drawn(&mut runner, 2 * CASES_PER_MODE, sparse_cases());
     cases.extend([(FM_SPLIT_AUTO, 341, 3), (FM_SPLIT_AUTO, 1, 70_000)].map(many_lists));
     cases.extend([(FM_SPLIT_FIXED, 1, 3000), (FM_SPLIT_INVARIANT, 700, 2)].map(many_lists));
     cases
         .extend(one_part_each().flat_map(|case| [true, false].map(|given| lists_of(&case, given))));
     // Of one request, dealt out longest first.
     let tokens = [390, 450, 640, 641];
-    cases.extend(tokens.map(|n| lists_of(&support::few_units::evenly_distributed(64, n), true)));
+    cases.extend(tokens.map(|n| lists_of(&few_units::evenly_distributed(64, n), true)));
     cases.extend(rests());
     cases.extend(
         (1..300)
@@ -300,13 +298,17 @@ fn seeded_runner() -> TestRunner {
     TestRunner::new_with_rng(Config::default(), rng)
 }
 
+/// So many random values.
+fn drawn<S: Strategy>(runner: &mut TestRunner, number: usize, of: S) -> Vec<S::Value> {
+    let one = |_| of.new_tree(runner).unwrap().current();
+    (0..number).map(one).collect()
+}
+
 fn seeded_cases() -> Vec<Case> {
     let mut runner = seeded_runner();
     let mut cases = Vec::new();
     for mode in [FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT] {
-        let strategy = cases_of(mode);
-        cases
-            .extend((0..CASES_PER_MODE).map(|_| strategy.new_tree(&mut runner).unwrap().current()));
+        cases.extend(drawn(&mut runner, CASES_PER_MODE, cases_of(mode)));
         cases.extend(
             [
                 768, 769, 1024, 1025, 1600, 2047, 2048, 2049, 2560, 2561, 7000,
@@ -334,22 +336,27 @@ fn seeded_cases() -> Vec<Case> {
     cases.push(many_ranges(FM_SPLIT_AUTO, 65_536));
     cases.extend(many_requests());
     cases.extend((126..134).map(dealt_whole));
-    cases.extend(support::few_units::named_cases());
-    let few_units = support::few_units::random_cases();
-    cases.extend((0..FEW_UNITS).map(|_| few_units.new_tree(&mut runner).unwrap().current()));
-    let more_units = support::few_units::random_cases_of_more();
-    cases.extend((0..MORE_UNITS).map(|_| more_units.new_tree(&mut runner).unwrap().current()));
-    cases.extend(beside_whole());
-    cases.extend(support::beside_whole::named_cases());
-    let beside_whole = support::beside_whole::random_cases();
-    cases.extend((0..BESIDE_WHOLE).map(|_| beside_whole.new_tree(&mut runner).unwrap().current()));
+    cases.extend(few_units::named_cases());
+    cases.extend(drawn(&mut runner, FEW_UNITS, few_units::random_cases()));
+    cases.extend(drawn(
+        &mut runner,
+        MORE_UNITS,
+        few_units::random_cases_of_more(),
+    ));
+    cases.extend(equal_and_more_than_workers());
+    cases.extend(beside_whole::named_cases());
+    cases.extend(drawn(
+        &mut runner,
+        BESIDE_WHOLE,
+        beside_whole::random_cases(),
+    ));
     cases.extend([0, 1].map(around_the_longest_small_line));
     cases.extend([3, 40, 900].map(too_long_for_32_bits));
     cases
 }
 
 /// Equal requests, more than workers, of which some are cut; with and without empty ones, ragged, too, and more than are few.
-fn beside_whole() -> Vec<Case> {
+fn equal_and_more_than_workers() -> Vec<Case> {
     let requests = |heads, filled: usize, every| {
         let lens =
             (0..filled + filled / every).map(|i| if i % (every + 1) == every { 0 } else { 4096 });

@@ -4,7 +4,7 @@
 mod support;
 
 use proptest::prelude::*;
-use support::beside_whole::{random_cases, two_more_than_a_share};
+use support::beside_whole::{named_cases, random_cases};
 use support::ways::{Part, places};
 use support::{Case, Planned, has_parts_beside_whole, on_h200, plan};
 
@@ -80,20 +80,9 @@ fn others_are_not() {
 }
 
 #[test]
-fn no_worker_has_more_than_cuts_at_shares_cost() {
-    for (split_cost, expected) in [(6, true), (5, false)] {
-        let mut case = two_more_than_a_share();
-        case.shape.split_cost = split_cost;
-        assert_eq!(
-            has_parts_beside_whole(&plan(&case)),
-            expected,
-            "{split_cost}"
-        );
-    }
-    let mut few_rows = two_more_than_a_share();
-    few_rows.shape.split_cost = 6;
-    (few_rows.shape.unit_rows, few_rows.shape.group) = (32, 32);
-    assert!(!has_parts_beside_whole(&plan(&few_rows)));
+fn no_worker_has_more_than_cuts_at_shares_cost_and_few_rows_have_none() {
+    let taken = named_cases().map(|case| has_parts_beside_whole(&plan(&case)));
+    assert_eq!(taken, [false, true, false]);
 }
 
 /// What each worker has: whole ones in turn, then its part, then its turns of the empty ones.
