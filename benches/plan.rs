@@ -20,6 +20,7 @@ fn shape(batch: i32, split: Split) -> PlanShape {
         target: Target::Gpu {
             sm_count: 132,
             clusters: [66, 30, 15, 7],
+            memory: 4814,
         },
     }
     .shape()

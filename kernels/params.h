@@ -310,12 +310,12 @@ typedef struct FmCombineIndicesParams {
 
 #ifdef __cplusplus
 /* The Rust side asserts the same sizes, and every offset. */
-static_assert(sizeof(FmPlanShape) == 84, "FmPlanShape");
+static_assert(sizeof(FmPlanShape) == 92, "FmPlanShape");
 static_assert(sizeof(FmPlanHeader) == 64, "FmPlanHeader");
 static_assert(sizeof(FmWorkItem) == 48, "FmWorkItem");
 static_assert(sizeof(FmMerge) == 112, "FmMerge");
 static_assert(sizeof(FmPlanLayout) == 80, "FmPlanLayout");
-static_assert(sizeof(FmPlanParams) == 240, "FmPlanParams");
+static_assert(sizeof(FmPlanParams) == 248, "FmPlanParams");
 static_assert(sizeof(FmDecodeParams) == 536, "FmDecodeParams");
 static_assert(sizeof(FmFillParams) == 40, "FmFillParams");
 static_assert(sizeof(FmKvCache) == 104, "FmKvCache");

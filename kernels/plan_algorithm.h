@@ -255,14 +255,14 @@ FM_BOTH Cut cut_at_share(const FmPlanShape& shape, const Line<P>& line, int32_t 
 }
 
 /* The longest stretch of whole units, or the longest of equal parts, that is about as good for a worker as an even share and what
-   cutting costs: a worker goes speed / 256 times faster than the machine divided by the workers. */
+   cutting costs, `split`: a worker goes speed / 256 times faster than the machine divided by the workers. */
 template <class P>
-FM_BOTH int64_t fair_stretch(const FmPlanShape& shape, P share, int64_t worker_speed) {
+FM_BOTH int64_t fair_stretch(P share, int64_t worker_speed, int32_t split) {
   const uint64_t speed = static_cast<uint64_t>(worker_speed);
   const uint64_t even = static_cast<uint64_t>(share);
-  if (sizeof(P) == sizeof(int32_t)) return static_cast<int64_t>(even * speed / 256) + shape.split_cost;
+  if (sizeof(P) == sizeof(int32_t)) return static_cast<int64_t>(even * speed / 256) + split;
   const uint64_t quotient = even / 256 < uint64_t{1} << 46 ? even / 256 : uint64_t{1} << 46;
-  return static_cast<int64_t>(quotient * speed + even % 256 * speed / 256) + shape.split_cost;
+  return static_cast<int64_t>(quotient * speed + even % 256 * speed / 256) + split;
 }
 
 /* What is left of the longest fair stretch `most` of whole units where parts may have workers of their own: being cut costs less. Units
@@ -278,7 +278,7 @@ constexpr int32_t kMostRounds = 3;
    share. */
 template <class P>
 FM_BOTH int64_t fair_uneven_stretch(const FmPlanShape& shape, P share) {
-  return fair_stretch(shape, share, (int64_t{shape.whole_speed} + 256) / 2);
+  return fair_stretch(share, (int64_t{shape.whole_speed} + 256) / 2, shape.split_cost);
 }
 
 /* The most units, and requests, with which the planner takes its time: they may be dealt out, or have parts of a common length. */

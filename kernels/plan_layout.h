@@ -70,6 +70,8 @@ typedef struct FmPlanShape {
   int32_t extra_topk;   /* sparse only, else 0: entries of a token's list of the extra cache */
   int32_t own_parts_gain; /* FM_SPLIT_AUTO: how much less than split_cost being cut costs if each part has a worker of its own */
   int32_t part_cost;    /* FM_SPLIT_AUTO: what adding up each of a unit's equal parts costs, in 256ths of a tile */
+  int32_t equal_speed;  /* FM_SPLIT_AUTO: whole_speed where units have as many tiles each, ... */
+  int32_t equal_split_cost; /* ... and what being cut at even shares costs these, in tiles, if they are more than half the workers */
 } FmPlanShape;
 
 typedef struct FmPlanHeader {

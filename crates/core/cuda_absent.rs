@@ -10,6 +10,7 @@ use crate::problem::{
 use crate::problem_indices::{CombineProblem, ToPhysicalProblem, WindowProblem};
 use crate::support::CudaSupport;
 use crate::view::Stream;
+use ferromla_schedule::Target;
 
 const RULE: &str = "this build of ferromla has no CUDA backend: build it with its feature `cuda`";
 
@@ -29,7 +30,7 @@ pub(crate) const fn compiled_kernels() -> Vec<&'static str> {
     Vec::new()
 }
 
-pub(crate) fn machine(ordinal: u32) -> Result<(i32, [i32; 4])> {
+pub(crate) fn target(ordinal: u32) -> Result<Target> {
     absent(ordinal)
 }
 

@@ -48,24 +48,24 @@ pub struct FmPlanParams {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FmPlanParams"][::core::mem::size_of::<FmPlanParams>() - 240usize];
+    ["Size of FmPlanParams"][::core::mem::size_of::<FmPlanParams>() - 248usize];
     ["Alignment of FmPlanParams"][::core::mem::align_of::<FmPlanParams>() - 8usize];
     ["Offset of field: FmPlanParams::shape"][::core::mem::offset_of!(FmPlanParams, shape) - 0usize];
     ["Offset of field: FmPlanParams::layout"]
-        [::core::mem::offset_of!(FmPlanParams, layout) - 88usize];
+        [::core::mem::offset_of!(FmPlanParams, layout) - 96usize];
     ["Offset of field: FmPlanParams::seq_lens"]
-        [::core::mem::offset_of!(FmPlanParams, seq_lens) - 168usize];
+        [::core::mem::offset_of!(FmPlanParams, seq_lens) - 176usize];
     ["Offset of field: FmPlanParams::seq_lens_stride"]
-        [::core::mem::offset_of!(FmPlanParams, seq_lens_stride) - 176usize];
+        [::core::mem::offset_of!(FmPlanParams, seq_lens_stride) - 184usize];
     ["Offset of field: FmPlanParams::extra_lens"]
-        [::core::mem::offset_of!(FmPlanParams, extra_lens) - 192usize];
+        [::core::mem::offset_of!(FmPlanParams, extra_lens) - 200usize];
     ["Offset of field: FmPlanParams::extra_lens_stride"]
-        [::core::mem::offset_of!(FmPlanParams, extra_lens_stride) - 200usize];
+        [::core::mem::offset_of!(FmPlanParams, extra_lens_stride) - 208usize];
     ["Offset of field: FmPlanParams::qo_indptr"]
-        [::core::mem::offset_of!(FmPlanParams, qo_indptr) - 216usize];
+        [::core::mem::offset_of!(FmPlanParams, qo_indptr) - 224usize];
     ["Offset of field: FmPlanParams::qo_indptr_stride"]
-        [::core::mem::offset_of!(FmPlanParams, qo_indptr_stride) - 224usize];
-    ["Offset of field: FmPlanParams::plan"][::core::mem::offset_of!(FmPlanParams, plan) - 232usize];
+        [::core::mem::offset_of!(FmPlanParams, qo_indptr_stride) - 232usize];
+    ["Offset of field: FmPlanParams::plan"][::core::mem::offset_of!(FmPlanParams, plan) - 240usize];
 };
 impl Default for FmPlanParams {
     fn default() -> Self {

@@ -230,10 +230,7 @@ fn target(args: &PlanArgs) -> Result<Target> {
         Device::Cpu => Target::Cpu {
             threads: crate::cpu::threads(),
         },
-        Device::Cuda(ordinal) => {
-            let (sm_count, clusters) = crate::cuda::machine(ordinal)?;
-            Target::Gpu { sm_count, clusters }.at_most(args.num_sms)
-        }
+        Device::Cuda(ordinal) => crate::cuda::target(ordinal)?.at_most(args.num_sms),
     })
 }
 
@@ -392,6 +389,7 @@ mod tests {
         let gpu = Target::Gpu {
             sm_count: 132,
             clusters: [66, 30, 15, 7],
+            memory: 4814,
         };
         for tokens in [1, 4, 62, 140, 1024] {
             assert!(splits(tokens, Split::Auto, gpu), "{tokens}");

@@ -319,9 +319,9 @@ pub(crate) fn cut_of(shape: &FmPlanShape, line: &Line, cut: i32) -> Cut {
 }
 
 /// The longest stretch of whole units, or the longest of equal parts, that is about as good for a worker as an even share and
-/// what cutting costs: a worker goes `speed` / 256 times faster than the machine divided by the workers.
-pub(crate) fn fair_stretch(shape: &FmPlanShape, share: i64, speed: i64) -> i64 {
-    (share / 256).min(1 << 46) * speed + share % 256 * speed / 256 + i64::from(shape.split_cost)
+/// what cutting costs, `split`: a worker goes `speed` / 256 times faster than the machine divided by the workers.
+pub(crate) fn fair_stretch(share: i64, speed: i64, split: i32) -> i64 {
+    (share / 256).min(1 << 46) * speed + share % 256 * speed / 256 + i64::from(split)
 }
 
 /// What is left of the longest fair stretch `most` of whole units where parts may have workers of their own: being cut costs less. Units
@@ -336,7 +336,8 @@ pub(crate) const MOST_ROUNDS: i32 = 3;
 /// The same of whole units of different lengths on a line: while the others have work, the longest stretch goes no faster than
 /// its share.
 pub(crate) fn fair_uneven_stretch(shape: &FmPlanShape, share: i64) -> i64 {
-    fair_stretch(shape, share, (i64::from(shape.whole_speed) + 256) / 2)
+    let speed = (i64::from(shape.whole_speed) + 256) / 2;
+    fair_stretch(share, speed, shape.split_cost)
 }
 
 /// The longest stretch of whole units of which `filled` have tiles, of all on a line. Few ones, if each has a worker, get parts of a

@@ -35,10 +35,20 @@ struct Costs {
     part: i32,
     /// How much faster than its share of the GPU a worker can go, in 256ths, with [`SMS_OF_SPEEDS`].
     whole_speed: i32,
+    /// The same of units that have as many tiles each, if memory is as fast as [`MEMORY_OF_SPEEDS`], too: less than 256 where it would have to
+    /// be slower for reading to be the limit.
+    equal_speed: i32,
+    /// What cutting these at even shares costs.
+    equal_split: i32,
 }
 
 /// Of the GPU that speeds were measured on. Of fewer each has a larger share of the memory, and cannot go faster than that by as much.
 const SMS_OF_SPEEDS: i32 = 132;
+/// What the clock and the width of its memory, an H200's, give, GB/s. Of a slower one a share is less, and a worker can go faster than that by
+/// more, ...
+const MEMORY_OF_SPEEDS: i32 = 4814;
+/// ... but to no more than this, in 256ths: as many fewer workers leave memory idle.
+const MOST_EQUAL_SPEED: i64 = 460;
 
 /// With 64 rows per CTA the tensor cores are the limit, and every SM has its own.
 const COSTS: Costs = Costs {
@@ -48,10 +58,15 @@ const COSTS: Costs = Costs {
     min_part: 2,
     part: 11,
     whole_speed: 256,
+    equal_speed: 256,
+    equal_split: 10,
 };
 /// The same where CTAs share no tile and load [`Keys::Pages`]: memory gives 92 of 132 as much as they can take.
 const SPEED_OF_SINGLE_CTAS: i32 = 368;
-/// The same over pages of codes.
+/// The same of two that share the tiles of pages, and over codes: what they do with a tile takes longer than to read it.
+const SPEED_OF_PAIRED_CTAS: i32 = 218;
+const SPEED_OVER_CODES: i32 = 160;
+/// Over pages of codes.
 const FIXED_COST_OF_SINGLE_CTAS_OF_CODES: i32 = 4;
 /// With fewer rows memory is the limit: an SM whose neighbours are done can load faster than its share.
 const COSTS_OF_FEW_ROWS: Costs = Costs {
@@ -61,6 +76,8 @@ const COSTS_OF_FEW_ROWS: Costs = Costs {
     min_part: 1,
     part: 5,
     whole_speed: 384,
+    equal_speed: 384,
+    equal_split: 8,
 };
 
 /// Most CTAs that share one unit or one item: the portable cluster size.
@@ -118,6 +135,10 @@ pub struct Choice {
     pub part_cost: i32,
     /// How much faster than its share of the machine a worker can go, in 256ths, at least 256.
     pub whole_speed: i32,
+    /// The same where units have as many tiles each, ...
+    pub equal_speed: i32,
+    /// ... and what being cut at even shares costs these, in tiles.
+    pub equal_split_cost: i32,
 }
 
 /// How much faster than its share of the memory a worker can go where `busy` of them have work, if it is `speed` where `all` have.
@@ -137,6 +158,8 @@ impl Choice {
             min_part,
             part,
             whole_speed,
+            equal_speed,
+            equal_split,
         }: Costs,
     ) -> Self {
         Self {
@@ -151,6 +174,8 @@ impl Choice {
             min_part: min_part * splits,
             part_cost: part * team * splits,
             whole_speed,
+            equal_speed: equal_speed.max(256),
+            equal_split_cost: equal_split * splits,
         }
     }
 }
@@ -186,13 +211,15 @@ impl Choice {
 ///     causal: true,
 ///     max_seq_len: 1 << 20,
 ///     split: Split::Auto,
-///     target: Target::Gpu { sm_count: 132, clusters: [66, 30, 15, 7] },
+///     target: Target::Gpu { sm_count: 132, clusters: [66, 30, 15, 7], memory: 4814 },
 /// });
 /// assert_eq!((choice.rows, choice.team, choice.unit_rows, choice.workers), (64, 2, 128, 66));
 /// ```
 pub fn choose(problem: &Problem) -> Choice {
     let (sm_count, clusters) = match problem.target {
-        Target::Gpu { sm_count, clusters } => (sm_count, clusters),
+        Target::Gpu {
+            sm_count, clusters, ..
+        } => (sm_count, clusters),
         Target::Cpu { threads } => {
             let slots = threads.saturating_mul(SLOTS_PER_THREAD);
             return Choice::new((FM_TILE_ROWS, 1, 1), slots, COSTS);
@@ -252,6 +279,8 @@ impl Problem {
             min_part: choice.min_part,
             part_cost: choice.part_cost,
             whole_speed: choice.whole_speed,
+            equal_speed: choice.equal_speed,
+            equal_split_cost: choice.equal_split_cost,
             ..FmPlanShape::default()
         };
         match self.queries {
@@ -277,6 +306,22 @@ impl Problem {
                 ..any
             },
         }
+    }
+
+    /// How much longer than with [`SMS_OF_SPEEDS`] and [`MEMORY_OF_SPEEDS`] reading takes where all multiprocessors are at work, in 256ths.
+    fn share_of_memory(&self, sm_count: i32) -> i64 {
+        let memory = match self.target {
+            Target::Gpu { memory, .. } if memory > 0 => memory,
+            _ => MEMORY_OF_SPEEDS,
+        };
+        256 * i64::from(sm_count) * i64::from(MEMORY_OF_SPEEDS)
+            / (i64::from(SMS_OF_SPEEDS) * i64::from(memory))
+    }
+
+    /// How much faster than its share of the memory a worker goes here, if it is `speed` where speeds were measured.
+    fn equal_speed(&self, speed: i32, sm_count: i32) -> i32 {
+        let speed = i64::from(speed) * self.share_of_memory(sm_count) / 256;
+        speed.clamp(COSTS.whole_speed.into(), MOST_EQUAL_SPEED) as i32
     }
 
     /// Query rows of a request and KV head: of each, or on average, rounded up.
@@ -364,9 +409,15 @@ impl Problem {
             1 => self.fixed_cost(FIXED_COST_OF_SINGLE_CTAS_OF_CODES, COSTS.fixed),
             _ => COSTS.fixed,
         };
+        let equal_speed = match (team, self.keys) {
+            (2, Keys::Pages) => SPEED_OF_PAIRED_CTAS,
+            (_, Keys::Codes) => SPEED_OVER_CODES,
+            _ => whole_speed,
+        };
         let costs = Costs {
             fixed,
             whole_speed: speed_of(whole_speed, sm_count, SMS_OF_SPEEDS),
+            equal_speed: self.equal_speed(equal_speed, sm_count),
             ..COSTS
         };
         Choice::new((rows, team, 1), sm_count / team, costs)
@@ -394,6 +445,7 @@ impl Problem {
         Choice {
             workers,
             whole_speed: speed_of(choice.whole_speed, workers, sm_count),
+            equal_speed: speed_of(choice.equal_speed, workers, sm_count),
             ..choice
         }
     }
@@ -413,7 +465,10 @@ impl Problem {
         {
             return None;
         }
-        if self.lengths_may_differ() && (rows == 32 || self.keys == Keys::Codes) {
+        let pages_of_32_rows = self.keys == Keys::Pages && rows == 32;
+        if pages_of_32_rows
+            || (self.lengths_may_differ() && (rows == 32 || self.keys == Keys::Codes))
+        {
             return None;
         }
         let Work { units, tiles } = self.work(rows);

@@ -95,14 +95,20 @@ pub(crate) fn equal_parts(shape: &FmPlanShape, line: &Line, filled: i32) -> Opti
             },
         })
     };
-    match division(shape, filled, tiles) {
+    let division = division(shape, filled, tiles);
+    let beside_whole = match division {
+        Division::Whole { .. } => Rest::beside_whole(shape, filled, tiles as i32, empty, true),
+        Division::Shares { .. } if !line.whole => {
+            Rest::beside_whole(shape, filled, tiles as i32, empty, false)
+        }
+        _ => None,
+    };
+    match division {
+        _ if beside_whole.is_some() => beside_whole.map(Equal::BesideWhole),
         Division::Whole { .. } if line.whole && rounds == 1 => None, // as on the line
         Division::Whole { .. } => Some(cut_into(tiles, 1, rounds)),
         Division::Parts { step, count } => Some(cut_into(step, count, 1)),
-        Division::Shares { .. } if line.whole => None,
-        Division::Shares { .. } => {
-            Rest::beside_whole(shape, filled, tiles as i32, empty).map(Equal::BesideWhole)
-        }
+        Division::Shares { .. } => None,
     }
 }
 
@@ -113,7 +119,7 @@ fn best_parts(shape: &FmPlanShape, tiles: i64, filled: i32) -> (i64, i32) {
     let most = (tiles / low).clamp(1, i64::from(shape.workers / filled)) as i32;
     let cost = |of: i32| i64::from(of.min(MOST_COST));
     let even =
-        tiles * i64::from(filled) * 16 / i64::from(shape.workers) * cost(shape.whole_speed) / 16;
+        tiles * i64::from(filled) * 16 / i64::from(shape.workers) * cost(shape.equal_speed) / 16;
     let of = |parts: i32| {
         let step = tiles.div_ceil_positive(parts).max(low);
         let count = ((tiles - low) / step) as i32 + 1; // the last part is no shorter than min_part
@@ -152,11 +158,16 @@ pub(crate) enum Division {
 pub(crate) fn division(shape: &FmPlanShape, units: i32, tiles: i64) -> Division {
     let fixed = i64::from(shape.fixed_cost);
     let share = even_share(i64::from(units) * (tiles + fixed), shape.workers);
-    let most = fair_stretch(shape, share, shape.whole_speed.into());
     let rounds = (units - 1) / shape.workers + 1;
     let longest = i64::from(rounds) * (tiles + fixed);
     // All could be cut in two, with a worker for each part.
     let halves = units <= shape.workers / 2;
+    let split = if halves {
+        shape.split_cost
+    } else {
+        shape.equal_split_cost
+    };
+    let most = fair_stretch(share, shape.equal_speed.into(), split);
     let most_whole = if halves {
         fair_beside_own_parts(shape, most)
     } else {
@@ -169,7 +180,7 @@ pub(crate) fn division(shape: &FmPlanShape, units: i32, tiles: i64) -> Division 
     }
     if halves {
         let (step, count) = best_parts(shape, tiles, units);
-        if step < tiles && step + fixed <= most {
+        if step < tiles && step + fixed + i64::from(shape.split_cost / 4) <= most {
             return Division::Parts { step, count };
         }
     }

@@ -25,7 +25,7 @@ const MAX_WHOLE_SPEED: i32 = 1 << 16;
 /// # use ferromla_schedule::{PlanShape, layout};
 /// let shape = PlanShape {
 ///     batch: 3, q_len: 1, group: 16, kv_heads: 1, unit_rows: 64, workers: 8,
-///     max_seq_len: 4096, fixed_cost: 2, split_cost: 6, min_part: 1, whole_speed: 256,
+///     max_seq_len: 4096, fixed_cost: 2, split_cost: 6, min_part: 1, whole_speed: 256, equal_speed: 256,
 ///     ..PlanShape::default()
 /// };
 /// let layout = layout(&shape)?;
@@ -218,12 +218,18 @@ fn check(shape: &FmPlanShape) -> Result<(), PlanError> {
     )?;
     at_least("min_part", shape.min_part, 1, "1 or more")?;
     at_least("part_cost", shape.part_cost, 0, "0 or more")?;
-    one_of(
-        "whole_speed",
-        shape.whole_speed,
-        (256..=MAX_WHOLE_SPEED).contains(&shape.whole_speed),
-        "from 256 to 65536",
-    )?;
+    at_least("equal_split_cost", shape.equal_split_cost, 0, "0 or more")?;
+    for (field, speed) in [
+        ("whole_speed", shape.whole_speed),
+        ("equal_speed", shape.equal_speed),
+    ] {
+        one_of(
+            field,
+            speed,
+            (256..=MAX_WHOLE_SPEED).contains(&speed),
+            "from 256 to 65536",
+        )?;
+    }
     one_of(
         "causal",
         shape.causal,

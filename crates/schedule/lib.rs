@@ -22,7 +22,7 @@
 //!     causal: true,
 //!     max_seq_len: 1 << 20,
 //!     split: Split::Auto,
-//!     target: Target::Gpu { sm_count: 132, clusters: [66, 30, 15, 7] },
+//!     target: Target::Gpu { sm_count: 132, clusters: [66, 30, 15, 7], memory: 4814 },
 //! }
 //! .shape()?;
 //! let mut words = vec![0; layout(&shape)?.words()];

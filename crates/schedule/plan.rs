@@ -42,7 +42,7 @@ use units::Keys;
 /// # use ferromla_schedule::{PlanShape, layout, plan_into};
 /// let shape = PlanShape {
 ///     batch: 2, q_len: 1, group: 16, kv_heads: 1, unit_rows: 64, workers: 4,
-///     max_seq_len: 65536, fixed_cost: 2, split_cost: 6, min_part: 1, whole_speed: 256,
+///     max_seq_len: 65536, fixed_cost: 2, split_cost: 6, min_part: 1, whole_speed: 256, equal_speed: 256,
 ///     ..PlanShape::default()
 /// };
 /// let mut words = vec![0; layout(&shape)?.words()];
@@ -99,7 +99,7 @@ pub fn plan_into<'a>(
 /// let shape = PlanShape {
 ///     batch: 2, q_len: 1, sparse_q_len: 3, topk: 2048, extra_topk: 128, group: 16, kv_heads: 1,
 ///     unit_rows: 64, workers: 4, max_seq_len: 2048 + 128, fixed_cost: 2, split_cost: 6, min_part: 1,
-///     whole_speed: 256, ..PlanShape::default()
+///     whole_speed: 256, equal_speed: 256, ..PlanShape::default()
 /// };
 /// let mut words = vec![0; layout(&shape)?.words()];
 /// let per_request = ListLens { data: &[2048, 65], stride: [1, 0] };

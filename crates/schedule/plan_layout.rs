@@ -62,10 +62,14 @@ pub struct FmPlanShape {
     pub own_parts_gain: i32,
     #[doc = " FM_SPLIT_AUTO: what adding up each of a unit's equal parts costs, in 256ths of a tile"]
     pub part_cost: i32,
+    #[doc = " FM_SPLIT_AUTO: whole_speed where units have as many tiles each, ..."]
+    pub equal_speed: i32,
+    #[doc = " ... and what being cut at even shares costs these, in tiles"]
+    pub equal_split_cost: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FmPlanShape"][::core::mem::size_of::<FmPlanShape>() - 84usize];
+    ["Size of FmPlanShape"][::core::mem::size_of::<FmPlanShape>() - 92usize];
     ["Alignment of FmPlanShape"][::core::mem::align_of::<FmPlanShape>() - 4usize];
     ["Offset of field: FmPlanShape::batch"][::core::mem::offset_of!(FmPlanShape, batch) - 0usize];
     ["Offset of field: FmPlanShape::q_len"][::core::mem::offset_of!(FmPlanShape, q_len) - 4usize];
@@ -105,6 +109,10 @@ const _: () = {
         [::core::mem::offset_of!(FmPlanShape, own_parts_gain) - 76usize];
     ["Offset of field: FmPlanShape::part_cost"]
         [::core::mem::offset_of!(FmPlanShape, part_cost) - 80usize];
+    ["Offset of field: FmPlanShape::equal_speed"]
+        [::core::mem::offset_of!(FmPlanShape, equal_speed) - 84usize];
+    ["Offset of field: FmPlanShape::equal_split_cost"]
+        [::core::mem::offset_of!(FmPlanShape, equal_split_cost) - 88usize];
 };
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone, PartialEq, Eq, bytemuck :: Pod, bytemuck :: Zeroable)]

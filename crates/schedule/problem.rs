@@ -9,6 +9,8 @@ pub enum Target {
         sm_count: i32,
         /// Clusters of 2, 4, 8 and 16 CTAs, one to a multiprocessor, that run at once.
         clusters: [i32; 4],
+        /// What its memory's clock and width give, GB/s; 0 where that is not known.
+        memory: i32,
     },
     /// The CPU backend with this many threads.
     Cpu {
@@ -25,6 +27,7 @@ impl Target {
                 Self::Gpu {
                     sm_count,
                     mut clusters,
+                    memory,
                 },
                 Some(most),
             ) => {
@@ -32,7 +35,11 @@ impl Target {
                 for (count, size) in clusters.iter_mut().zip([2, 4, 8, 16]) {
                     *count = (*count).min(sm_count / size);
                 }
-                Self::Gpu { sm_count, clusters }
+                Self::Gpu {
+                    sm_count,
+                    clusters,
+                    memory,
+                }
             }
             (target, _) => target,
         }

@@ -34,12 +34,14 @@ impl Rest {
         (i64::from(rest.step) + i64::from(shape.split_cost) < i64::from(tiles)).then_some(rest)
     }
 
-    /// Of units of many rows, and `empty` others. `None` where that is no better than cutting them at even shares.
+    /// Of units of many rows, and `empty` others. `None` where that is no better than leaving them `whole`, if that is what else is
+    /// done, or than cutting them at even shares.
     pub(crate) fn beside_whole(
         shape: &FmPlanShape,
         units: i32,
         tiles: i32,
         empty: i32,
+        whole: bool,
     ) -> Option<Self> {
         if shape.unit_rows < FM_TILE_ROWS {
             return None;
@@ -48,9 +50,16 @@ impl Rest {
         let [fixed, split, gain] =
             [shape.fixed_cost, shape.split_cost, shape.own_parts_gain].map(i64::from);
         let cost = i64::from(tiles) + fixed;
-        let longest = i64::from(rest.each) * cost + i64::from(rest.step) + fixed;
-        let share = even_share(i64::from(units) * cost, shape.workers);
-        (longest <= share + split - gain).then_some(Self { empty, ..rest })
+        let last = i64::from(rest.step) + fixed;
+        let pays = if whole {
+            // The whole ones that are left would be at work alone: all that a worker gains by that counts.
+            let speed = 2 * i64::from(shape.whole_speed) - 256;
+            (last + i64::from(shape.equal_split_cost / 2)) * speed < cost * 256
+        } else {
+            let share = even_share(i64::from(units) * cost, shape.workers);
+            i64::from(rest.each) * cost + last <= share + split - gain
+        };
+        pays.then_some(Self { empty, ..rest })
     }
 
     fn of(shape: &FmPlanShape, units: i32, tiles: i32) -> Option<Self> {

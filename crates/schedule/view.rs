@@ -9,7 +9,7 @@ use crate::{PlanError, layout};
 /// # use ferromla_schedule::{PlanShape, PlanView, layout, plan_into};
 /// # let shape = PlanShape {
 /// #     batch: 1, q_len: 1, group: 16, kv_heads: 1, unit_rows: 64, workers: 2,
-/// #     max_seq_len: 4096, fixed_cost: 2, split_cost: 6, min_part: 1, whole_speed: 256,
+/// #     max_seq_len: 4096, fixed_cost: 2, split_cost: 6, min_part: 1, whole_speed: 256, equal_speed: 256,
 /// #     ..PlanShape::default()
 /// # };
 /// let mut words = vec![0; layout(&shape)?.words()];

@@ -54,7 +54,7 @@ template <class P>
 FM_BOTH PartsAtCost best_parts(const FmPlanShape& shape, P tiles, int32_t filled) {
   const int32_t unit_tiles = static_cast<int32_t>(tiles);
   const int32_t most = static_cast<int32_t>(clamp(unit_tiles / shape.min_part, 1, shape.workers / filled));
-  const int64_t even = int64_t{tiles * filled * 16 / shape.workers} * smaller(shape.whole_speed, kMostCost) / 16;
+  const int64_t even = int64_t{tiles * filled * 16 / shape.workers} * smaller(shape.equal_speed, kMostCost) / 16;
   int32_t bits = 0;
   while (bits < 30 && 2 << bits <= most) ++bits;
   PartsAtCost best{INT64_MAX, 0, 0};
@@ -91,23 +91,23 @@ FM_BOTH EqualParts equal_parts(const FmPlanShape& shape, const Line<P>& line, in
   const P tiles = (line.total - static_cast<P>(line.units) * shape.fixed_cost) / filled;
   const P cost = tiles + shape.fixed_cost;
   const P share = (cost * filled + shape.workers - 1) / shape.workers;
-  const int64_t most = fair_stretch(shape, share, shape.whole_speed);
   const int32_t unit_tiles = static_cast<int32_t>(tiles);
   const int32_t rounds = (filled - 1) / shape.workers + 1;
   const bool halves = filled <= shape.workers / 2; /* all could be cut in two, with a worker for each part */
-  if (static_cast<int64_t>(cost) * rounds <= (halves ? fair_beside_own_parts(shape, most) : most)) {
+  const int64_t most = fair_stretch(share, shape.equal_speed, halves ? shape.split_cost : shape.equal_split_cost);
+  const bool whole = static_cast<int64_t>(cost) * rounds <= (halves ? fair_beside_own_parts(shape, most) : most);
+  if (!halves && (whole || !line.whole)) {
+    const Rest rest = rest_beside_whole(shape, filled, unit_tiles, whole);
+    const int32_t kept = filled - rest.units;
+    if (rest.units > 0) return {rest.step, unit_tiles, rest.count, filled, {kept + rest.cut(), empty, rest.each}, kept};
+  }
+  if (whole) {
     const bool as_on_the_line = line.whole && rounds == 1;
     return as_on_the_line ? EqualParts{} : EqualParts{unit_tiles, unit_tiles, 1, filled, {filled, empty, rounds}, 0};
   }
-  if (!halves) {
-    if (line.whole) return {};
-    const Rest rest = rest_beside_whole(shape, filled, unit_tiles);
-    if (rest.units == 0) return {};
-    const int32_t whole = filled - rest.units;
-    return {rest.step, unit_tiles, rest.count, filled, {whole + rest.cut(), empty, rest.each}, whole};
-  }
+  if (!halves) return {};
   const PartsAtCost best = best_parts(shape, tiles, filled);
-  if (best.step >= unit_tiles || static_cast<int64_t>(best.step) + shape.fixed_cost > most) return {};
+  if (best.step >= unit_tiles || int64_t{best.step} + shape.fixed_cost + shape.split_cost / 4 > most) return {};
   return {best.step, unit_tiles, best.count, filled, {filled * best.count, empty, 1}, 0};
 }
 

@@ -47,13 +47,18 @@ FM_BOTH Rest rest_of_lists(const FmPlanShape& shape, int32_t units, int32_t tile
   return pays ? rest : Rest{rest.each, 0, 0, 0, tiles};
 }
 
-/* Of units of many rows: none where that is no better than cutting them at even shares. */
-FM_BOTH Rest rest_beside_whole(const FmPlanShape& shape, int32_t units, int32_t tiles) {
+/* Of units of many rows: none where that is no better than leaving them whole, if that is what else is done, or than cutting them at
+   even shares. */
+FM_BOTH Rest rest_beside_whole(const FmPlanShape& shape, int32_t units, int32_t tiles, bool whole) {
   if (shape.unit_rows < FM_TILE_ROWS) return {};
   const Rest rest = rest_of(shape, units, tiles);
   const int64_t cost = int64_t{tiles} + shape.fixed_cost, share = (cost * units + shape.workers - 1) / shape.workers;
-  const int64_t longest = rest.each * cost + rest.step + shape.fixed_cost;
-  return rest.units > 0 && longest <= share + shape.split_cost - shape.own_parts_gain ? rest : Rest{};
+  const int64_t last = int64_t{rest.step} + shape.fixed_cost;
+  /* The whole ones that are left would be at work alone: all that a worker gains by that counts. */
+  const int64_t speed = 2 * int64_t{shape.whole_speed} - 256;
+  const bool pays = whole ? (last + shape.equal_split_cost / 2) * speed < cost * 256
+                          : rest.each * cost + last <= share + shape.split_cost - shape.own_parts_gain;
+  return rest.units > 0 && pays ? rest : Rest{};
 }
 
 }  // namespace plan

@@ -9,6 +9,7 @@ namespace emulation {
 
 // Streaming multiprocessors, as many as an H200 has: how work is cut and shared out depends on it.
 constexpr int kSms = 132;
+constexpr int kMemoryKhz = 3201000, kMemoryBits = 6016;
 
 // How a kernel is launched. `cluster`: CTAs of a cluster, which lie along y.
 struct Grid {

@@ -29,6 +29,8 @@ pub(super) struct Engine {
     /// Of no context: each runs in that of its stream.
     kernels: [Option<sys::CUkernel>; Kernel::COUNT],
     pub sm_count: i32,
+    /// What its memory's clock and width give, GB/s.
+    pub memory: i32,
     /// Clusters of 2, 4, 8 and 16 attention CTAs that run at once.
     pub clusters: [i32; 4],
     pub name: String,
@@ -95,6 +97,7 @@ impl Engine {
             device,
             sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
         )?;
+        let memory = memory(device)?;
         let kernels = load(device)?;
         Ok(Self {
             device,
@@ -102,6 +105,7 @@ impl Engine {
             clusters: clusters(&kernels)?,
             kernels,
             sm_count,
+            memory,
             name,
         })
     }
@@ -255,6 +259,14 @@ fn attribute(device: sys::CUdevice, attribute: sys::CUdevice_attribute) -> Resul
         sys::cuDeviceGetAttribute(&mut value, attribute, device)
     })?;
     Ok(value)
+}
+
+/// What the memory's clock and width give, GB/s, two transfers a cycle: 4,814 of an H200, 3,352 of an H100 of 80 GB.
+fn memory(device: sys::CUdevice) -> Result<i32> {
+    use sys::CUdevice_attribute as A;
+    let khz = attribute(device, A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?;
+    let bits = attribute(device, A::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?;
+    Ok((i64::from(khz) * i64::from(bits) / 4_000_000) as i32)
 }
 
 /// Loads every image and readies every kernel: one that is loaded at its first launch cannot be launched first in a capture.

@@ -32,6 +32,7 @@ use crate::support::CudaSupport;
 use crate::view::Stream;
 use driver::call;
 use engine::Engine;
+use ferromla_schedule::Target;
 
 /// What [`support`](crate::support) tells of a device that the kernels run on.
 pub(crate) fn support(ordinal: u32) -> Result<CudaSupport> {
@@ -40,10 +41,14 @@ pub(crate) fn support(ordinal: u32) -> Result<CudaSupport> {
     })
 }
 
-/// Streaming multiprocessors.
-pub(crate) fn machine(ordinal: u32) -> Result<(i32, [i32; 4])> {
+/// What plans are to know of a device.
+pub(crate) fn target(ordinal: u32) -> Result<Target> {
     let engine = Engine::get(ordinal)?;
-    Ok((engine.sm_count, engine.clusters))
+    Ok(Target::Gpu {
+        sm_count: engine.sm_count,
+        clusters: engine.clusters,
+        memory: engine.memory,
+    })
 }
 
 /// Copies a plan made on the host to the device, in stream order.

@@ -11,7 +11,7 @@ const LITTLE_WORK: i32 = 2;
 #[rustfmt::skip]
 const LITTLE_WORK_OF_PAGES: [LittleWork; 7] = [
     LittleWork { blocks: 2, units: Units::Any, tiles: 16, work: 9 },
-    LittleWork { blocks: 2, units: Units::Fours, tiles: i64::MAX, work: 9 },
+    LittleWork { blocks: 2, units: Units::Fours, tiles: i64::MAX, work: 8 },
     LittleWork { blocks: 2, units: Units::Pairs, tiles: 48, work: 24 },
     LittleWork { blocks: 4, units: Units::Any, tiles: 8, work: 8 },
     LittleWork { blocks: 4, units: Units::Fours, tiles: 48, work: 6 },
@@ -39,7 +39,7 @@ enum Units {
 /// Units of 17 to 32 rows, in fifths of the multiprocessors, from which on CTAs of 64 rows are faster over pages, ...
 const MANY_UNITS: i64 = 3;
 /// ... if units have as many tiles at most.
-const TILES_OF_MANY: i64 = 32;
+const TILES_OF_MANY: i64 = 12;
 
 impl Problem {
     /// Query rows of a CTA: as a request has, on average; fewer where there is little work, more where there are many short requests.

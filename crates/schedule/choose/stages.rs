@@ -46,6 +46,7 @@ mod tests {
             target: Target::Gpu {
                 sm_count: 132,
                 clusters: [66, 30, 15, 7],
+                memory: 4814,
             },
         };
         let choice = choose(&problem);

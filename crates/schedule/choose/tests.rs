@@ -6,6 +6,7 @@ use super::*;
 const GPU: Target = Target::Gpu {
     sm_count: 132,
     clusters: [66, 30, 15, 7],
+    memory: 4814,
 };
 
 /// (batch, query heads per KV head, query tokens).
@@ -240,8 +241,11 @@ const LITTLE_WORK_OF_PAGES: &[(&str, Batch, i32, Layout)] = &[
     ("32 heads, as many as there are pairs, 48 tiles", (32, 32, each(1)), 3072, (16, 1, 2, 66, 64)),
     ("32 heads, a tile more", (32, 32, each(1)), 3073, (32, 1, 1, 128, 32)),
     ("32 heads, one long request", (1, 32, each(1)), 32768, (16, 1, 1, 128, 2)),
-    ("32 heads, 80 of 32 tiles", (80, 32, each(1)), 2048, (64, 1, 1, 132, 80)),
-    ("32 heads, 80 of more", (80, 32, each(1)), 2049, (32, 1, 1, 132, 80)),
+    ("32 heads, 80 of 12 tiles", (80, 32, each(1)), 768, (64, 1, 1, 132, 80)),
+    ("32 heads, 80 of more", (80, 32, each(1)), 769, (32, 1, 1, 132, 80)),
+    ("32 heads, 20 of 32 tiles", (20, 32, each(1)), 2048, (32, 1, 1, 120, 20)),
+    ("32 heads, 40 of 128 tiles", (40, 32, each(1)), 8192, (32, 1, 1, 120, 40)),
+    ("32 heads, 9 of 64 tiles", (9, 32, each(1)), 4096, (32, 1, 1, 117, 9)),
     ("64 heads, 16 of 8 tiles", (16, 64, each(1)), 512, (16, 1, 2, 66, 64)),
     ("64 heads, 6 of 32 tiles", (6, 64, each(1)), 2048, (16, 1, 4, 30, 24)),
     ("64 heads, 8 of 32 tiles", (8, 64, each(1)), 2048, (64, 1, 1, 132, 8)),
@@ -305,7 +309,12 @@ const KNOWN_TIMES: &[(&str, Keys, Batch, i32, Layout)] = &[
     ("lists, few heads", Keys::Codes, (128, 16, listed(2048, 0)), 0, (16, 1, 1, 132, 128)),
     ("lists, half the heads", Keys::Codes, (8, 64, listed(2048, 0)), 0, (64, 1, 1, 132, 8)),
     ("lists, half the heads, one request", Keys::Codes, (1, 64, listed(2048, 0)), 0, (16, 1, 16, 4, 4)),
-    ("lists of two tiles", Keys::Codes, (64, 16, listed(128, 0)), 0, (16, 1, 1, 128, 64)),
+    ("lists of two tiles", Keys::Codes, (64, 16, listed(128, 0)), 0, (16, 1, 2, 64, 64)),
+    ("80 lists, 32 heads", Keys::Codes, (80, 32, listed(2048, 0)), 0, (32, 1, 1, 132, 80)),
+    ("72 short lists, half the heads", Keys::Codes, (72, 64, listed(512, 0)), 0, (64, 1, 1, 132, 72)),
+    ("48 requests of one length, or not", Keys::Codes, (48, 16, each(1)), 2048, (16, 1, 1, 132, 48)),
+    ("48 shorter ones", Keys::Codes, (48, 16, each(1)), 1984, (16, 1, 2, 66, 48)),
+    ("24 long requests", Keys::Codes, (24, 16, each(1)), 4096, (16, 1, 1, 120, 24)),
     ("lists of 8 tiles, 12 requests", Keys::Codes, (12, 64, listed(512, 0)), 0, (16, 1, 2, 48, 48)),
     ("32 requests", Keys::Codes, (32, 64, listed(512, 0)), 0, (32, 1, 2, 64, 64)),
     ("64 requests", Keys::Codes, (64, 64, listed(512, 0)), 0, (32, 1, 1, 132, 128)),
@@ -346,17 +355,18 @@ fn mixed_caches_have_no_cta_of_32_rows_and_64_wherever_16_are_too_few() {
                         assert_eq!((mixed.rows, mixed.team, mixed.splits), (64, 1, 1));
                         assert_eq!((mixed.workers, mixed.whole_speed), (132, 256));
                     } else if !matches!(queries, Queries::Sparse { .. }) {
-                        // Pages go faster by CTAs of 64 rows that share no tile.
-                        let whole_speed = mixed.whole_speed;
-                        let speed = if one.rows == 64 {
-                            whole_speed
+                        // Pages go faster by CTAs of 64 rows that share no tile, and what equal units cost is of pages.
+                        let whole_speed = if one.rows == 64 {
+                            mixed.whole_speed
                         } else {
                             one.whole_speed
                         };
                         assert_eq!(
                             mixed,
                             Choice {
-                                whole_speed: speed,
+                                whole_speed,
+                                equal_speed: mixed.equal_speed,
+                                equal_split_cost: mixed.equal_split_cost,
                                 ..one
                             }
                         );

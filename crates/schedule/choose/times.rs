@@ -10,6 +10,7 @@ use super::{
     COSTS_OF_FEW_ROWS, Choice, Costs, Keys, MAX_CLUSTER, Problem, Queries, SMS_OF_SPEEDS, Split,
     Work, speed_of,
 };
+use crate::algorithm::{even_share, fair_uneven_stretch};
 use crate::equal_parts::{Division, division};
 use crate::layout::DivCeil;
 use crate::plan_layout::FM_TILE_ROWS;
@@ -31,11 +32,15 @@ struct Times {
     shares: Time,
     /// Of each tile, ...
     tile: Time,
-    /// ... and what is added where all multiprocessors are at work.
+    /// ... what is added where all multiprocessors are at work, ...
     crowd: Time,
+    /// ... and what reading it takes then, with [`MEMORY_OF_SPEEDS`] and [`SMS_OF_SPEEDS`].
+    read: Time,
 }
 
 const CHEAP_PARTS: i32 = 8;
+/// What is added for more than two parts whose number is no power of two.
+const UNEVEN_PARTS: Time = 40;
 const NONE: Time = 1 << 40;
 /// Tiles above it count as this many: so no product passes 63 bits.
 const LONGEST: i64 = 1 << 40;
@@ -46,7 +51,7 @@ type TimesOfRows = [Times; 3];
 const fn times(
     whole: [Time; 5],
     [two_parts, parts, part, shares]: [Time; 4],
-    [tile, crowd]: [Time; 2],
+    [tile, crowd, read]: [Time; 3],
 ) -> Times {
     Times {
         whole,
@@ -56,36 +61,37 @@ const fn times(
         shares,
         tile,
         crowd,
+        read,
     }
 }
 
 /// Of pages of codes.
 #[rustfmt::skip]
 const PAGES_OF_CODES: TimesOfRows = [
-    times([580, 746, 758, 820, 950], [330, 400, 5, 224], [105, 30]),
-    times([650, 964, 1028, 1115, 1269], [450, 600, 10, 1098], [125, 30]),
-    times([767, NONE, NONE, NONE, NONE], [740, 474, 10, 1537], [176, 33]),
+    times([589, 711, 754, 798, 943], [292, 401, 5, 895], [93, 12, 105]),
+    times([802, 971, 1015, 1161, 1269], [365, 475, 10, 1151], [107, 13, 110]),
+    times([869, NONE, NONE, NONE, NONE], [556, 423, 10, 1582], [161, 22, 110]),
 ];
 /// Of codes in a list.
 #[rustfmt::skip]
 const LISTED_CODES: TimesOfRows = [
-    times([552, 729, 752, 807, 887], [350, 393, 5, -411], [149, 26]),
-    times([591, 893, 1010, 1080, 1222], [440, 580, 5, -276], [177, 31]),
-    times([716, NONE, NONE, NONE, NONE], [620, 700, 10, 338], [208, 37]),
+    times([599, 698, 747, 819, 886], [307, 388, 5, 682], [149, 18, 125]),
+    times([665, 849, 980, 1074, 1222], [395, 560, 5, 787], [171, 22, 125]),
+    times([738, NONE, NONE, NONE, NONE], [609, 484, 10, 1252], [203, 33, 125]),
 ];
 /// Of codes in lists of two caches.
 #[rustfmt::skip]
 const TWICE_LISTED_CODES: TimesOfRows = [
-    times([804, 806, 784, 831, 905], [100, 273, 5, 1237], [160, 37]),
-    times([894, 1033, 1047, 1096, 1276], [180, 488, 10, 1889], [171, 49]),
-    times([1147, NONE, NONE, NONE, NONE], [420, 500, 10, 2487], [189, 61]),
+    times([781, 789, 766, 831, 905], [109, 267, 5, 970], [154, 29, 110]),
+    times([869, 1053, 1035, 1110, 1276], [202, 470, 10, 1586], [165, 38, 110]),
+    times([1110, NONE, NONE, NONE, NONE], [466, 460, 10, 2487], [179, 46, 110]),
 ];
 /// Of rows of 16-bit numbers.
 #[rustfmt::skip]
 const ROWS: TimesOfRows = [
-    times([501, 636, 640, 703, 838], [316, 432, 3, -556], [137, 27]),
-    times([723, 986, 1060, 1197, 1374], [362, 481, 5, 84], [152, 44]),
-    times([705, NONE, NONE, NONE, NONE], [582, 589, 0, -153], [155, 77]),
+    times([501, 636, 640, 703, 838], [316, 432, 3, -556], [137, 27, 164]),
+    times([723, 986, 1060, 1197, 1374], [362, 481, 5, 84], [152, 44, 196]),
+    times([705, NONE, NONE, NONE, NONE], [582, 589, 0, -153], [155, 77, 232]),
 ];
 
 /// Bounds on lengths of sequences above which most are loose ones.
@@ -97,6 +103,7 @@ const COSTS_OF_KEYS: Costs = Costs {
     own_parts_gain: 7,
     part: 11,
     whole_speed: 308,
+    equal_speed: 308,
     ..COSTS_OF_FEW_ROWS
 };
 /// What being cut costs lists of few rows, in tiles, whose lengths may differ when it is planned. The times are of [`COSTS_OF_KEYS`].
@@ -107,13 +114,40 @@ const FIXED_COST_OF_PAGES_OF_CODES: i32 = 6;
 const COSTS_OF_MANY_UNITS_OF_CODES: Costs = Costs {
     part: COSTS_OF_KEYS.part,
     whole_speed: 288,
+    equal_speed: 288,
     ..COSTS_OF_FEW_ROWS
 };
 const COSTS_OF_MANY_UNITS_OF_ROWS: Costs = Costs {
     part: COSTS_OF_KEYS.part,
     whole_speed: 324,
+    equal_speed: 324,
     ..COSTS_OF_FEW_ROWS
 };
+
+/// Of equal units: from 1,000 shapes on an H200 (`docs/tried-schedule.md`, "Equal
+/// units, again").
+struct Equal {
+    /// [`Costs::equal_speed`] with 16 and 32 rows.
+    speeds: [i32; 2],
+    /// [`Costs::equal_split`].
+    split: i32,
+}
+const EQUAL_PAGES: Equal = Equal {
+    speeds: [384, 358],
+    split: 4,
+};
+const EQUAL_PAGES_OF_CODES: Equal = Equal {
+    speeds: [245, 220],
+    split: 10,
+};
+const EQUAL_LISTS_OF_CODES: Equal = Equal {
+    speeds: [218, 210],
+    split: 6,
+};
+/// Tiles of a unit from which on a sequence of codes gets no cluster of two or of four CTAs: if lengths are equal parts take 2 to 5 % longer, if
+/// they differ, as they mostly do, up to 20 % less.
+const LONG_FOR_PAIRS: i64 = 32;
+const LONG_FOR_FOURS: i64 = 64;
 
 impl Work {
     /// In clusters of `splits` CTAs of so many rows, of which there are `most`, if each unit can have its own.
@@ -154,7 +188,12 @@ impl Problem {
         for &rows in rows {
             let work = self.work(rows);
             let times = &times[(rows.ilog2() - 4) as usize];
-            let sizes = clusters.into_iter().zip([2, 4, 8, 16]);
+            let too_small = match (lists || self.keys == Keys::Rows, work.tiles) {
+                (true, _) | (_, ..LONG_FOR_PAIRS) => 0,
+                (_, ..LONG_FOR_FOURS) => 1,
+                _ => 2,
+            };
+            let sizes = clusters.into_iter().zip([2, 4, 8, 16]).skip(too_small);
             let shared = sizes.filter_map(|(most, splits)| work.in_clusters(rows, splits, most));
             for choice in std::iter::once(self.alone(rows, sm_count)).chain(shared) {
                 let Some(time) = self.time(&choice, work, times, sm_count) else {
@@ -192,11 +231,26 @@ impl Problem {
             },
             Keys::Codes | Keys::Rows => COSTS_OF_KEYS,
         };
+        let (equal_speed, equal_split) = self.costs_of_equal(rows, &costs);
         Costs {
             fixed: self.fixed_cost(FIXED_COST_OF_PAGES_OF_CODES, costs.fixed),
             whole_speed: speed_of(costs.whole_speed, sm_count, SMS_OF_SPEEDS),
+            equal_speed: self.equal_speed(equal_speed, sm_count),
+            equal_split,
             ..costs
         }
+    }
+
+    /// What CTAs of 16 or 32 rows gain by reading alone, and lose by being cut at even shares, where units are equal.
+    fn costs_of_equal(&self, rows: i32, costs: &Costs) -> (i32, i32) {
+        let lists = matches!(self.queries, Queries::Sparse { .. });
+        let equal = match self.keys {
+            Keys::Mixed | Keys::Rows => return (costs.equal_speed, costs.equal_split),
+            Keys::Pages => EQUAL_PAGES,
+            Keys::Codes if lists => EQUAL_LISTS_OF_CODES,
+            Keys::Codes => EQUAL_PAGES_OF_CODES,
+        };
+        (equal.speeds[(rows.ilog2() - 4) as usize], equal.split)
     }
 
     /// What a unit costs besides its tiles: over pages of codes `of_codes`, which take less time for a tile.
@@ -214,13 +268,30 @@ impl Problem {
         if units == 0 || work.tiles == 0 {
             return None;
         }
-        let division = division(&self.shape_of(choice), units, work.tiles);
+        let shape = self.shape_of(choice);
+        let fixed = i64::from(shape.fixed_cost);
+        let share = even_share(i64::from(units) * (work.tiles + fixed), shape.workers);
+        let all = i64::from((units - 1) / shape.workers + 1) * (work.tiles + fixed);
+        let division = match division(&shape, units, work.tiles) {
+            // They stay whole where units of different lengths would.
+            Division::Shares { .. }
+                if units > shape.workers && all <= fair_uneven_stretch(&shape, share) =>
+            {
+                Division::Whole {
+                    longest: all - fixed,
+                }
+            }
+            division => division,
+        };
         let (longest, workers) = match division {
             Division::Whole { longest } => (longest, units.into()),
             Division::Shares { .. } if choice.splits > 1 => return None,
             Division::Shares { longest } => (longest, choice.workers.into()),
             Division::Parts { step, count } => (step, i64::from(units) * i64::from(count)),
         };
+        // Blocks of the same rows read the same keys, at about the same time.
+        let blocks = self.mean_rows().div_ceil_positive(choice.unit_rows).max(1);
+        let read = times.read * self.share_of_memory(sm_count) / 256 / blocks;
         let (sm_count, ctas) = (i64::from(sm_count), choice.team * choice.splits);
         let busy = (workers * i64::from(ctas)).min(sm_count);
         let extra = match division {
@@ -229,12 +300,17 @@ impl Problem {
             Division::Parts { count: 2, .. } => times.two_parts,
             Division::Parts { count, .. } => {
                 let more = Time::from((count - CHEAP_PARTS).max(0));
-                times.parts + times.part * more * busy / sm_count
+                let uneven = if count.count_ones() == 1 {
+                    0
+                } else {
+                    UNEVEN_PARTS
+                };
+                times.parts + times.part * more * busy / sm_count + uneven
             }
         };
         let begin = times.whole[choice.splits.ilog2() as usize] + extra;
         let longest = longest.div_ceil_positive(choice.splits).min(LONGEST);
-        let tile = times.tile * sm_count + times.crowd * busy;
+        let tile = times.tile * sm_count + times.crowd.max(read - times.tile) * busy;
         Some(begin + longest * tile / sm_count)
     }
 }

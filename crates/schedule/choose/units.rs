@@ -33,6 +33,7 @@ mod tests {
             target: Target::Gpu {
                 sm_count: 132,
                 clusters: [66, 30, 15, 7],
+                memory: 4814,
             },
         };
         problem.is_a_unit_each(&choose(&problem))

@@ -18,6 +18,7 @@ const PROBLEM: Problem = Problem {
     target: Target::Gpu {
         sm_count: 132,
         clusters: [66, 30, 15, 7],
+        memory: 4814,
     },
 };
 
@@ -27,6 +28,7 @@ fn small_gpus_and_any_cpu_have_a_worker() {
         target: Target::Gpu {
             sm_count: 3,
             clusters: [1, 0, 0, 0],
+            memory: 0,
         },
         queries: Queries::Uniform { q_len: 4 },
         ..PROBLEM
@@ -45,7 +47,11 @@ const H200: Target = PROBLEM.target;
 
 #[test]
 fn fewer_sms_have_fewer_clusters_and_cpus_no_limit() {
-    let gpu = |sm_count, clusters| Target::Gpu { sm_count, clusters };
+    let gpu = |sm_count, clusters| Target::Gpu {
+        sm_count,
+        clusters,
+        memory: 4814,
+    };
     assert_eq!(H200.at_most(None), H200);
     assert_eq!(H200.at_most(Some(1 << 40)), H200);
     assert_eq!(H200.at_most(Some(78)), gpu(78, [39, 19, 9, 4]));
@@ -76,6 +82,77 @@ fn whole_units_go_faster_than_their_share_only_with_many_sms() {
     assert_eq!(speeds(16, Keys::Pages), [384, 349, 279, 256]);
     assert_eq!(speeds(64, Keys::Pages), [368, 334, 267, 256]);
     assert_eq!(speeds(128, Keys::Pages), [256; 4]);
+}
+
+/// A share of an H100's memory is less of what a CTA can take. Of units that differ nothing changes.
+#[test]
+fn equal_units_go_faster_than_their_share_by_more_where_memory_is_slower() {
+    let of = |group, keys, memory| {
+        let target = Target::Gpu {
+            sm_count: 132,
+            clusters: [66, 30, 15, 7],
+            memory,
+        };
+        let queries = Queries::Uniform { q_len: 1 };
+        let choice = choose(&Problem {
+            batch: 72,
+            queries,
+            group,
+            kv_heads: 1,
+            keys,
+            split: Split::Auto,
+            target,
+            ..PROBLEM
+        });
+        (choice.equal_speed, choice.whole_speed)
+    };
+    for (group, keys, h200, h100, whole_speed) in [
+        (16, Keys::Pages, 384, 460, 384),
+        (32, Keys::Pages, 358, 460, 384),
+        (64, Keys::Pages, 368, 460, 368),
+        (128, Keys::Pages, 256, 312, 256),
+        (16, Keys::Codes, 256, 351, 308),
+        (64, Keys::Codes, 256, 256, 256),
+    ] {
+        assert_eq!(
+            of(group, keys, 4814),
+            (h200, whole_speed),
+            "{group} {keys:?}"
+        );
+        assert_eq!(of(group, keys, 0), (h200, whole_speed), "{group} {keys:?}");
+        assert_eq!(
+            of(group, keys, 3352),
+            (h100, whole_speed),
+            "{group} {keys:?}"
+        );
+    }
+}
+
+/// 72 of 4,096 tokens with 64 heads: an H100 gives 72 CTAs all that it reads.
+#[test]
+fn whole_ones_are_as_good_as_cuts_where_memory_is_slower() {
+    let merges = |memory| {
+        let problem = Problem {
+            batch: 72,
+            group: 64,
+            kv_heads: 1,
+            queries: Queries::Uniform { q_len: 1 },
+            split: Split::Auto,
+            max_seq_len: 4096,
+            target: Target::Gpu {
+                sm_count: 132,
+                clusters: [66, 30, 15, 7],
+                memory,
+            },
+            ..PROBLEM
+        };
+        let shape = problem.shape().unwrap();
+        let mut words = vec![0; layout(&shape).unwrap().words()];
+        let lens = vec![4096; 72];
+        let header = plan_into(&shape, lens.as_slice(), None, &mut words).unwrap();
+        header.merges
+    };
+    assert_eq!([4814, 3352].map(merges), [72, 0]);
 }
 
 #[test]
@@ -133,8 +210,9 @@ fn a_problem_with_fields_out_of_range_is_refused_not_a_panic() {
     }
 }
 
-/// How much faster than its share of the GPU a CTA of 16 or 32 rows can go over pages, in 256ths.
+/// How much faster than its share of the GPU a CTA of 16 or 32 rows can go over pages, in 256ths: where units differ, and where they are equal.
 const SPEED_OF_FEW_ROWS: i32 = 384;
+const EQUAL_SPEEDS_OF_FEW_ROWS: [i32; 2] = [384, 358];
 
 /// Requests of the greatest length have no more parts with all workers.
 #[test]
@@ -164,9 +242,15 @@ fn workers_that_are_left_out_would_have_had_nothing() {
                     } else {
                         shape.whole_speed
                     };
+                    let equal_speed = if few_rows {
+                        EQUAL_SPEEDS_OF_FEW_ROWS[choice.rows as usize / 32]
+                    } else {
+                        shape.equal_speed
+                    };
                     let shape = PlanShape {
                         workers,
                         whole_speed,
+                        equal_speed,
                         ..shape
                     };
                     let mut words = vec![0; layout(&shape).unwrap().words()];

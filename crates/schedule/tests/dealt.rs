@@ -10,7 +10,9 @@ use support::line::{
     boundaries, even_share, fair_stretch, longest_whole_stretch, nearest, unit_key, worker_loads,
 };
 use support::ways::{dealt, hands, is_dealt_longest_first, tiles};
-use support::{Case, Planned, cases_of, expected_units, is_shared_out_equally, plan};
+use support::{
+    Case, Planned, cases_of, expected_units, has_parts_beside_whole, is_shared_out_equally, plan,
+};
 
 /// Whether there are more parts than workers, of which as many to each, as long as the longest, are an eighth more than an even share at
 /// most.
@@ -72,7 +74,7 @@ proptest! {
         }
         let on_a_line = longest_whole_stretch(&case, &units) <= fair_stretch(&case, &units);
         let planned = plan(&case);
-        if is_shared_out_equally(&planned) {
+        if is_shared_out_equally(&planned) || has_parts_beside_whole(&planned) {
             return Ok(());
         }
         let auto = case.clone();
@@ -109,6 +111,8 @@ fn batch_of(batch: i32, split_mode: i32, len_of: impl Fn(i32) -> i32) -> Case {
         split_cost: 8,
         min_part: 1,
         whole_speed: 384,
+        equal_speed: 384,
+        equal_split_cost: 8,
         ..Default::default()
     };
     Case {

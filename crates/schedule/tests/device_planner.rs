@@ -345,6 +345,7 @@ fn seeded_cases() -> Vec<Case> {
     ));
     cases.extend(equal_and_more_than_workers());
     cases.extend(beside_whole::named_cases());
+    cases.extend(beside_whole::named_cases_instead_of_whole());
     cases.extend(drawn(
         &mut runner,
         BESIDE_WHOLE,
@@ -578,6 +579,7 @@ fn longest(split_mode: i32) -> Case {
         ragged: 0,
         q_tokens: 0,
         whole_speed: 256,
+        equal_speed: 256,
         ..Default::default()
     };
     Case {

@@ -83,7 +83,7 @@ fn workers_without_a_part_are_spread_among_the_others_unless_most_have_none() {
 #[test]
 fn whole_requests_share_out_in_rounds() {
     for ((batch, heads, seq_len), (each, busy)) in [
-        ((160, 16, 2048), (2, 80)),
+        ((176, 16, 2048), (2, 88)),
         ((192, 16, 4096), (2, 96)),
         ((192, 64, 2048), (2, 96)),
         ((330, 16, 2048), (3, 110)),

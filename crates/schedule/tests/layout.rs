@@ -273,6 +273,20 @@ fn fields_out_of_range_are_named() {
             },
             "whole_speed is 65537, must be from 256 to 65536",
         ),
+        (
+            PlanShape {
+                equal_speed: 255,
+                ..SHAPE
+            },
+            "equal_speed is 255, must be from 256 to 65536",
+        ),
+        (
+            PlanShape {
+                equal_split_cost: -1,
+                ..SHAPE
+            },
+            "equal_split_cost is -1, must be 0 or more",
+        ),
     ] {
         assert_eq!(layout(&shape).unwrap_err().to_string(), message);
     }

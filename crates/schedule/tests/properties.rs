@@ -149,6 +149,12 @@ proptest! {
             prop_assert!(filled.len() < units.len() || filled.len() > case.shape.workers as usize);
             return Ok(());
         }
+        if fair && has_parts_beside_whole(&planned) {
+            // Of those that are left to fewer than all workers each would be alone for as long as all of it takes.
+            let filled = units.iter().filter(|unit| unit.tiles > 0).count();
+            prop_assert!(filled % case.shape.workers as usize <= case.shape.workers as usize / 2);
+            return Ok(());
+        }
         prop_assert_eq!(planned.header.whole != 0, fair || is_dealt_whole(&case, &planned));
         if planned.header.whole != 0 {
             prop_assert_eq!((planned.header.merges, planned.header.slots), (0, 0));
@@ -166,7 +172,7 @@ proptest! {
 
     #[test]
     fn a_cut_plan_gives_each_worker_its_share(mut case in cases_of(FM_SPLIT_AUTO)) {
-        case.shape.whole_speed = 256;
+        (case.shape.whole_speed, case.shape.equal_speed) = (256, 256);
         let planned = plan(&case);
         prop_assume!(planned.header.whole == 0);
         let min_part = i64::from(case.shape.min_part);
@@ -179,7 +185,8 @@ proptest! {
             slack = i64::from(case.shape.split_cost) + fixed_cost / 2;
         } else if is_shared_out_equally(&planned) || has_a_part_each(&planned) || has_parts_beside_whole(&planned) {
             // Up to what cutting at shares would cost; the last part of a unit may be longer by less than min_part.
-            slack = slack.max(i64::from(case.shape.split_cost) + min_part - 1);
+            let split_cost = case.shape.split_cost.max(case.shape.equal_split_cost);
+            slack = slack.max(i64::from(split_cost) + min_part - 1);
             let empty = units.iter().filter(|unit| unit.tiles == 0).count();
             slack += empty.div_ceil(case.shape.workers as usize) as i64 * fixed_cost;
         }
@@ -370,6 +377,7 @@ fn the_longest_lengths_do_not_overflow() {
                     ragged: 0,
                     q_tokens: 0,
                     whole_speed: 256,
+                    equal_speed: 256,
                     ..Default::default()
                 };
                 let case = Case {

@@ -225,6 +225,7 @@ fn problem(group: i32, queries: Queries, split: Split) -> Problem {
         target: Target::Gpu {
             sm_count: 132,
             clusters: [66, 30, 15, 7],
+            memory: 4814,
         },
     }
 }

@@ -2,6 +2,8 @@
 
 use proptest::prelude::*;
 
+use ferromla_schedule::PlanShape;
+
 use super::Case;
 use super::few_units::of_tiles;
 
@@ -17,6 +19,22 @@ pub fn named_cases() -> [Case; 3] {
     })
 }
 
+/// The same twelve, which may be whole, two to some of the workers: with a part of eleven tiles the last one and half of what cutting at shares
+/// costs are to be less than 43, or less than that by how much faster they would go alone.
+pub fn named_cases_instead_of_whole() -> [Case; 4] {
+    [(62, 256), (64, 256), (40, 305), (40, 306)].map(|(equal_split_cost, whole_speed)| {
+        let [case, ..] = named_cases();
+        Case {
+            shape: PlanShape {
+                equal_split_cost,
+                whole_speed,
+                ..case.shape
+            },
+            ..case
+        }
+    })
+}
+
 /// Equal requests and empty ones.
 pub fn random_cases() -> impl Strategy<Value = Case> {
     let shape = (
@@ -26,17 +44,25 @@ pub fn random_cases() -> impl Strategy<Value = Case> {
         1..5i32,
         prop::sample::select(vec![64, 128]),
     );
+    let equal = (256..400i32, 256..400i32, 0..60i32);
+    let shape = (shape, equal);
     (shape, 1..150i32, 1..4usize, 1..59usize, 0..90usize)
         .prop_flat_map(|(shape, tiles, each, left, empty)| {
-            let filled = each * shape.0 as usize + left.min(shape.0 as usize - 1);
+            let workers = shape.0.0 as usize;
+            let filled = each * workers + left.min(workers - 1);
             let lens = [vec![tiles; filled], vec![0; empty]].concat();
             (Just(shape), Just(lens).prop_shuffle())
         })
         .prop_map(
-            |((workers, fixed_cost, split_cost, min_part, unit_rows), lens)| {
+            |(((workers, fixed_cost, split_cost, min_part, unit_rows), equal), lens)| {
                 let mut case = of_tiles(&lens, workers);
                 (case.shape.fixed_cost, case.shape.split_cost) = (fixed_cost, split_cost);
                 (case.shape.min_part, case.shape.unit_rows) = (min_part, unit_rows);
+                (
+                    case.shape.whole_speed,
+                    case.shape.equal_speed,
+                    case.shape.equal_split_cost,
+                ) = equal;
                 case
             },
         )

@@ -154,6 +154,7 @@ pub fn on_h200(heads: i32, seq_lens: Vec<i32>) -> Case {
         target: Target::Gpu {
             sm_count: 132,
             clusters: [66, 30, 15, 7],
+            memory: 4814,
         },
     };
     Case {
@@ -269,10 +270,13 @@ prop_compose! {
         min_part in 1..8i32,
         part_cost in prop_oneof![3 => 0..40i32, 1 => any::<i32>().prop_map(|cost| cost & i32::MAX)],
         whole_speed in prop_oneof![1 => Just(256), 1 => 256..1000i32],
+        equal_speed in prop_oneof![1 => Just(256), 1 => 256..1000i32],
+        equal_split_cost in 0..20i32,
     ) -> PlanShape {
         PlanShape {
             batch, q_len, group, kv_heads, causal, unit_rows, workers, split_mode, num_splits,
             max_seq_len, fixed_cost, split_cost, min_part, part_cost, whole_speed,
+            equal_speed, equal_split_cost,
             own_parts_gain: own_parts_gain.min(split_cost), ..PlanShape::default()
         }
     }

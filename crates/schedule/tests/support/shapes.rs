@@ -25,6 +25,8 @@ pub const SHAPE: PlanShape = PlanShape {
     extra_topk: 0,
     own_parts_gain: 0,
     part_cost: 0,
+    equal_speed: 256,
+    equal_split_cost: 6,
 };
 
 pub const RAGGED: PlanShape = PlanShape {
