@@ -276,7 +276,7 @@ const MANY: usize = 257;
 
 /// Whether all units, none of which is empty, are cut, and into equal parts. The header says how long such parts are. Cuts at shares
 /// may give each worker one part, too, but the first of them is shorter than the share in the header, by the fixed cost. Parts of a
-/// common length may look the same, but not beside many empty units.
+/// common length may look the same, but not beside many empty units; of parts dealt out longest first some worker has two.
 fn has_equal_parts(case: &Case) -> bool {
     let mut beside_many = case.clone();
     beside_many.seq_lens.resize(case.seq_lens.len() + MANY, 0);
@@ -284,7 +284,9 @@ fn has_equal_parts(case: &Case) -> bool {
     [case, &beside_many].into_iter().all(|one| {
         let planned = plan(one);
         let all_cut = planned.header.merges > 0 && planned.header.merges == case.shape.batch;
-        all_cut && parts_and_empty(&planned)[0].0 == [planned.header.share]
+        let parts = parts_and_empty(&planned);
+        let one_each = parts.iter().all(|(parts, _)| parts.len() <= 1);
+        all_cut && one_each && parts[0].0 == [planned.header.share]
     })
 }
 
