@@ -49,6 +49,8 @@ const SMS_OF_SPEEDS: i32 = 132;
 const MEMORY_OF_SPEEDS: i32 = 4814;
 /// ... but to no more than this, in 256ths: as many fewer workers leave memory idle.
 const MOST_EQUAL_SPEED: i64 = 460;
+/// The least that memory is taken to give a multiprocessor is a quarter of that.
+const MOST_SHARE_OF_MEMORY: i64 = 4 * 256;
 
 /// With 64 rows per CTA the tensor cores are the limit, and every SM has its own.
 const COSTS: Costs = Costs {
@@ -63,9 +65,10 @@ const COSTS: Costs = Costs {
 };
 /// The same where CTAs share no tile and load [`Keys::Pages`]: memory gives 92 of 132 as much as they can take.
 const SPEED_OF_SINGLE_CTAS: i32 = 368;
-/// The same of two that share the tiles of pages, and over codes: what they do with a tile takes longer than to read it.
+/// The same, where units are equal, of two that share the tiles of 16-bit numbers, and of more or over codes: what they do with a tile takes
+/// longer than to read it.
 const SPEED_OF_PAIRED_CTAS: i32 = 218;
-const SPEED_OVER_CODES: i32 = 160;
+const SPEED_OF_BUSY_CTAS: i32 = 160;
 /// Over pages of codes.
 const FIXED_COST_OF_SINGLE_CTAS_OF_CODES: i32 = 4;
 /// With fewer rows memory is the limit: an SM whose neighbours are done can load faster than its share.
@@ -314,8 +317,9 @@ impl Problem {
             Target::Gpu { memory, .. } if memory > 0 => memory,
             _ => MEMORY_OF_SPEEDS,
         };
-        256 * i64::from(sm_count) * i64::from(MEMORY_OF_SPEEDS)
-            / (i64::from(SMS_OF_SPEEDS) * i64::from(memory))
+        let longer = 256 * i64::from(sm_count) * i64::from(MEMORY_OF_SPEEDS)
+            / (i64::from(SMS_OF_SPEEDS) * i64::from(memory));
+        longer.min(MOST_SHARE_OF_MEMORY)
     }
 
     /// How much faster than its share of the memory a worker goes here, if it is `speed` where speeds were measured.
@@ -410,9 +414,9 @@ impl Problem {
             _ => COSTS.fixed,
         };
         let equal_speed = match (team, self.keys) {
-            (2, Keys::Pages) => SPEED_OF_PAIRED_CTAS,
-            (_, Keys::Codes) => SPEED_OVER_CODES,
-            _ => whole_speed,
+            (1, Keys::Pages | Keys::Rows) => whole_speed,
+            (2, Keys::Pages | Keys::Rows) => SPEED_OF_PAIRED_CTAS,
+            _ => SPEED_OF_BUSY_CTAS,
         };
         let costs = Costs {
             fixed,

@@ -97,7 +97,6 @@ impl Engine {
             device,
             sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
         )?;
-        let memory = memory(device)?;
         let kernels = load(device)?;
         Ok(Self {
             device,
@@ -105,7 +104,7 @@ impl Engine {
             clusters: clusters(&kernels)?,
             kernels,
             sm_count,
-            memory,
+            memory: memory(device),
             name,
         })
     }
@@ -261,12 +260,14 @@ fn attribute(device: sys::CUdevice, attribute: sys::CUdevice_attribute) -> Resul
     Ok(value)
 }
 
-/// What the memory's clock and width give, GB/s, two transfers a cycle: 4,814 of an H200, 3,352 of an H100 of 80 GB.
-fn memory(device: sys::CUdevice) -> Result<i32> {
+/// What the memory's clock and width give, GB/s, two transfers a cycle: 4,814 of an H200, 3,352 of an H100 of 80 GB. 0 where the driver does
+/// not say: only plans would be better for it.
+fn memory(device: sys::CUdevice) -> i32 {
     use sys::CUdevice_attribute as A;
-    let khz = attribute(device, A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?;
-    let bits = attribute(device, A::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?;
-    Ok((i64::from(khz) * i64::from(bits) / 4_000_000) as i32)
+    let known = |of| attribute(device, of).map_or(0, i64::from);
+    let khz = known(A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE);
+    let bits = known(A::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH);
+    (khz * bits / 4_000_000).try_into().unwrap_or(0)
 }
 
 /// Loads every image and readies every kernel: one that is loaded at its first launch cannot be launched first in a capture.

@@ -43,7 +43,7 @@ const CHEAP_PARTS: i32 = 8;
 const UNEVEN_PARTS: Time = 40;
 const NONE: Time = 1 << 40;
 /// Tiles above it count as this many: so no product passes 63 bits.
-const LONGEST: i64 = 1 << 40;
+const LONGEST: i64 = 1 << 36;
 
 /// With 16, 32 and 64 rows.
 type TimesOfRows = [Times; 3];
@@ -124,8 +124,7 @@ const COSTS_OF_MANY_UNITS_OF_ROWS: Costs = Costs {
     ..COSTS_OF_FEW_ROWS
 };
 
-/// Of equal units: from 1,000 shapes on an H200 (`docs/tried-schedule.md`, "Equal
-/// units, again").
+/// Of equal units: from 1,000 shapes on an H200 (`docs/tried-equal-units.md`).
 struct Equal {
     /// [`Costs::equal_speed`] with 16 and 32 rows.
     speeds: [i32; 2],

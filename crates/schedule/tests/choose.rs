@@ -111,6 +111,8 @@ fn equal_units_go_faster_than_their_share_by_more_where_memory_is_slower() {
         (32, Keys::Pages, 358, 460, 384),
         (64, Keys::Pages, 368, 460, 368),
         (128, Keys::Pages, 256, 312, 256),
+        (256, Keys::Pages, 256, 256, 256),
+        (128, Keys::Rows, 256, 312, 256),
         (16, Keys::Codes, 256, 351, 308),
         (64, Keys::Codes, 256, 256, 256),
     ] {
