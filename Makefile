@@ -94,7 +94,7 @@ wheel: $(VENV)/.build ## Build the wheel into dist/
 gpu-bundle: $(VENV)/.build ## Pack wheel, Rust tests, benches and pytest files for a GPU machine without Rust
 	rm -rf build/gpu-bundle
 	$(BIN)/maturin build --release --quiet --out build/gpu-bundle
-	$(BIN)/python tests/gpu_bundle/pack.py build/gpu-bundle build/gpu-bundle.tar
+	$(BIN)/python tests/gpu_bundle/pack.py build/gpu-bundle build/gpu-bundle.tar.xz
 
 .PHONY: clean
 clean: ## Remove what was built, the environment included

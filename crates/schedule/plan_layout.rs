@@ -64,7 +64,7 @@ pub struct FmPlanShape {
     pub part_cost: i32,
     #[doc = " FM_SPLIT_AUTO: whole_speed where units have as many tiles each, ..."]
     pub equal_speed: i32,
-    #[doc = " ... and what being cut at even shares costs these, in tiles"]
+    #[doc = " ... and what being cut at even shares costs these, in tiles, if they are more than half the workers"]
     pub equal_split_cost: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]

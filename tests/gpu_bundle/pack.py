@@ -1,6 +1,6 @@
 """Packs what a GPU machine needs to run every test and bench without Rust or a network.
 
-    python tests/gpu_bundle/pack.py build/gpu-bundle build/gpu-bundle.tar
+    python tests/gpu_bundle/pack.py build/gpu-bundle build/gpu-bundle.tar.xz
 
 The folder already holds the wheel; the Rust test and bench programs, the Python tests, the benches, the demo
 and run.sh are added. Unpack the tar there and run ``./gpu-bundle/run.sh``.
@@ -9,6 +9,7 @@ and run.sh are added. Unpack the tar there and run ``./gpu-bundle/run.sh``.
 from __future__ import annotations
 
 import json
+import lzma
 import pathlib
 import shutil
 import subprocess
@@ -17,6 +18,8 @@ import tarfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIMIT_BYTES = 64 << 20
+# xz, quick, with a dictionary that holds the kernels which every Rust program has a copy of.
+FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 1, "dict_size": 128 << 20}]
 # These check the sources, with libclang and g++, not the GPU.
 NOT_THERE = {"bindings", "device_planner"}
 
@@ -67,7 +70,7 @@ def main(folder: pathlib.Path, archive: pathlib.Path) -> None:
         else:
             shutil.copy2(ROOT / source, target)
     shutil.copy2(ROOT / "tests/gpu_bundle/run.sh", folder / "run.sh")
-    with tarfile.open(archive, "w:gz") as tar:
+    with lzma.open(archive, "wb", filters=FILTERS) as packed, tarfile.open(fileobj=packed, mode="w|") as tar:
         tar.add(folder, arcname="gpu-bundle")
     size = archive.stat().st_size
     print(f"{archive}: {size / 2**20:.1f} MiB")
