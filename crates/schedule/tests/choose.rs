@@ -1,8 +1,8 @@
 //! What a choice is like at the edges; `choose/tests.rs` pins it for named workloads.
 
 use ferromla_schedule::{
-    Keys, PlanError, PlanShape, PlanView, Problem, Queries, Split, Target, choose, layout,
-    plan_into,
+    Keys, PlanError, PlanHeader, PlanShape, PlanView, Problem, Queries, Split, Target, choose,
+    layout, plan_into,
 };
 use proptest::prelude::*;
 
@@ -148,13 +148,17 @@ fn whole_ones_are_as_good_as_cuts_where_memory_is_slower() {
             },
             ..PROBLEM
         };
-        let shape = problem.shape().unwrap();
-        let mut words = vec![0; layout(&shape).unwrap().words()];
-        let lens = vec![4096; 72];
-        let header = plan_into(&shape, lens.as_slice(), None, &mut words).unwrap();
-        header.merges
+        header_of(&problem, 4096).merges
     };
     assert_eq!([4814, 3352].map(merges), [72, 0]);
+}
+
+/// Of requests of so many tokens.
+fn header_of(problem: &Problem, tokens: i32) -> PlanHeader {
+    let shape = problem.shape().unwrap();
+    let mut words = vec![0; layout(&shape).unwrap().words()];
+    let lens = vec![tokens; problem.batch as usize];
+    plan_into(&shape, lens.as_slice(), None, &mut words).unwrap()
 }
 
 #[test]
@@ -342,5 +346,44 @@ proptest! {
         if choice.splits == 16 { // a fifth of all draws
             assert_one_whole_unit_each(&problem, &lens, None);
         }
+    }
+}
+
+/// Requests of one length whose plans were measured on an H200 (`docs/tried-equal-units.md`): how many of them are cut.
+#[test]
+fn equal_requests_are_cut_where_that_takes_less_time() {
+    for (keys, batch, group, tokens, cut) in [
+        (Keys::Pages, 72, 16, 2048, 72),
+        (Keys::Pages, 80, 16, 4096, 80),
+        (Keys::Pages, 88, 16, 4096, 0),
+        (Keys::Pages, 136, 16, 1024, 102),
+        (Keys::Pages, 160, 16, 1024, 0),
+        (Keys::Pages, 160, 16, 2048, 116),
+        (Keys::Pages, 176, 16, 2048, 0),
+        (Keys::Pages, 88, 32, 4096, 88),
+        (Keys::Pages, 96, 32, 4096, 0),
+        (Keys::Pages, 56, 64, 1024, 56),
+        (Keys::Pages, 72, 64, 2048, 0),
+        (Keys::Pages, 136, 64, 1024, 4),
+        (Keys::Pages, 176, 64, 2048, 0),
+        (Keys::Pages, 40, 128, 1024, 0),
+        (Keys::Pages, 104, 128, 1024, 0),
+        (Keys::Codes, 72, 16, 1024, 0),
+        (Keys::Codes, 88, 16, 2048, 88),
+        (Keys::Codes, 96, 32, 4096, 96),
+        (Keys::Codes, 192, 16, 1024, 84),
+        (Keys::Codes, 72, 64, 1024, 0),
+    ] {
+        let problem = Problem {
+            batch,
+            group,
+            kv_heads: 1,
+            keys,
+            queries: Queries::Uniform { q_len: 1 },
+            split: Split::Auto,
+            max_seq_len: tokens,
+            ..PROBLEM
+        };
+        assert_eq!(header_of(&problem, tokens).merges, cut, "{problem:?}");
     }
 }
