@@ -35,8 +35,7 @@ struct Costs {
     part: i32,
     /// How much faster than its share of the GPU a worker can go, in 256ths, with [`SMS_OF_SPEEDS`].
     whole_speed: i32,
-    /// The same of units that have as many tiles each, if memory is as fast as [`MEMORY_OF_SPEEDS`], too: less than 256 where it would have to
-    /// be slower for reading to be the limit.
+    /// The same of units that have as many tiles each, with the memory of the GPU.
     equal_speed: i32,
     /// What cutting these at even shares costs.
     equal_split: i32,
@@ -66,7 +65,7 @@ const COSTS: Costs = Costs {
 /// The same where CTAs share no tile and load [`Keys::Pages`]: memory gives 92 of 132 as much as they can take.
 const SPEED_OF_SINGLE_CTAS: i32 = 368;
 /// The same, where units are equal, of two that share the tiles of 16-bit numbers, and of more or over codes: what they do with a tile takes
-/// longer than to read it.
+/// longer than to read it, unless memory is slower than [`MEMORY_OF_SPEEDS`].
 const SPEED_OF_PAIRED_CTAS: i32 = 218;
 const SPEED_OF_BUSY_CTAS: i32 = 160;
 /// Over pages of codes.
@@ -177,7 +176,7 @@ impl Choice {
             min_part: min_part * splits,
             part_cost: part * team * splits,
             whole_speed,
-            equal_speed: equal_speed.max(256),
+            equal_speed,
             equal_split_cost: equal_split * splits,
         }
     }
@@ -194,8 +193,8 @@ impl Choice {
 /// they fit one team of at most 8: each tile then leaves memory once. Ragged requests get teams of 2, or of 1
 /// where most may have one token, of up to 64 rows.
 ///
-/// With 16 or 32 rows a cluster of 8, 4 or 2 CTAs, of few short units 16, shares the tiles of an item: the most with which
-/// every unit has a cluster of its own and half of its CTAs a tile, if that keeps enough CTAs busy or there is little to do.
+/// With 16 rows, or 32 over other keys than pages, a cluster of 8, 4 or 2 CTAs, of few short units 16, shares the tiles of an item: the most
+/// with which every unit has a cluster of its own and half of its CTAs a tile, if that keeps enough CTAs busy or there is little to do.
 /// Otherwise units are cut into parts for single CTAs.
 ///
 /// Of codes, and of 16-bit rows that do not come in pages, the layout is taken that would take least time, from a model that was fitted to

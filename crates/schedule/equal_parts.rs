@@ -150,8 +150,8 @@ pub(crate) enum Division {
     Whole { longest: i64 },
     /// Cut into so many equal parts, of so many tiles.
     Parts { step: i64, count: i32 },
-    /// Cut where the even shares fall, as long as these.
-    Shares { longest: i64 },
+    /// Cut where the even shares fall, unless they stay whole on the line all the same: a share, and the most tiles of a worker then, as above.
+    Shares { share: i64, whole: i64 },
 }
 
 /// How a plan would share out so many units of so many tiles, as [`equal_parts`] and the line do.
@@ -185,7 +185,8 @@ pub(crate) fn division(shape: &FmPlanShape, units: i32, tiles: i64) -> Division 
         }
     }
     Division::Shares {
-        longest: (share - fixed).max(1),
+        share,
+        whole: longest - fixed,
     }
 }
 

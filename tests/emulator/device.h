@@ -7,7 +7,7 @@
 
 namespace emulation {
 
-// Streaming multiprocessors, as many as an H200 has: how work is cut and shared out depends on it.
+// Streaming multiprocessors, and the memory's clock and width, of an H200: how work is cut and shared out depends on them.
 constexpr int kSms = 132;
 constexpr int kMemoryKhz = 3201000, kMemoryBits = 6016;
 

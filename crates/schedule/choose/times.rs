@@ -2,15 +2,15 @@
 //! chosen.
 //!
 //! A launch takes what it takes to begin and to end, more where parts are added up, and so much for each tile of the CTA
-//! that has most; a tile takes longer the more CTAs are at work. All of it was fitted to 1,500 shapes with 20 layouts each on
-//! an H200; the root mean square error of the fits is 4 to 6 %. Those of 16 and 32 rows of 16-bit numbers are newer, of 260 lists: 8
-//! and 6 %.
+//! that has most; a tile takes longer the more CTAs are at work. Of codes it was fitted to 1,859 plans on an H200: the root mean
+//! square error of the fits is 3 to 6 %, 10 % of 64 rows over two lists (`docs/tried-equal-units.md`). Those of 16 and 32 rows of 16-bit numbers
+//! are of 260 lists, 8 and 6 %, of 64 rows of 1,500 shapes with 20 layouts each.
 
 use super::{
     COSTS_OF_FEW_ROWS, Choice, Costs, Keys, MAX_CLUSTER, Problem, Queries, SMS_OF_SPEEDS, Split,
     Work, speed_of,
 };
-use crate::algorithm::{even_share, fair_uneven_stretch};
+use crate::algorithm::fair_uneven_stretch;
 use crate::equal_parts::{Division, division};
 use crate::layout::DivCeil;
 use crate::plan_layout::FM_TILE_ROWS;
@@ -114,7 +114,6 @@ const FIXED_COST_OF_PAGES_OF_CODES: i32 = 6;
 const COSTS_OF_MANY_UNITS_OF_CODES: Costs = Costs {
     part: COSTS_OF_KEYS.part,
     whole_speed: 288,
-    equal_speed: 288,
     ..COSTS_OF_FEW_ROWS
 };
 const COSTS_OF_MANY_UNITS_OF_ROWS: Costs = Costs {
@@ -269,23 +268,19 @@ impl Problem {
         }
         let shape = self.shape_of(choice);
         let fixed = i64::from(shape.fixed_cost);
-        let share = even_share(i64::from(units) * (work.tiles + fixed), shape.workers);
-        let all = i64::from((units - 1) / shape.workers + 1) * (work.tiles + fixed);
         let division = match division(&shape, units, work.tiles) {
             // They stay whole where units of different lengths would.
-            Division::Shares { .. }
-                if units > shape.workers && all <= fair_uneven_stretch(&shape, share) =>
+            Division::Shares { share, whole }
+                if units > shape.workers && whole + fixed <= fair_uneven_stretch(&shape, share) =>
             {
-                Division::Whole {
-                    longest: all - fixed,
-                }
+                Division::Whole { longest: whole }
             }
             division => division,
         };
         let (longest, workers) = match division {
             Division::Whole { longest } => (longest, units.into()),
             Division::Shares { .. } if choice.splits > 1 => return None,
-            Division::Shares { longest } => (longest, choice.workers.into()),
+            Division::Shares { share, .. } => ((share - fixed).max(1), choice.workers.into()),
             Division::Parts { step, count } => (step, i64::from(units) * i64::from(count)),
         };
         // Blocks of the same rows read the same keys, at about the same time.

@@ -45,6 +45,34 @@ fn small_gpus_and_any_cpu_have_a_worker() {
 
 const H200: Target = PROBLEM.target;
 
+/// As many multiprocessors as an H200 has, with another memory.
+fn with_memory(memory: i32) -> Target {
+    Target::Gpu {
+        sm_count: 132,
+        clusters: [66, 30, 15, 7],
+        memory,
+    }
+}
+
+/// Requests of one query token, of any number of keys.
+fn decodes(batch: i32, group: i32) -> Problem {
+    Problem {
+        batch,
+        group,
+        kv_heads: 1,
+        queries: Queries::Uniform { q_len: 1 },
+        split: Split::Auto,
+        ..PROBLEM
+    }
+}
+
+/// Of requests of so many tokens.
+fn header_of(shape: &PlanShape, tokens: i32) -> PlanHeader {
+    let mut words = vec![0; layout(shape).unwrap().words()];
+    let lens = vec![tokens; shape.batch as usize];
+    plan_into(shape, lens.as_slice(), None, &mut words).unwrap()
+}
+
 #[test]
 fn fewer_sms_have_fewer_clusters_and_cpus_no_limit() {
     let gpu = |sm_count, clusters| Target::Gpu {
@@ -65,16 +93,10 @@ fn fewer_sms_have_fewer_clusters_and_cpus_no_limit() {
 fn whole_units_go_faster_than_their_share_only_with_many_sms() {
     let speeds = |group, keys| {
         [132, 120, 96, 78].map(|most| {
-            let queries = Queries::Uniform { q_len: 1 };
             choose(&Problem {
-                batch: 128,
-                queries,
-                group,
-                kv_heads: 1,
                 keys,
-                split: Split::Auto,
                 target: H200.at_most(Some(most)),
-                ..PROBLEM
+                ..decodes(128, group)
             })
             .whole_speed
         })
@@ -88,21 +110,10 @@ fn whole_units_go_faster_than_their_share_only_with_many_sms() {
 #[test]
 fn equal_units_go_faster_than_their_share_by_more_where_memory_is_slower() {
     let of = |group, keys, memory| {
-        let target = Target::Gpu {
-            sm_count: 132,
-            clusters: [66, 30, 15, 7],
-            memory,
-        };
-        let queries = Queries::Uniform { q_len: 1 };
         let choice = choose(&Problem {
-            batch: 72,
-            queries,
-            group,
-            kv_heads: 1,
             keys,
-            split: Split::Auto,
-            target,
-            ..PROBLEM
+            target: with_memory(memory),
+            ..decodes(72, group)
         });
         (choice.equal_speed, choice.whole_speed)
     };
@@ -116,17 +127,10 @@ fn equal_units_go_faster_than_their_share_by_more_where_memory_is_slower() {
         (16, Keys::Codes, 256, 351, 308),
         (64, Keys::Codes, 256, 256, 256),
     ] {
-        assert_eq!(
-            of(group, keys, 4814),
-            (h200, whole_speed),
-            "{group} {keys:?}"
-        );
-        assert_eq!(of(group, keys, 0), (h200, whole_speed), "{group} {keys:?}");
-        assert_eq!(
-            of(group, keys, 3352),
-            (h100, whole_speed),
-            "{group} {keys:?}"
-        );
+        for (memory, equal_speed) in [(4814, h200), (0, h200), (3352, h100)] {
+            let expected = (equal_speed, whole_speed);
+            assert_eq!(of(group, keys, memory), expected, "{group} {keys:?}");
+        }
     }
 }
 
@@ -135,30 +139,13 @@ fn equal_units_go_faster_than_their_share_by_more_where_memory_is_slower() {
 fn whole_ones_are_as_good_as_cuts_where_memory_is_slower() {
     let merges = |memory| {
         let problem = Problem {
-            batch: 72,
-            group: 64,
-            kv_heads: 1,
-            queries: Queries::Uniform { q_len: 1 },
-            split: Split::Auto,
             max_seq_len: 4096,
-            target: Target::Gpu {
-                sm_count: 132,
-                clusters: [66, 30, 15, 7],
-                memory,
-            },
-            ..PROBLEM
+            target: with_memory(memory),
+            ..decodes(72, 64)
         };
-        header_of(&problem, 4096).merges
+        header_of(&problem.shape().unwrap(), 4096).merges
     };
     assert_eq!([4814, 3352].map(merges), [72, 0]);
-}
-
-/// Of requests of so many tokens.
-fn header_of(problem: &Problem, tokens: i32) -> PlanHeader {
-    let shape = problem.shape().unwrap();
-    let mut words = vec![0; layout(&shape).unwrap().words()];
-    let lens = vec![tokens; problem.batch as usize];
-    plan_into(&shape, lens.as_slice(), None, &mut words).unwrap()
 }
 
 #[test]
@@ -226,16 +213,9 @@ fn workers_that_are_left_out_would_have_had_nothing() {
     for group in [16, 32, 64, 128] {
         for batch in 1..40 {
             for max_seq_len in (1..300).map(|tiles| tiles * 64) {
-                let queries = Queries::Uniform { q_len: 1 };
-                let split = Split::Auto;
                 let problem = Problem {
-                    batch,
-                    queries,
-                    group,
-                    kv_heads: 1,
                     max_seq_len,
-                    split,
-                    ..PROBLEM
+                    ..decodes(batch, group)
                 };
                 let choice = choose(&problem);
                 let all = [132, 66, 30, 15, 7][choice.team.max(choice.splits).ilog2() as usize];
@@ -259,9 +239,7 @@ fn workers_that_are_left_out_would_have_had_nothing() {
                         equal_speed,
                         ..shape
                     };
-                    let mut words = vec![0; layout(&shape).unwrap().words()];
-                    let lens = vec![max_seq_len; batch as usize];
-                    plan_into(&shape, lens.as_slice(), None, &mut words).unwrap()
+                    header_of(&shape, max_seq_len)
                 };
                 // Whole is what all of them would not take for fair by shares that are shorter than a part can be.
                 let whole = header(choice.workers).merges == 0;
@@ -375,15 +353,11 @@ fn equal_requests_are_cut_where_that_takes_less_time() {
         (Keys::Codes, 72, 64, 1024, 0),
     ] {
         let problem = Problem {
-            batch,
-            group,
-            kv_heads: 1,
             keys,
-            queries: Queries::Uniform { q_len: 1 },
-            split: Split::Auto,
             max_seq_len: tokens,
-            ..PROBLEM
+            ..decodes(batch, group)
         };
-        assert_eq!(header_of(&problem, tokens).merges, cut, "{problem:?}");
+        let header = header_of(&problem.shape().unwrap(), tokens);
+        assert_eq!(header.merges, cut, "{problem:?}");
     }
 }
