@@ -64,6 +64,8 @@ const COSTS: Costs = Costs {
 };
 /// The same where CTAs share no tile and load [`Keys::Pages`]: memory gives 92 of 132 as much as they can take.
 const SPEED_OF_SINGLE_CTAS: i32 = 368;
+/// The same of [`Keys::Rows`], where units are equal.
+const SPEED_OF_SINGLE_CTAS_OF_ROWS: i32 = 352;
 /// The same, where units are equal, of two that share the tiles of 16-bit numbers, and of more or over codes: what they do with a tile takes
 /// longer than to read it, unless memory is slower than [`MEMORY_OF_SPEEDS`].
 const SPEED_OF_PAIRED_CTAS: i32 = 218;
@@ -187,7 +189,7 @@ impl Choice {
 ///
 /// The rows of a request, or of ragged requests on average, decide what a CTA takes: 16, 32 or 64. With caches of
 /// two kinds more than 16 rows take 64: there is no kernel of 32. So do 17 to 32 rows of many requests over short sequences
-/// of pages. Where no sequence is long and there are few of them, blocks of 16 rows share out the little there is to do.
+/// of pages, or of so few that each is cut often. Where no sequence is long and there are few of them, blocks of 16 rows share out the little there is to do.
 ///
 /// All CTAs of a team read the same KV tiles at the same time, so a unit of 64-row CTAs takes all rows where
 /// they fit one team of at most 8: each tile then leaves memory once. Ragged requests get teams of 2, or of 1
@@ -413,7 +415,8 @@ impl Problem {
             _ => COSTS.fixed,
         };
         let equal_speed = match (team, self.keys) {
-            (1, Keys::Pages | Keys::Rows) => whole_speed,
+            (1, Keys::Pages) => whole_speed,
+            (1, Keys::Rows) => SPEED_OF_SINGLE_CTAS_OF_ROWS,
             (2, Keys::Pages | Keys::Rows) => SPEED_OF_PAIRED_CTAS,
             _ => SPEED_OF_BUSY_CTAS,
         };

@@ -15,6 +15,8 @@ const MOST_WORKERS: i32 = 1024;
 
 /// What is known before the length is.
 struct Search {
+    /// Tiles of all units.
+    all: i64,
     /// The least length that can do.
     least: i64,
     /// The greatest that is about as good for a worker as an even share and what cutting at even shares costs.
@@ -31,6 +33,7 @@ impl Search {
         let fixed = i64::from(shape.fixed_cost);
         let tiles = line.total - i64::from(line.units) * fixed;
         Some(Self {
+            all: tiles,
             least: tiles
                 .div_ceil_positive(shape.workers)
                 .max(shape.min_part.into()),
@@ -66,12 +69,17 @@ fn parts_counted(shape: &FmPlanShape, longest: i64, tiles: i64) -> i64 {
     parts + i64::from(short) * i64::from(MOST_WORKERS)
 }
 
-/// The common length of the parts of units of which `filled` have tiles; `None` where they are cut at even shares, or not at all.
+/// The common length of the parts of units of which `filled` have tiles; `None` where they are equal, so that it might be that of
+/// whole ones, or cut otherwise, or not at all.
 pub(crate) fn common_length(shape: &FmPlanShape, line: &Line, filled: i32) -> Option<i64> {
     let search = Search::new(shape, line, filled)?;
+    let tiles = || (0..line.units).map(|unit| i64::from(line.tiles(shape, unit)));
+    if tiles().all(|tiles| tiles == 0 || tiles * i64::from(filled) == search.all) {
+        return None;
+    }
     let few_enough = |longest: i64| {
-        let parts = |unit| parts_counted(shape, longest, line.tiles(shape, unit).into());
-        (0..line.units).map(parts).sum::<i64>() <= shape.workers.into()
+        let parts = |tiles| parts_counted(shape, longest, tiles);
+        tiles().map(parts).sum::<i64>() <= shape.workers.into()
     };
     let (mut low, mut high) = (search.least, search.most + 1);
     while low < high {

@@ -6,9 +6,10 @@
 
 use crate::algorithm::{
     Line, MOST_ROUNDS, Parts, Tally, even_share, fair_beside_own_parts, fair_stretch,
+    fair_uneven_stretch,
 };
 use crate::layout::DivCeil;
-use crate::plan_layout::FmPlanShape;
+use crate::plan_layout::{FM_TILE_ROWS, FmPlanShape};
 use crate::rest::Rest;
 use crate::turns::Turns;
 
@@ -150,8 +151,8 @@ pub(crate) enum Division {
     Whole { longest: i64 },
     /// Cut into so many equal parts, of so many tiles.
     Parts { step: i64, count: i32 },
-    /// Cut where the even shares fall, unless they stay whole on the line all the same: a share, and the most tiles of a worker then, as above.
-    Shares { share: i64, whole: i64 },
+    /// Cut where the even shares fall, unless they stay whole on the line all the same.
+    Shares { share: i64 },
 }
 
 /// How a plan would share out so many units of so many tiles, as [`equal_parts`] and the line do.
@@ -168,26 +169,29 @@ pub(crate) fn division(shape: &FmPlanShape, units: i32, tiles: i64) -> Division 
         shape.equal_split_cost
     };
     let most = fair_stretch(share, shape.equal_speed.into(), split);
-    let most_whole = if halves {
-        fair_beside_own_parts(shape, most)
-    } else {
-        most
+    let most_uneven = fair_uneven_stretch(shape, share);
+    let most_whole = match rounds {
+        1 if halves => fair_beside_own_parts(shape, most),
+        1 => most,
+        2..=MOST_ROUNDS => most.max(most_uneven),
+        _ => most_uneven,
     };
-    if rounds <= MOST_ROUNDS && longest <= most_whole {
+    if longest <= most_whole {
         return Division::Whole {
             longest: longest - fixed,
         };
     }
     if halves {
         let (step, count) = best_parts(shape, tiles, units);
-        if step < tiles && step + fixed + i64::from(shape.split_cost / 4) <= most {
+        let most_of_part = match shape.unit_rows {
+            FM_TILE_ROWS.. => most - i64::from(shape.split_cost / 4),
+            _ => most.max(most_uneven),
+        };
+        if step < tiles && step + fixed <= most_of_part {
             return Division::Parts { step, count };
         }
     }
-    Division::Shares {
-        share,
-        whole: longest - fixed,
-    }
+    Division::Shares { share }
 }
 
 /// Parts of so many units of so many tiles, if each can have more than one.

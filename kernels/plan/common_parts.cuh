@@ -86,6 +86,14 @@ __device__ __forceinline__ CommonTally count_parts(const FmPlanShape& shape, Sha
 /* The common length, if parts of it are about as good as cuts at even shares; else 0. */
 __device__ inline __attribute__((noinline)) Position find_common_length(const FmPlanShape& shape, Shared& shared, Line<Position> line) {
   const CommonSearch<Position> search = common_search<Position>(shape, line, count_filled(shared, line.units), kMaxLine);
+  if (search.equal > 0) {
+    bool equal = true;
+    for (int32_t index = threadIdx.x; index < line.units; index += blockDim.x) {
+      const Position tiles = shared.whole.tiles[index];
+      equal = equal && (tiles == 0 || tiles == search.equal);
+    }
+    if (__syncthreads_and(equal)) return 0;
+  }
   return common_length(shape, shared, line.units, search);
 }
 

@@ -26,7 +26,8 @@ FM_BOTH bool may_have_common_length(const FmPlanShape& shape, const Line<P>& lin
 template <class P>
 struct CommonSearch {
   P least;
-  P most; /* may be below least */
+  P most;  /* may be below least */
+  P equal; /* tiles of each unit that has any, if they all have as many; else 0 */
 };
 
 /* Of units of which `filled` have tiles: from the least that can do to what is about as good for a worker as an even share and what
@@ -36,7 +37,8 @@ FM_BOTH CommonSearch<P> common_search(const FmPlanShape& shape, const Line<P>& l
   const P tiles = line.total - static_cast<P>(line.units) * shape.fixed_cost;
   const P least = (tiles + shape.workers - 1) / shape.workers;
   const int64_t most = fair_uneven_stretch(shape, share_of_filled(shape, line, filled)) - shape.fixed_cost;
-  return {least < shape.min_part ? shape.min_part : least, static_cast<P>(smaller(most, longest_line))};
+  const P each = tiles / static_cast<P>(filled), equal = each * static_cast<P>(filled) == tiles ? each : 0;
+  return {least < shape.min_part ? shape.min_part : least, static_cast<P>(smaller(most, longest_line)), equal};
 }
 
 /* `parts` of a unit none of which is longer than `longest`; more than any workers where these are so many that each costs more than it

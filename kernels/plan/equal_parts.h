@@ -95,7 +95,9 @@ FM_BOTH EqualParts equal_parts(const FmPlanShape& shape, const Line<P>& line, in
   const int32_t rounds = (filled - 1) / shape.workers + 1;
   const bool halves = filled <= shape.workers / 2; /* all could be cut in two, with a worker for each part */
   const int64_t most = fair_stretch(share, shape.equal_speed, halves ? shape.split_cost : shape.equal_split_cost);
-  const bool whole = static_cast<int64_t>(cost) * rounds <= (halves ? fair_beside_own_parts(shape, most) : most);
+  const int64_t most_uneven = fair_uneven_stretch(shape, share);
+  const int64_t most_whole = halves ? fair_beside_own_parts(shape, most) : rounds > 1 ? larger(most, most_uneven) : most;
+  const bool whole = static_cast<int64_t>(cost) * rounds <= most_whole;
   if (!halves && (whole || !line.whole)) {
     const Rest rest = rest_beside_whole(shape, filled, unit_tiles, whole);
     const int32_t kept = filled - rest.units;
@@ -107,7 +109,8 @@ FM_BOTH EqualParts equal_parts(const FmPlanShape& shape, const Line<P>& line, in
   }
   if (!halves) return {};
   const PartsAtCost best = best_parts(shape, tiles, filled);
-  if (best.step >= unit_tiles || int64_t{best.step} + shape.fixed_cost + shape.split_cost / 4 > most) return {};
+  const int64_t most_of_part = shape.unit_rows < FM_TILE_ROWS ? larger(most, most_uneven) : most - shape.split_cost / 4;
+  if (best.step >= unit_tiles || int64_t{best.step} + shape.fixed_cost > most_of_part) return {};
   return {best.step, unit_tiles, best.count, filled, {filled * best.count, empty, 1}, 0};
 }
 

@@ -221,17 +221,21 @@ struct Planner {
     return __reduce_add_sync(~0u, lane < blockDim.x / 32 ? filled[lane] : 0);
   }
 
+  /* Whether all units that have tiles have so many. */
+  __device__ bool all_have(Position tiles) const {
+    bool same = true;
+    for (uint32_t index = threadIdx.x; index < units; index += blockDim.x) {
+      const Position own = tiles_of(shape, span_of(index));
+      same = same && (own == 0 || own == tiles);
+    }
+    return __syncthreads_and(same);
+  }
+
   /* Equal parts where units with tiles are equal and that is as good, else none. */
   __device__ EqualParts cut_equally(const Line<Position>& line) const {
     if (!may_be_equal(shape, line, all_filled())) return {};
     const EqualParts equal = equal_parts(shape, line, all_filled());
-    if (equal.step == 0) return equal;
-    bool same = true;
-    for (uint32_t index = threadIdx.x; index < units; index += blockDim.x) {
-      const int32_t tiles = tiles_of(shape, span_of(index));
-      same = same && (tiles == 0 || tiles == equal.tiles);
-    }
-    return __syncthreads_and(same) ? equal : EqualParts{};
+    return equal.step > 0 && all_have(equal.tiles) ? equal : EqualParts{};
   }
 
   __device__ Tally write_equal(const EqualParts& equal) {
@@ -273,6 +277,7 @@ struct Planner {
   __device__ Position common_length(const Line<Position>& line) {
     if (shape.split_mode != FM_SPLIT_AUTO || !may_have_common_length(shape, line, all_filled())) return 0;
     const CommonSearch<Position> search = common_search<Position>(shape, line, all_filled(), INT64_MAX - 1);
+    if (search.equal > 0 && all_have(search.equal)) return 0;
     Position low = search.least, high = search.most + 1;
     while (low < high) {
       const Position middle = low + (high - low) / 2;

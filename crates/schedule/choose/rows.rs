@@ -40,6 +40,11 @@ enum Units {
 const MANY_UNITS: i64 = 3;
 /// ... if units have as many tiles at most.
 const TILES_OF_MANY: i64 = 12;
+/// Parts of a unit, if each multiprocessor has one, with which they are, too, as those of 64 rows are added up sooner: more than so
+/// many, ...
+const MANY_PARTS: i64 = 4;
+/// ... and no more than so many.
+const MOST_PARTS: i64 = 9;
 
 impl Problem {
     /// Query rows of a CTA: as a request has, on average; fewer where there is little work, more where there are many short requests.
@@ -48,19 +53,22 @@ impl Problem {
             _ if self.is_ragged_invariant() => FM_TILE_ROWS,
             _ if self.is_for_blocks_of_16(sm_count, clusters) => 16,
             ..=16 => 16,
-            17..=32 if self.keys != Keys::Mixed && !self.are_many_short(sm_count) => 32,
+            17..=32 if self.keys != Keys::Mixed && !self.are_faster_by_64(sm_count) => 32,
             _ => FM_TILE_ROWS,
         }
     }
 
-    /// Whether so many requests have so short sequences of pages that CTAs of 64 rows are faster than of 32.
-    fn are_many_short(&self, sm_count: i32) -> bool {
+    /// Whether so many requests have so short sequences of pages, or so few are cut so often, that CTAs of 64 rows are faster than of 32.
+    fn are_faster_by_64(&self, sm_count: i32) -> bool {
         let requests = i64::from(self.batch) * i64::from(self.kv_heads);
         let tiles = i64::from(self.max_seq_len).div_ceil_positive(FM_TILE_TOKENS);
+        let sm_count = i64::from(sm_count);
+        let many_short = 5 * requests >= MANY_UNITS * sm_count && tiles <= TILES_OF_MANY;
+        let uniform = matches!(self.queries, Queries::Uniform { .. });
+        let often_cut = MANY_PARTS * requests < sm_count && sm_count <= MOST_PARTS * requests;
         self.keys == Keys::Pages
             && self.split == Split::Auto
-            && 5 * requests >= MANY_UNITS * i64::from(sm_count)
-            && tiles <= TILES_OF_MANY
+            && (many_short || uniform && often_cut)
     }
 
     /// Whether blocks of 16 rows are to share out what little work there is, as far as is known before the lengths are.

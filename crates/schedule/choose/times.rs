@@ -10,7 +10,6 @@ use super::{
     COSTS_OF_FEW_ROWS, Choice, Costs, Keys, MAX_CLUSTER, Problem, Queries, SMS_OF_SPEEDS, Split,
     Work, speed_of,
 };
-use crate::algorithm::fair_uneven_stretch;
 use crate::equal_parts::{Division, division};
 use crate::layout::DivCeil;
 use crate::plan_layout::FM_TILE_ROWS;
@@ -89,9 +88,9 @@ const TWICE_LISTED_CODES: TimesOfRows = [
 /// Of rows of 16-bit numbers.
 #[rustfmt::skip]
 const ROWS: TimesOfRows = [
-    times([501, 636, 640, 703, 838], [316, 432, 3, -556], [137, 27, 164]),
-    times([723, 986, 1060, 1197, 1374], [362, 481, 5, 84], [152, 44, 196]),
-    times([705, NONE, NONE, NONE, NONE], [582, 589, 0, -153], [155, 77, 232]),
+    times([607, 715, 726, 742, 854], [311, 333, 0, 693], [121, 30, 200]),
+    times([932, 1158, 1181, 1264, 1374], [352, 342, 0, 910], [127, 43, 212]),
+    times([907, NONE, NONE, NONE, NONE], [494, 294, 13, 1696], [132, 67, 246]),
 ];
 
 /// Bounds on lengths of sequences above which most are loose ones.
@@ -119,7 +118,6 @@ const COSTS_OF_MANY_UNITS_OF_CODES: Costs = Costs {
 const COSTS_OF_MANY_UNITS_OF_ROWS: Costs = Costs {
     part: COSTS_OF_KEYS.part,
     whole_speed: 324,
-    equal_speed: 324,
     ..COSTS_OF_FEW_ROWS
 };
 
@@ -141,6 +139,10 @@ const EQUAL_PAGES_OF_CODES: Equal = Equal {
 const EQUAL_LISTS_OF_CODES: Equal = Equal {
     speeds: [218, 210],
     split: 6,
+};
+const EQUAL_ROWS: Equal = Equal {
+    speeds: [336, 352],
+    split: 5,
 };
 /// Tiles of a unit from which on a sequence of codes gets no cluster of two or of four CTAs: if lengths are equal parts take 2 to 5 % longer, if
 /// they differ, as they mostly do, up to 20 % less.
@@ -243,7 +245,8 @@ impl Problem {
     fn costs_of_equal(&self, rows: i32, costs: &Costs) -> (i32, i32) {
         let lists = matches!(self.queries, Queries::Sparse { .. });
         let equal = match self.keys {
-            Keys::Mixed | Keys::Rows => return (costs.equal_speed, costs.equal_split),
+            Keys::Mixed => return (costs.equal_speed, costs.equal_split),
+            Keys::Rows => EQUAL_ROWS,
             Keys::Pages => EQUAL_PAGES,
             Keys::Codes if lists => EQUAL_LISTS_OF_CODES,
             Keys::Codes => EQUAL_PAGES_OF_CODES,
@@ -268,24 +271,24 @@ impl Problem {
         }
         let shape = self.shape_of(choice);
         let fixed = i64::from(shape.fixed_cost);
-        let division = match division(&shape, units, work.tiles) {
-            // They stay whole where units of different lengths would.
-            Division::Shares { share, whole }
-                if units > shape.workers && whole + fixed <= fair_uneven_stretch(&shape, share) =>
-            {
-                Division::Whole { longest: whole }
-            }
-            division => division,
-        };
+        let division = division(&shape, units, work.tiles);
         let (longest, workers) = match division {
             Division::Whole { longest } => (longest, units.into()),
-            Division::Shares { .. } if choice.splits > 1 => return None,
-            Division::Shares { share, .. } => ((share - fixed).max(1), choice.workers.into()),
+            Division::Shares { .. } | Division::Parts { .. } if choice.splits > 1 => return None,
+            Division::Shares { share } => ((share - fixed).max(1), choice.workers.into()),
             Division::Parts { step, count } => (step, i64::from(units) * i64::from(count)),
         };
-        // Blocks of the same rows read the same keys, at about the same time.
-        let blocks = self.mean_rows().div_ceil_positive(choice.unit_rows).max(1);
-        let read = times.read * self.share_of_memory(sm_count) / 256 / blocks;
+        // CTAs of a team read the same keys at the same time, and so do all of a request that begin together.
+        let together = match division {
+            Division::Whole { .. } => units <= choice.workers,
+            Division::Parts { .. } => true,
+            Division::Shares { .. } => false,
+        };
+        let readers = match together {
+            true => self.mean_rows().div_ceil_positive(choice.rows).max(1),
+            false => choice.team.into(),
+        };
+        let read = times.read * self.share_of_memory(sm_count) / 256 / readers;
         let (sm_count, ctas) = (i64::from(sm_count), choice.team * choice.splits);
         let busy = (workers * i64::from(ctas)).min(sm_count);
         let extra = match division {

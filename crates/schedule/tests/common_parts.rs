@@ -149,7 +149,7 @@ proptest! {
         let would_be_cut = longest_whole_stretch(&case, &units) > fair_stretch(&case, &units);
         let is_for_this = would_be_cut
             && !is_shared_out_equally(&planned)
-            && !filled.is_empty()
+            && filled.iter().any(|&tiles| tiles != filled[0])
             && 8 * filled.len() <= 7 * workers as usize
             && units.len() <= 384
             && case.shape.batch <= 384

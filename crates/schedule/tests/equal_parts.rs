@@ -87,6 +87,7 @@ fn whole_requests_share_out_in_rounds() {
         ((192, 16, 4096), (2, 96)),
         ((192, 64, 2048), (2, 96)),
         ((330, 16, 2048), (3, 110)),
+        ((160, 32, 1024), (2, 80)), // whole on the line, too, with one or two
     ] {
         let planned = plan(&on_h200(batch, heads, seq_len));
         let workers = tiles_of_workers(&planned);
@@ -172,6 +173,14 @@ fn the_last_part_takes_what_would_be_too_short_alone() {
     }
 }
 
+/// Parts of a common length would be two of 32 tiles for 48 of 66 workers, where an even share is 24.
+#[test]
+fn equal_requests_get_no_parts_of_a_common_length() {
+    let header = plan(&on_h200(24, 128, 4096)).header;
+    assert_eq!((header.merges, header.whole), (24, 0));
+    assert!(header.slots > 2 * 24, "{header:?}");
+}
+
 /// The same shape for the requests with tokens alone.
 fn without_empty(case: &Case) -> Case {
     let mut case = case.clone();
@@ -236,21 +245,6 @@ const WITH_EMPTY: [(i32, i32, i32, i32); 9] = [
     (16, 6, 65536, 1000),
 ];
 
-/// Parts of a common length, which only look like equal ones: with a bad draw of the test below.
-#[test]
-fn parts_of_a_common_length_are_told_from_equal_ones() {
-    for (workers, min_part, requests, tiles) in [(67, 6, 3, 17), (20, 7, 1, 17)] {
-        let mut case = on_h200(188, 64, tiles * TILE);
-        (case.shape.workers, case.shape.min_part) = (workers, min_part);
-        keep_filled(&mut case, &vec![true; requests]);
-        let alone = without_empty(&case);
-        let planned = plan(&alone);
-        assert_eq!(parts_and_empty(&planned)[0].0, [planned.header.share]);
-        assert!(!has_equal_parts(&alone));
-    }
-    assert!(has_equal_parts(&on_h200(32, 64, 8192)));
-}
-
 #[test]
 fn empty_requests_make_no_difference_to_the_parts_of_others() {
     for (heads, requests, seq_len, empty) in WITH_EMPTY {
@@ -271,23 +265,15 @@ fn empty_requests_make_no_difference_to_the_parts_of_others() {
     }
 }
 
-/// More units than have parts of a common length.
-const MANY: usize = 257;
-
 /// Whether all units, none of which is empty, are cut, and into equal parts. The header says how long such parts are. Cuts at shares
-/// may give each worker one part, too, but the first of them is shorter than the share in the header, by the fixed cost. Parts of a
-/// common length may look the same, but not beside many empty units; of parts dealt out longest first some worker has two.
+/// may give each worker one part, too, but the first of them is shorter than the share in the header, by the fixed cost; of parts
+/// dealt out longest first some worker has two.
 fn has_equal_parts(case: &Case) -> bool {
-    let mut beside_many = case.clone();
-    beside_many.seq_lens.resize(case.seq_lens.len() + MANY, 0);
-    beside_many.shape.batch += MANY as i32;
-    [case, &beside_many].into_iter().all(|one| {
-        let planned = plan(one);
-        let all_cut = planned.header.merges > 0 && planned.header.merges == case.shape.batch;
-        let parts = parts_and_empty(&planned);
-        let one_each = parts.iter().all(|(parts, _)| parts.len() <= 1);
-        all_cut && one_each && parts[0].0 == [planned.header.share]
-    })
+    let planned = plan(case);
+    let all_cut = planned.header.merges > 0 && planned.header.merges == case.shape.batch;
+    let parts = parts_and_empty(&planned);
+    let one_each = parts.iter().all(|(parts, _)| parts.len() <= 1);
+    all_cut && one_each && parts[0].0 == [planned.header.share]
 }
 
 proptest! {

@@ -90,12 +90,13 @@ fn share_of_filled(case: &Case, units: &[ExpectedUnit]) -> i64 {
     ((cost + workers - 1) / workers).max(1)
 }
 
-/// The least length with which there are no more parts than workers, if a part of it is a fair one.
+/// The least length with which there are no more parts than workers, if a part of it is a fair one and not all units have as many tiles.
 fn common_length(case: &Case, units: &[ExpectedUnit]) -> Option<i64> {
     let shape = &case.shape;
     let workers = i64::from(shape.workers);
     let filled: Vec<i64> = filled(units).collect();
-    if filled.is_empty() || 8 * filled.len() as i64 > 7 * workers || workers > 1024 {
+    let differ = filled.iter().any(|&tiles| tiles != filled[0]);
+    if !differ || 8 * filled.len() as i64 > 7 * workers || workers > 1024 {
         return None;
     }
     let low = i64::from(shape.min_part);
