@@ -326,6 +326,10 @@ const KNOWN_TIMES: &[(&str, Keys, Batch, i32, Layout)] = &[
     ("lists of rows, few heads", Keys::Rows, (6, 16, listed(1024, 0)), 0, (16, 1, 16, 6, 6)),
     ("lists of rows, 32 heads", Keys::Rows, (160, 32, listed(2048, 0)), 0, (32, 1, 1, 132, 160)),
     ("lists of rows, all heads", Keys::Rows, (8, 128, listed(512, 0)), 0, (16, 1, 2, 64, 64)),
+    ("38 lists of rows, 32 heads", Keys::Rows, (38, 32, listed(2048, 0)), 0, (32, 1, 1, 132, 38)),
+    ("56 short ones", Keys::Rows, (56, 32, listed(512, 0)), 0, (16, 1, 1, 132, 112)),
+    ("88, half the heads", Keys::Rows, (88, 64, listed(2048, 0)), 0, (64, 1, 1, 132, 88)),
+    ("one request of rows", Keys::Rows, (1, 32, each(1)), 4096, (16, 1, 1, 67, 2)),
 ];
 
 #[test]

@@ -134,6 +134,29 @@ fn equal_units_go_faster_than_their_share_by_more_where_memory_is_slower() {
     }
 }
 
+/// Blocks of fewer rows, more than multiprocessors, would each read their list anew.
+#[test]
+fn rows_of_a_list_that_one_unit_holds_are_not_taken_by_turns() {
+    for memory in [4814, 3352] {
+        for (group, rows) in [(32, 32), (64, 64), (128, 64)] {
+            for (batch, topk) in (136..400).flat_map(|batch| [(batch, 512), (batch, 2048)]) {
+                let queries = Queries::Sparse {
+                    q_len: 1,
+                    topk,
+                    extra_topk: 0,
+                };
+                let lists = Problem {
+                    keys: Keys::Rows,
+                    target: with_memory(memory),
+                    queries,
+                    ..decodes(batch, group)
+                };
+                assert!(choose(&lists).rows >= rows, "{lists:?}");
+            }
+        }
+    }
+}
+
 /// 72 of 4,096 tokens with 64 heads: an H100 gives 72 CTAs all that it reads.
 #[test]
 fn whole_ones_are_as_good_as_cuts_where_memory_is_slower() {
