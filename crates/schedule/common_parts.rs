@@ -15,8 +15,6 @@ const MOST_WORKERS: i32 = 1024;
 
 /// What is known before the length is.
 struct Search {
-    /// Tiles of all units.
-    all: i64,
     /// The least length that can do.
     least: i64,
     /// The greatest that is about as good for a worker as an even share and what cutting at even shares costs.
@@ -33,7 +31,6 @@ impl Search {
         let fixed = i64::from(shape.fixed_cost);
         let tiles = line.total - i64::from(line.units) * fixed;
         Some(Self {
-            all: tiles,
             least: tiles
                 .div_ceil_positive(shape.workers)
                 .max(shape.min_part.into()),
@@ -74,7 +71,8 @@ fn parts_counted(shape: &FmPlanShape, longest: i64, tiles: i64) -> i64 {
 pub(crate) fn common_length(shape: &FmPlanShape, line: &Line, filled: i32) -> Option<i64> {
     let search = Search::new(shape, line, filled)?;
     let tiles = || (0..line.units).map(|unit| i64::from(line.tiles(shape, unit)));
-    if tiles().all(|tiles| tiles == 0 || tiles * i64::from(filled) == search.all) {
+    let most = tiles().max();
+    if tiles().all(|tiles| tiles == 0 || Some(tiles) == most) {
         return None;
     }
     let few_enough = |longest: i64| {

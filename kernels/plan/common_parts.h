@@ -27,7 +27,7 @@ template <class P>
 struct CommonSearch {
   P least;
   P most;  /* may be below least */
-  P equal; /* tiles of each unit that has any, if they all have as many; else 0 */
+  P equal; /* tiles of each unit that has any, if they may all have as many; else 0 */
 };
 
 /* Of units of which `filled` have tiles: from the least that can do to what is about as good for a worker as an even share and what

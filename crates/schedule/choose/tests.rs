@@ -243,6 +243,7 @@ const LITTLE_WORK_OF_PAGES: &[(&str, Batch, i32, Layout)] = &[
     ("32 heads, 80 of 12 tiles", (80, 32, each(1)), 768, (64, 1, 1, 132, 80)),
     ("32 heads, 80 of more", (80, 32, each(1)), 769, (32, 1, 1, 132, 80)),
     ("32 heads, 32 of 64 tiles", (32, 32, each(1)), 4096, (64, 1, 1, 132, 32)),
+    ("32 heads, 32 of any length", (32, 32, each(1)), 1 << 20, (64, 1, 1, 132, 32)),
     ("32 heads, 33 of 64 tiles", (33, 32, each(1)), 4096, (32, 1, 1, 132, 33)),
     ("32 heads, 40 of 128 tiles", (40, 32, each(1)), 8192, (32, 1, 1, 120, 40)),
     ("32 heads, 15 of 64 tiles", (15, 32, each(1)), 4096, (64, 1, 1, 132, 15)),
@@ -341,6 +342,12 @@ fn keys_whose_times_are_known_get_the_layout_that_takes_least() {
                 (name, bounded(keys, batch, max_seq_len), layout)
             }),
     );
+}
+
+#[test]
+fn requests_that_are_few_keep_ctas_of_32_rows_where_parts_are_fixed() {
+    let fixed = problem((32, 32, each(1)), Split::Fixed(3));
+    assert_eq!(layout_of(&fixed), (32, 1, 1, 132, 32));
 }
 
 #[test]

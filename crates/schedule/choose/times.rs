@@ -3,8 +3,8 @@
 //!
 //! A launch takes what it takes to begin and to end, more where parts are added up, and so much for each tile of the CTA
 //! that has most; a tile takes longer the more CTAs are at work. Of codes it was fitted to 1,859 plans on an H200: the root mean
-//! square error of the fits is 3 to 6 %, 10 % of 64 rows over two lists (`docs/tried-equal-units.md`). Those of 16 and 32 rows of 16-bit numbers
-//! are of 260 lists, 8 and 6 %, of 64 rows of 1,500 shapes with 20 layouts each.
+//! square error of the fits is 3 to 6 %, 10 % of 64 rows over two lists (`docs/tried-equal-units.md`), of 16-bit numbers to 420 lists with
+//! each layout each: 6 %.
 
 use super::{
     COSTS_OF_FEW_ROWS, Choice, Costs, Keys, MAX_CLUSTER, Problem, Queries, SMS_OF_SPEEDS, Split,

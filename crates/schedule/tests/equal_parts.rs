@@ -245,6 +245,18 @@ const WITH_EMPTY: [(i32, i32, i32, i32); 9] = [
     (16, 6, 65536, 1000),
 ];
 
+/// Units that are equal and cut otherwise are told from those with equal parts, so that the test below draws some, and only these.
+#[test]
+fn equal_parts_are_told_from_others() {
+    for (workers, min_part, requests, tiles) in [(67, 6, 3, 17), (20, 7, 1, 17)] {
+        let mut case = on_h200(188, 64, tiles * TILE);
+        (case.shape.workers, case.shape.min_part) = (workers, min_part);
+        keep_filled(&mut case, &vec![true; requests]);
+        assert!(!has_equal_parts(&without_empty(&case)));
+    }
+    assert!(has_equal_parts(&on_h200(32, 64, 8192)));
+}
+
 #[test]
 fn empty_requests_make_no_difference_to_the_parts_of_others() {
     for (heads, requests, seq_len, empty) in WITH_EMPTY {
