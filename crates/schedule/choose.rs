@@ -189,16 +189,16 @@ impl Choice {
 ///
 /// The rows of a request, or of ragged requests on average, decide what a CTA takes: 16, 32 or 64. With caches of
 /// two kinds more than 16 rows take 64: there is no kernel of 32. So do 17 to 32 rows of many requests over short sequences
-/// of pages, or of so few that each is cut often. Where no sequence is long and there are few of them, blocks of 16 rows share
-/// out the little there is to do.
+/// of pages, or of so few that each is cut often. Where no sequence is long and there are few of them, blocks of 16 rows
+/// share out the little there is to do.
 ///
 /// All CTAs of a team read the same KV tiles at the same time, so a unit of 64-row CTAs takes all rows where
 /// they fit one team of at most 8: each tile then leaves memory once. Ragged requests get teams of 2, or of 1
 /// where most may have one token, of up to 64 rows.
 ///
 /// With 16 rows, or 32 over other keys than pages, a cluster of 8, 4 or 2 CTAs, of few short units 16, shares the tiles of an item: the most
-/// with which every unit has a cluster of its own and half of its CTAs a tile, if that keeps enough CTAs busy or there is little to do.
-/// Otherwise units are cut into parts for single CTAs.
+/// with which every unit has a cluster of its own and half of its CTAs a tile, if that keeps enough CTAs busy or there is little to do, and
+/// the bound on lengths is not so loose that they are taken to differ. Otherwise units are cut into parts for single CTAs.
 ///
 /// Of codes, and of 16-bit rows that do not come in pages, the layout is taken that would take least time, from a model that was fitted to
 /// measurements, where the bound on lengths says something about them.
@@ -458,10 +458,10 @@ impl Problem {
     }
 
     /// Whether sequences are taken to be of different lengths: their bound is a loose one. Single CTAs get parts of a common length
-    /// then, which takes less time than to give each sequence a cluster, but for 16 rows of 16-bit numbers.
+    /// then, which takes less time than to give each sequence a cluster.
     fn lengths_may_differ(&self) -> bool {
         let lists = matches!(self.queries, Queries::Sparse { .. });
-        matches!(self.keys, Keys::Pages | Keys::Codes) && !lists && self.max_seq_len > MOST_TOKENS
+        !lists && self.max_seq_len > MOST_TOKENS
     }
 
     /// Clusters of CTAs that share an item, where every unit of few rows gets a cluster of its own that way and enough CTAs
@@ -473,9 +473,7 @@ impl Problem {
             return None;
         }
         let pages_of_32_rows = self.keys == Keys::Pages && rows == 32;
-        if pages_of_32_rows
-            || (self.lengths_may_differ() && (rows == 32 || self.keys == Keys::Codes))
-        {
+        if pages_of_32_rows || self.lengths_may_differ() {
             return None;
         }
         let Work { units, tiles } = self.work(rows);

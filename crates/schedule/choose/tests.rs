@@ -51,14 +51,10 @@ const WORKLOADS: &[(&str, Batch, Layout)] = &[
     ("all heads, one draft token", (128, 128, each(2)), (64, 4, 1, 33, 128)),
     ("all heads, three draft tokens", (128, 128, each(4)), (64, 8, 1, 16, 128)),
     ("more rows than a team of 8 holds", (128, 128, each(5)), (64, 4, 1, 33, 384)),
-    ("64 requests, few heads", (64, 16, each(1)), (16, 1, 2, 66, 64)),
-    ("12 requests, few heads", (12, 16, each(1)), (16, 1, 8, 15, 12)),
+    ("64 requests, few heads", (64, 16, each(1)), (16, 1, 1, 132, 64)),
     ("16 requests, few heads", (16, 16, each(1)), (16, 1, 1, 132, 16)),
-    ("24 requests, few heads", (24, 16, each(1)), (16, 1, 4, 30, 24)),
+    ("24 requests, few heads", (24, 16, each(1)), (16, 1, 1, 132, 24)),
     ("64 requests, all heads", (64, 128, each(1)), (64, 2, 1, 66, 64)),
-    ("9 requests, few heads", (9, 16, each(1)), (16, 1, 8, 15, 9)),
-    ("18 requests, few heads", (18, 16, each(1)), (16, 1, 4, 30, 18)),
-    ("32 requests, few heads", (32, 16, each(1)), (16, 1, 2, 66, 32)),
     ("36 requests, 32 heads", (36, 32, each(1)), (32, 1, 1, 132, 36)),
     ("32 requests, half the heads", (32, 64, each(1)), (64, 1, 1, 132, 32)),
     ("32 requests, all heads", (32, 128, each(1)), (64, 2, 1, 66, 32)),
@@ -67,7 +63,7 @@ const WORKLOADS: &[(&str, Batch, Layout)] = &[
     ("one request, few heads", (1, 16, each(1)), (16, 1, 1, 128, 1)),
     ("one request, all heads", (1, 128, each(1)), (64, 2, 1, 66, 1)),
     ("heads that are no multiple of a tile", (64, 126, each(2)), (64, 4, 1, 33, 64)),
-    ("one head", (64, 1, each(1)), (16, 1, 2, 66, 64)),
+    ("one head", (64, 1, each(1)), (16, 1, 1, 132, 64)),
     ("no query token", (64, 128, each(0)), (16, 1, 1, 132, 0)),
     ("prefill chunk, all heads", (1, 128, all(4096)), (64, 2, 1, 66, 4096)),
     ("prefill chunk, few heads", (1, 16, all(4096)), (64, 2, 1, 66, 512)),
@@ -127,7 +123,7 @@ const MIXED_WORKLOADS: &[(&str, Batch, Layout)] = &[
     ("2 GPUs share the heads", (128, 64, each(1)), (64, 1, 1, 132, 128)),
     ("all heads", (128, 128, each(1)), (64, 2, 1, 66, 128)),
     ("17 rows", (128, 17, each(1)), (64, 1, 1, 132, 128)),
-    ("64 requests, few heads", (64, 16, each(1)), (16, 1, 2, 66, 64)),
+    ("64 requests, few heads", (64, 16, each(1)), (16, 1, 1, 132, 64)),
     ("8 requests, few heads", (8, 16, each(1)), (16, 1, 1, 128, 8)),
     ("8 requests, one draft token", (8, 16, each(2)), (64, 1, 1, 132, 8)),
     ("one request, few heads", (1, 16, each(1)), (16, 1, 1, 128, 1)),
@@ -234,12 +230,24 @@ const LITTLE_WORK_OF_PAGES: &[(&str, Batch, i32, Layout)] = &[
     ("8 of 48 tiles", (8, 16, each(1)), 3072, (16, 1, 8, 15, 8)),
     ("8 of 64 tiles", (8, 16, each(1)), 4096, (16, 1, 1, 128, 8)),
     ("16 of 16 tiles", (16, 16, each(1)), 1024, (16, 1, 4, 16, 16)),
+    ("9 of 128 tiles", (9, 16, each(1)), 8192, (16, 1, 8, 15, 9)),
+    ("12 of 128 tiles", (12, 16, each(1)), 8192, (16, 1, 8, 15, 12)),
+    ("12 that may be longer", (12, 16, each(1)), 8193, (16, 1, 1, 132, 12)),
+    ("16 of 128 tiles", (16, 16, each(1)), 8192, (16, 1, 1, 128, 16)),
+    ("18 of 128 tiles", (18, 16, each(1)), 8192, (16, 1, 4, 30, 18)),
+    ("24 of 128 tiles", (24, 16, each(1)), 8192, (16, 1, 4, 30, 24)),
+    ("32 of 128 tiles", (32, 16, each(1)), 8192, (16, 1, 2, 66, 32)),
+    ("64 of 128 tiles", (64, 16, each(1)), 8192, (16, 1, 2, 66, 64)),
+    ("64 of 128 tiles, one head", (64, 1, each(1)), 8192, (16, 1, 2, 66, 64)),
     ("32 heads, 6 requests of 32 tiles", (6, 32, each(1)), 2048, (16, 1, 8, 15, 12)),
     ("32 heads, 12 of 16 tiles", (12, 32, each(1)), 1024, (16, 1, 4, 30, 24)),
     ("32 heads, 16 of 32 tiles", (16, 32, each(1)), 2048, (64, 1, 1, 132, 16)),
     ("32 heads, as many as there are pairs, 48 tiles", (32, 32, each(1)), 3072, (16, 1, 2, 66, 64)),
     ("32 heads, a tile more", (32, 32, each(1)), 3073, (64, 1, 1, 132, 32)),
     ("32 heads, one long request", (1, 32, each(1)), 32768, (16, 1, 1, 128, 2)),
+    ("32 heads, 8 that differ", (8, 32, each(1)), 32768, (16, 1, 1, 132, 16)),
+    ("32 heads, 8 that may be longer", (8, 32, each(1)), 32769, (32, 1, 1, 128, 8)),
+    ("32 heads, 9 that differ", (9, 32, each(1)), 32768, (32, 1, 1, 132, 9)),
     ("32 heads, 80 of 12 tiles", (80, 32, each(1)), 768, (64, 1, 1, 132, 80)),
     ("32 heads, 80 of more", (80, 32, each(1)), 769, (32, 1, 1, 132, 80)),
     ("32 heads, 32 of 64 tiles", (32, 32, each(1)), 4096, (64, 1, 1, 132, 32)),
@@ -305,6 +313,8 @@ const KNOWN_TIMES: &[(&str, Keys, Batch, i32, Layout)] = &[
     ("24 short requests, all heads", Keys::Codes, (24, 128, each(1)), 512, (32, 1, 1, 132, 96)),
     ("one request, half the heads", Keys::Codes, (1, 64, each(1)), 8192, (16, 1, 1, 128, 4)),
     ("6 requests, few heads", Keys::Codes, (6, 16, each(1)), 4096, (16, 1, 16, 6, 6)),
+    ("32 heads, 4 that differ", Keys::Codes, (4, 32, each(1)), 32768, (16, 1, 1, 128, 8)),
+    ("32 heads, 5 that differ", Keys::Codes, (5, 32, each(1)), 32768, (32, 1, 1, 130, 5)),
     ("24 requests of any length", Keys::Codes, (24, 16, each(1)), 8193, (16, 1, 1, 132, 24)),
     ("5 drafts or a short chunk, few heads", Keys::Codes, (128, 16, all(640)), 4096, (64, 1, 1, 132, 256)),
     ("8 chunks, few heads", Keys::Codes, (8, 16, all(4096)), 4096, (64, 2, 1, 66, 519)),
@@ -331,6 +341,9 @@ const KNOWN_TIMES: &[(&str, Keys, Batch, i32, Layout)] = &[
     ("56 short ones", Keys::Rows, (56, 32, listed(512, 0)), 0, (16, 1, 1, 132, 112)),
     ("88, half the heads", Keys::Rows, (88, 64, listed(2048, 0)), 0, (64, 1, 1, 132, 88)),
     ("one request of rows", Keys::Rows, (1, 32, each(1)), 4096, (16, 1, 1, 67, 2)),
+    ("24 requests of rows", Keys::Rows, (24, 16, each(1)), 8192, (16, 1, 1, 120, 24)),
+    ("24 of any length", Keys::Rows, (24, 16, each(1)), 8193, (16, 1, 1, 132, 24)),
+    ("24 of any length, 32 heads", Keys::Rows, (24, 32, each(1)), 8193, (32, 1, 1, 132, 24)),
 ];
 
 #[test]
@@ -405,7 +418,7 @@ fn an_invariant_layout_of_mixed_caches_depends_on_no_other_request() {
 #[test]
 fn costs_grow_with_the_ctas_that_share_an_item() {
     let costs = |batch| {
-        let choice = choose(&problem(batch, Split::Auto));
+        let choice = choose(&bounded(Keys::Pages, batch, 8192));
         (
             choice.fixed_cost,
             choice.split_cost,
@@ -475,7 +488,7 @@ fn kv_heads_are_units_too() {
     let of = |kv_heads| {
         let heads = Problem {
             kv_heads,
-            ..problem((8, 16, each(1)), Split::Auto)
+            ..bounded(Keys::Pages, (8, 16, each(1)), 8192)
         };
         choose(&heads).splits
     };
