@@ -199,6 +199,24 @@ __device__ __forceinline__ float log2_of_unit(float unit) {
   return unit == 0.f ? kNegInf : (float)((int)(__float_as_uint(unit) >> 23) - 127);
 }
 
+// Reduces what threads found for rows to what the warps found, for the whole warpgroup to combine. `first_row`: where the rows begin.
+template <class Layout, class Combine>
+__device__ __forceinline__ void leave_warp_rows(const float (&of_columns)[Layout::kColumns], float (&of_warps)[4][32], Combine combine,
+                                                int first_row = 0) {
+  const int thread = warpgroup_thread(), lane = thread % 32;
+#pragma unroll
+  for (int c = 0; c < Layout::kColumns; ++c) {
+    float v = of_columns[c];
+#pragma unroll
+    for (int d = 4; d < 32; d *= 2) v = combine(v, __shfl_xor_sync(~0u, v, d));
+    if (lane < 4) of_warps[thread / 32][first_row + Layout::row(c, lane)] = v;
+  }
+}
+
+// The most that the warps have found of a row.
+__device__ __forceinline__ float top_of_warps(const float (&of_warps)[4][32], int row) {
+  return fmaxf(fmaxf(of_warps[0][row], of_warps[1][row]), fmaxf(of_warps[2][row], of_warps[3][row]));
+}
 // What the warps have found of a row, added up.
 __device__ __forceinline__ float sum_of_warps(const float (&of_warps)[4][32], int row) {
   return (of_warps[0][row] + of_warps[1][row]) + (of_warps[2][row] + of_warps[3][row]);
@@ -215,6 +233,7 @@ struct FewState {
   float sum[Layout::kColumns];        // of this thread's tokens
   float peak[Peaks ? Layout::kColumns : 1];  // highest scores of this thread's tokens, unscaled
   float weight_reference[Codes ? Layout::kColumns : 1];  // base 2
+  float own_reference = kUnset, own_weight_reference = kNegInf;  // those of the row with this thread's number
 
   __device__ __forceinline__ FewState() {
 #pragma unroll
@@ -237,46 +256,48 @@ struct FewState {
   }
 
   // Moves references that a score exceeds by more than the slack, and leaves what the rows' accumulators have to be
-  // multiplied with. By the whole warpgroup.
+  // multiplied with. `first`: it is an item's first tile. By the whole warpgroup, a thread to each row, which tells the others: these
+  // instructions run once or twice an item, and are waited for.
   __device__ __forceinline__ void move(const float (&s)[Layout::kValues], const float (&scale_log2)[Layout::kColumns],
-                                       float2 units, FewControl& control, int tile) {
+                                       float2 units, FewControl& control, int tile, bool first) {
     const int thread = warpgroup_thread(), lane = thread % 32;
-    const auto leave = [&](float top, int row) {
+    const auto larger = [](float a, float b) { return fmaxf(a, b); };
+    float tops[Layout::kColumns];
 #pragma unroll
-      for (int d = 4; d < 32; d *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
-      if (lane < 4) control.warp_row[thread / 32][row] = top;
-    };
-    const auto found = [&](int row) {
-      return fmaxf(fmaxf(control.warp_row[0][row], control.warp_row[1][row]),
-                   fmaxf(control.warp_row[2][row], control.warp_row[3][row]));
-    };
-    static_assert(!Codes || Rows == 16, "the second half of warp_row");
+    for (int c = 0; c < Layout::kColumns; ++c) tops[c] = top_of(s, c) * scale_log2[c];
+    leave_warp_rows<Layout>(tops, control.warp_row, larger);
+    if constexpr (Codes) {
+      static_assert(Rows == 16, "the second half of warp_row");
 #pragma unroll
-    for (int c = 0; c < Layout::kColumns; ++c) {
-      leave(top_of(s, c), Layout::row(c, lane));
-      if constexpr (!Codes) {
-        float all = sum[c];
-#pragma unroll
-        for (int d = 4; d < 32; d *= 2) all += __shfl_xor_sync(~0u, all, d);
-        if (lane < 4) control.warp_sum[thread / 32][Layout::row(c, lane)] = all;
+      for (int c = 0; c < Layout::kColumns; ++c) tops[c] = top_weight_of(s, scale_log2, units, c);
+      leave_warp_rows<Layout>(tops, control.warp_row, larger, Rows);
+    }
+    if (!Codes && !first) leave_warp_rows<Layout>(sum, control.warp_sum, [](float a, float b) { return a + b; });
+    named_barrier<kScoresBarrier, 128>();
+    if (thread < Rows) {
+      const float top = top_of_warps(control.warp_row, thread);
+      float most = own_reference + kReferenceSlack, other;
+      if constexpr (!Codes) most = reference_limit(own_reference, first ? 0.f : sum_of_warps(control.warp_sum, thread));
+      const float next = top > most ? top : own_reference;
+      const float shrink = own_reference == kUnset ? 1.f : exp2_approx(own_reference - next);
+      if constexpr (Codes) {
+        control.factor[tile][thread] = move_weight_reference(top_of_warps(control.warp_row, Rows + thread), next != own_reference);
+        other = own_weight_reference;
+      } else {
+        control.factor[tile][thread] = shrink;
+        other = fmaxf(most, next);
       }
-      if (Codes) leave(top_weight_of(s, scale_log2, units, c), Rows + Layout::row(c, lane));
+      own_reference = next;
+      // Nobody else reads what was found for this row.
+      control.warp_row[0][thread] = next, control.warp_row[1][thread] = shrink, control.warp_row[2][thread] = other;
     }
     named_barrier<kScoresBarrier, 128>();
 #pragma unroll
     for (int c = 0; c < Layout::kColumns; ++c) {
       const int row = Layout::row(c, lane);
-      const float top = found(row) * scale_log2[c];
-      float most = reference[c] + kReferenceSlack;
-      if constexpr (!Codes) most = reference_limit(reference[c], sum_of_warps(control.warp_sum, row));
-      const float next = top > most ? top : reference[c];
-      if constexpr (!Codes) limit[c] = fmaxf(most, next);
-      float shrink = reference[c] == kUnset ? 1.f : exp2_approx(reference[c] - next);
-      const bool moved = next != reference[c];
-      reference[c] = next;
-      sum[c] *= shrink;
-      if (Codes) shrink = move_weight_reference(c, found(Rows + row), moved);
-      if (thread < 4) control.factor[tile][row] = shrink;
+      reference[c] = control.warp_row[0][row];
+      sum[c] *= control.warp_row[1][row];
+      (Codes ? weight_reference[Codes ? c : 0] : limit[Codes ? 0 : c]) = control.warp_row[2][row];
     }
   }
 
@@ -306,10 +327,10 @@ struct FewState {
       s[Layout::value(c, 0)] *= first * factor, s[Layout::value(c, 1)] *= second * factor;
     }
   }
-  // What the accumulators of a row count in, relative to its reference.
-  __device__ __forceinline__ float unit(int c) const {
-    if (!Codes || weight_reference[Codes ? c : 0] == kNegInf) return 1.f;
-    return exp2_approx(weight_reference[Codes ? c : 0] - reference[c] - kWeightExponent);
+  // What the accumulators of this thread's row count in, relative to its reference.
+  __device__ __forceinline__ float own_unit() const {
+    if (!Codes || own_weight_reference == kNegInf) return 1.f;
+    return exp2_approx(own_weight_reference - own_reference - kWeightExponent);
   }
 
  private:
@@ -320,9 +341,9 @@ struct FewState {
                                                         float2 units, int c) {
     return fmaxf(fmaf(s[Layout::value(c, 0)], scale_log2[c], units.x), fmaf(s[Layout::value(c, 1)], scale_log2[c], units.y));
   }
-  // Returns what the accumulators have to be multiplied with.
-  __device__ __forceinline__ float move_weight_reference(int c, float top, bool reference_moved) {
-    float& own = weight_reference[Codes ? c : 0];
+  // Returns what the accumulators of this thread's row have to be multiplied with.
+  __device__ __forceinline__ float move_weight_reference(float top, bool reference_moved) {
+    float& own = own_weight_reference;
     if (top == kNegInf || !(reference_moved || top > own + kWeightSlack)) return 1.f;
     const float shrink = own == kNegInf ? 1.f : exp2_approx(own - top);
     own = top;
@@ -342,29 +363,15 @@ __device__ __forceinline__ void store_few_weights(Pair pair, uint32_t to) {
   }
 }
 
-// Reduces what threads found for rows to what the warps found, for the whole warpgroup to combine.
-template <class Layout, class Combine>
-__device__ __forceinline__ void leave_warp_rows(const float* of_columns, FewControl& control, Combine combine) {
-  const int thread = warpgroup_thread(), lane = thread % 32;
-#pragma unroll
-  for (int c = 0; c < Layout::kColumns; ++c) {
-    float v = of_columns[c];
-#pragma unroll
-    for (int d = 4; d < 32; d *= 2) v = combine(v, __shfl_xor_sync(~0u, v, d));
-    if (lane < 4) control.warp_row[thread / 32][Layout::row(c, lane)] = v;
-  }
-}
-
 // Writes the rows' highest scores.
 template <class Map>
-__device__ __forceinline__ void write_few_peaks(const FmDecodeParams& p, const RowBlock& r, const float* peaks,
-                                                uint8_t* smem, FewControl& control) {
+__device__ __forceinline__ void write_few_peaks(const FmDecodeParams& p, const RowBlock& r,
+                                                const float (&peaks)[Map::kRows / 4], uint8_t* smem, FewControl& control) {
   const int thread = warpgroup_thread();
-  leave_warp_rows<FewLayout<Map::kRows>>(peaks, control, [](float a, float b) { return fmaxf(a, b); });
+  leave_warp_rows<FewLayout<Map::kRows>>(peaks, control.warp_row, [](float a, float b) { return fmaxf(a, b); });
   named_barrier<kScoresBarrier, 128>();
   if (thread < Map::kRows) {
-    const float peak = fmaxf(fmaxf(control.warp_row[0][thread], control.warp_row[1][thread]),
-                             fmaxf(control.warp_row[2][thread], control.warp_row[3][thread]));
+    const float peak = top_of_warps(control.warp_row, thread);
     write_peak(p, r, thread, peak == kNegInf ? peak : peak * score_scale<Map>(p, smem, thread));
   }
   named_barrier<kScoresBarrier, 128>();
@@ -376,25 +383,21 @@ __device__ __forceinline__ void finish_few_rows(const FmDecodeParams& p, const R
                                                 const FewState<Map::kRows, Map::kPeaks, Map::kCodes>& state,
                                                 uint8_t* smem, FewControl& control, uint32_t result_parity) {
   using Layout = FewLayout<Map::kRows>;
-  const int thread = warpgroup_thread(), lane = thread % 32;
+  const int thread = warpgroup_thread();
   named_barrier<kScoresBarrier, 128>();  // every warp is done with what warp_row had: maxima, or the last item's sums
-  if (Map::kPeaks && p.max_logits != nullptr) write_few_peaks<Map>(p, r, state.peak, smem, control);
-  leave_warp_rows<Layout>(state.sum, control, [](float a, float b) { return a + b; });
+  if constexpr (Map::kPeaks)
+    if (p.max_logits != nullptr) write_few_peaks<Map>(p, r, state.peak, smem, control);
+  leave_warp_rows<Layout>(state.sum, control.warp_row, [](float a, float b) { return a + b; });
   mbarrier_wait(shared_address(&control.result_empty), result_parity);
-#pragma unroll
-  for (int c = 0; c < Layout::kColumns; ++c)
-    if (thread < 4) {
-      control.row_state[Layout::row(c, lane)].x = state.reference[c];
-      if (Map::kCodes) control.unit[Layout::row(c, lane)] = state.unit(c);
-    }
   named_barrier<kScoresBarrier, 128>();
   if (thread >= Map::kRows) return;
-  const float sum = sum_of_warps(control.warp_row, thread);
-  if (p.splits > 1)
-    control.row_state[thread].y = sum;
-  else
-    control.result[thread] = row_factor<Map>(p, r, thread, control.row_state[thread].x, sum) *
-                             (Map::kCodes ? control.unit[thread] : 1.f);
+  const float sum = sum_of_warps(control.warp_row, thread), unit = state.own_unit();
+  if (p.splits > 1) {
+    control.row_state[thread] = make_float2(state.own_reference, sum);
+    if (Map::kCodes) control.unit[thread] = unit;
+  } else {
+    control.result[thread] = row_factor<Map>(p, r, thread, state.own_reference, sum) * unit;
+  }
 }
 
 // T: of Q and the output; M: what is multiplied.
@@ -440,8 +443,9 @@ __device__ __forceinline__ void compute_few_scores(const FmDecodeParams& p, cons
       const bool cleans = shared || (!Map::kTokens && absent);
       if (masked) mask_few<Map>(p, r, s, tile, shared, control.present[place.rope()]);
       const bool moves = named_barrier_any<kScoresBarrier, 128>(state.exceeds(s, scale_log2, units));  // after it every warp has read K
-      if (warpgroup_thread() == 0) control.rescale[place.rope()][0] = moves;
-      if (moves) state.move(s, scale_log2, units, control, place.rope());
+      const bool first = tile == r.tile_begin;  // accumulators have nothing yet
+      if (warpgroup_thread() == 0) control.rescale[place.rope()][0] = moves && !first;
+      if (moves) state.move(s, scale_log2, units, control, place.rope(), first);
       float weights[Map::kRows / 2];
       state.weigh(weights, s, scale_log2);
       state.add(weights);

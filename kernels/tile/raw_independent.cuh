@@ -37,7 +37,7 @@ __device__ __forceinline__ bool weigh_own_tile(RawState<Map>& state, float (&add
   bool moved = false;
 #pragma unroll 1
   for (bool move = first;; move = true) {
-    if (move) state.move_references(s, units, control, 0, barrier), moved = true;
+    if (move) state.move_references(s, units, control, 0, barrier, first), moved = true;
     uint32_t weights[Map::kRows / 4];
     const bool over = state.weigh_once(weights, added, s, units, control);
     store_few_weights<Map::kRows>([&](int i) { return weights[i]; }, to);
@@ -169,7 +169,7 @@ __device__ __forceinline__ void compute_independent(const FmDecodeParams& p, con
       const Operand p_at = tile_weights<Map>(smem, weights);
       float added[RawState<Map>::kColumns];
       const bool moved = weigh_own_tile<Map>(state, added, s, units, mine, Map::weights(smem, weights), kOwnBarrier + own(), i < 2);
-      if (moved) scale_few_rows<Map::kRows>(all, mine.factor[0], lane());
+      if (moved && i >= 2) scale_few_rows<Map::kRows>(all, mine.factor[0], lane());  // its first tile is added to nothing
       const auto used = [&] {
         if (lane() == 0) mbarrier_arrive(shared_address(&control.tile_empty[at]));
         if (i + 2 < tiles) wait_for_tile(i + 2);  // while the last products are made

@@ -111,11 +111,11 @@ struct RawState {
   __device__ __forceinline__ void weigh(uint32_t (&weights)[Map::kRows / 4], float (&added)[kColumns],
                                         const float (&s)[Map::kRows / 2], const OwnUnits& units, Control& control, int place,
                                         int barrier, bool first) {
-    if (warpgroup_thread() == 0) control.rescale[place][0] = first;
+    if (warpgroup_thread() == 0) control.rescale[place][0] = false;
     bool move = first;
 #pragma unroll 1
     for (bool moved = first;; moved = true) {
-      if (move) move_references(s, units, control, place, barrier);
+      if (move) move_references(s, units, control, place, barrier, first);
       const bool over = weigh_once(weights, added, s, units, control);
       if (moved) break;
       move = named_barrier_any_of_warpgroup(barrier, over);
@@ -207,11 +207,11 @@ struct RawState {
     return __half2float(__hmax(__low2half(top), __high2half(top))) > kMostWeight;
   }
 
-  // Moves references that the tile's weights would exceed, and sums with them; leaves the factors of accumulators. By the whole
-  // warpgroup.
+  // Moves references that the tile's weights would exceed, and sums with them; leaves the factors of accumulators, of which there are none
+  // at the `first` tile of an item. By the whole warpgroup.
   template <class Control>
   __device__ __forceinline__ void move_references(const float (&s)[Map::kRows / 2], const OwnUnits& units, Control& control, int place,
-                                                  int barrier) {
+                                                  int barrier, bool first) {
     const auto larger = [](float a, float b) { return fmaxf(a, b); };
     const int thread = warpgroup_thread(), lane = thread % 32;
     float tops[kColumns];
@@ -227,7 +227,7 @@ struct RawState {
       if (leaves()) control.warp_top[thread / 32][row(i)] = tops[i];
     named_barrier_of_warpgroup(barrier);
     if constexpr (!Map::kIndependent)
-      if (thread == 0) control.rescale[place][0] = true;
+      if (thread == 0) control.rescale[place][0] = !first;
     if (thread < Map::kRows) {
       const float top = found(control.warp_top, thread, larger), old = control.row[thread].y;
       float shrink = 1.f;
