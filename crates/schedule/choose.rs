@@ -197,8 +197,9 @@ impl Choice {
 /// where most may have one token, of up to 64 rows.
 ///
 /// With 16 rows, or 32 over other keys than pages, a cluster of 8, 4 or 2 CTAs, of few short units 16, shares the tiles of an item: the most
-/// with which every unit has a cluster of its own and half of its CTAs a tile, if that keeps enough CTAs busy or there is little to do, and
-/// the bound on lengths is not so loose that they are taken to differ. Otherwise units are cut into parts for single CTAs.
+/// with which every unit has a cluster of its own and half of its CTAs a tile, if that keeps enough CTAs busy or there is little to do. Where
+/// the bound on lengths is so loose that they are taken to differ no more than two do, over pages. Otherwise units are cut into parts
+/// for single CTAs.
 ///
 /// Of codes, and of 16-bit rows that do not come in pages, the layout is taken that would take least time, from a model that was fitted to
 /// measurements, where the bound on lengths says something about them.
@@ -458,7 +459,7 @@ impl Problem {
     }
 
     /// Whether sequences are taken to be of different lengths: their bound is a loose one. Single CTAs get parts of a common length
-    /// then, which takes less time than to give each sequence a cluster.
+    /// then, which takes less time than to give each sequence a cluster, but for pairs of CTAs over pages.
     fn lengths_may_differ(&self) -> bool {
         let lists = matches!(self.queries, Queries::Sparse { .. });
         !lists && self.max_seq_len > MOST_TOKENS
@@ -472,10 +473,12 @@ impl Problem {
         {
             return None;
         }
-        let pages_of_32_rows = self.keys == Keys::Pages && rows == 32;
-        if pages_of_32_rows || self.lengths_may_differ() {
-            return None;
-        }
+        let most_splits = match self.keys {
+            Keys::Pages if rows == 32 => 1,
+            _ if !self.lengths_may_differ() => 16,
+            Keys::Pages | Keys::Mixed => 2,
+            Keys::Codes | Keys::Rows => 1,
+        };
         let Work { units, tiles } = self.work(rows);
         let few = units <= FEW_UNITS.into();
         let little = !few && self.is_little_work(sm_count);
@@ -483,6 +486,7 @@ impl Problem {
         [16, 8, 4, 2]
             .into_iter()
             .zip(clusters.into_iter().rev())
+            .filter(|&(splits, _)| splits <= most_splits)
             .filter(|&(splits, _)| i64::from(splits) < 2 * tiles && (splits < 16 || short))
             .find(|&(splits, clusters)| {
                 let least = match (splits, rows) {

@@ -38,17 +38,14 @@ const WORKLOADS: [(Batch, Parts); 9] = [
     ((1, 128, 1024), (8, 2)),
     ((1, 128, 8192), (32, 4)),
     ((1, 128, 65536), (64, 16)),
-    ((32, 16, 8192), (4, 32)),
+    ((32, 16, 8192), (2, 64)), // a worker is a cluster of two
 ];
 
 #[test]
 fn a_worker_has_one_part_of_a_named_workload() {
-    let loose = WORKLOADS.map(|of| (of, 1 << 20));
-    let in_pairs = (((32, 16, 8192), (2, 64)), 8192); // a worker is a cluster of two
-    for (((batch, heads, seq_len), (parts, tiles)), most) in loose.into_iter().chain([in_pairs]) {
-        let lens = vec![seq_len; batch as usize];
-        let planned = plan(&support::on_h200_up_to(most, heads, lens));
-        let context = format!("batch {batch}, {heads} heads, {seq_len} tokens of {most}");
+    for ((batch, heads, seq_len), (parts, tiles)) in WORKLOADS {
+        let planned = plan(&on_h200(batch, heads, seq_len));
+        let context = format!("batch {batch}, {heads} heads, {seq_len} tokens");
         let mut workers = tiles_of_workers(&planned);
         workers.retain(|parts| !parts.is_empty());
         assert_eq!(

@@ -142,11 +142,6 @@ pub fn deals_out_empty_units(planned: &Planned) -> bool {
 
 /// Pages of 16-bit numbers on an H200, a query token and so many keys for each request, their bound a loose one.
 pub fn on_h200(heads: i32, seq_lens: Vec<i32>) -> Case {
-    on_h200_up_to(1 << 20, heads, seq_lens)
-}
-
-/// The same with another bound.
-pub fn on_h200_up_to(max_seq_len: i32, heads: i32, seq_lens: Vec<i32>) -> Case {
     let problem = Problem {
         keys: Keys::Pages,
         batch: seq_lens.len() as i32,
@@ -154,7 +149,7 @@ pub fn on_h200_up_to(max_seq_len: i32, heads: i32, seq_lens: Vec<i32>) -> Case {
         group: heads,
         kv_heads: 1,
         causal: true,
-        max_seq_len,
+        max_seq_len: 1 << 20,
         split: Split::Auto,
         target: Target::Gpu {
             sm_count: 132,
