@@ -189,8 +189,8 @@ impl Choice {
 ///
 /// The rows of a request, or of ragged requests on average, decide what a CTA takes: 16, 32 or 64. With caches of
 /// two kinds more than 16 rows take 64: there is no kernel of 32. So do 17 to 32 rows of many requests over short sequences
-/// of pages, or of so few that each is cut often. Where no sequence is long and there are few of them, blocks of 16 rows
-/// share out the little there is to do.
+/// of pages, or of so few that each is cut often. Where no sequence is long and there are few of them, blocks of 16 rows share
+/// out the little there is to do.
 ///
 /// All CTAs of a team read the same KV tiles at the same time, so a unit of 64-row CTAs takes all rows where
 /// they fit one team of at most 8: each tile then leaves memory once. Ragged requests get teams of 2, or of 1

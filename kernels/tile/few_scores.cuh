@@ -217,6 +217,7 @@ __device__ __forceinline__ void leave_warp_rows(const float (&of_columns)[Layout
 __device__ __forceinline__ float top_of_warps(const float (&of_warps)[4][32], int row) {
   return fmaxf(fmaxf(of_warps[0][row], of_warps[1][row]), fmaxf(of_warps[2][row], of_warps[3][row]));
 }
+
 // What the warps have found of a row, added up.
 __device__ __forceinline__ float sum_of_warps(const float (&of_warps)[4][32], int row) {
   return (of_warps[0][row] + of_warps[1][row]) + (of_warps[2][row] + of_warps[3][row]);

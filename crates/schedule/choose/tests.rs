@@ -55,6 +55,8 @@ const WORKLOADS: &[(&str, Batch, Layout)] = &[
     ("16 requests, few heads", (16, 16, each(1)), (16, 1, 1, 132, 16)),
     ("24 requests, few heads", (24, 16, each(1)), (16, 1, 1, 132, 24)),
     ("64 requests, all heads", (64, 128, each(1)), (64, 2, 1, 66, 64)),
+    ("18 requests, few heads", (18, 16, each(1)), (16, 1, 1, 132, 18)),
+    ("32 requests, few heads", (32, 16, each(1)), (16, 1, 2, 66, 32)),
     ("36 requests, 32 heads", (36, 32, each(1)), (32, 1, 1, 132, 36)),
     ("32 requests, half the heads", (32, 64, each(1)), (64, 1, 1, 132, 32)),
     ("32 requests, all heads", (32, 128, each(1)), (64, 2, 1, 66, 32)),
