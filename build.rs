@@ -178,10 +178,12 @@ fn compile_all(nvcc: &Path, sources: &[PathBuf], out: &Path) -> Result<Vec<Image
         for _ in 0..jobs.clamp(1, sources.len().max(1)) {
             scope.spawn(|| {
                 loop {
-                    let Some(source) = next.lock().unwrap().next() else {
+                    let source = next.lock().unwrap().next();
+                    let Some(source) = source else {
                         break;
                     };
-                    images.lock().unwrap().push(compile(nvcc, source, out));
+                    let image = compile(nvcc, source, out); // with no lock held
+                    images.lock().unwrap().push(image);
                 }
             });
         }
