@@ -178,8 +178,7 @@ fn compile_all(nvcc: &Path, sources: &[PathBuf], out: &Path) -> Result<Vec<Image
         for _ in 0..jobs.clamp(1, sources.len().max(1)) {
             scope.spawn(|| {
                 loop {
-                    let source = next.lock().unwrap().next();
-                    let Some(source) = source else {
+                    let Some(source) = next.lock().unwrap().next() else {
                         break;
                     };
                     let image = compile(nvcc, source, out); // with no lock held

@@ -39,7 +39,7 @@ enum Units {
 /// Requests of 17 to 32 rows, at most, of 16-bit numbers and of codes, for which blocks of 16 rows are faster where their lengths differ ...
 const FEW_THAT_DIFFER: i64 = 8;
 const FEW_THAT_DIFFER_OF_CODES: i64 = 4;
-/// ... and none has more tokens than these: up to 4,096 they take a fifth less, at 8,192 a twentieth, at 32,768 a fourth more.
+/// ... and none has more tokens than these: up to 4,096 they take a fifth less, at 8,192 a twentieth, of mean 32,768 a fifth more.
 const MOST_TOKENS_OF_FEW: i32 = 32_768;
 /// Units of 17 to 32 rows, in fifths of the multiprocessors, from which on CTAs of 64 rows are faster over pages, ...
 const MANY_UNITS: i64 = 3;
