@@ -102,8 +102,10 @@ __device__ __forceinline__ void init_barriers(DecodeControl& control, int loader
   mbarrier_init(shared_address(&control.result_empty), 8);
 }
 
+template <class Map>
 __device__ __forceinline__ void init_part_barriers(FewControl& control, int splits) {
-  mbarrier_init(shared_address(&control.parts_full), 8 * splits);
+  const bool sent = kMaySend<Map> && splits == kSentParts;
+  mbarrier_init(shared_address(&control.parts_full), sent ? 1 : 8 * splits);
   mbarrier_init(shared_address(&control.parts_empty), 8 * splits);
 }
 
@@ -206,7 +208,7 @@ __device__ __forceinline__ void decode_few(const CUtensorMap& latent_map, const 
   const FirstItem first = load_first_item<Map>(p);
   if (threadIdx.x == 0) {
     init_barriers(control, K::kLoaderArrivals, 1);
-    init_part_barriers(control, p.splits);
+    init_part_barriers<Map>(control, p.splits);
     mbarrier_init_fence();
   }
   publish_barriers();
@@ -243,7 +245,7 @@ __device__ __forceinline__ void decode_raw(const CUtensorMap& rows_map, const CU
   if (threadIdx.x == 0) {
     init_barriers(control, kBare ? kAskingWarps : kPreparingWarps, Map::kSplits ? 1 : p.multicast, 4, Map::kIndependent ? 4 : 8);
     if constexpr (!kBare) init_raw_barriers(control);
-    if constexpr (Map::kSplits) init_part_barriers(control, p.splits);
+    if constexpr (Map::kSplits) init_part_barriers<Map>(control, p.splits);
     mbarrier_init_fence();
   }
   publish_barriers();

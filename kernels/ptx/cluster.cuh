@@ -43,15 +43,31 @@ __device__ __forceinline__ void send_to_pair(uint32_t first, uint32_t second, ui
       : "memory");
 }
 
-__device__ __forceinline__ float2 load_cluster_2(uint32_t from) {
-  float2 v;
-  asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(from) : "memory");
+// Sends `bytes`, a multiple of 16, to another place in CTA `rank`, by one lane of a whole warp; they count at a barrier there that expects
+// them. Operands are the same for all lanes, as above.
+__device__ __forceinline__ void send_part(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier, uint32_t rank) {
+  asm volatile(
+      "{\n"
+      ".reg .pred one;\n"
+      ".reg .b32 at, there;\n"
+      "mapa.shared::cluster.u32 there, %3, %4;\n"
+      "mapa.shared::cluster.u32 at, %0, %4;\n"
+      "elect.sync _|one, 0xffffffff;\n"
+      "@one cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [at], [%1], %2, [there];\n"
+      "}" ::"r"(to),
+      "r"(from), "r"(bytes), "r"(barrier), "r"(rank)
+      : "memory");
+}
+
+__device__ __forceinline__ uint2 load_cluster_2(uint32_t from) {
+  uint2 v;
+  asm volatile("ld.shared::cluster.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(from) : "memory");
   return v;
 }
-__device__ __forceinline__ float4 load_cluster_4(uint32_t from) {
-  float4 v;
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+__device__ __forceinline__ uint4 load_cluster_4(uint32_t from) {
+  uint4 v;
+  asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "r"(from)
                : "memory");
   return v;

@@ -1,6 +1,6 @@
 // The merge inside a cluster whose CTAs have shared the tiles of an item: each CTA leaves its part of 16 rows in shared
-// memory, and finishes an equal share of them from the parts of all. Where the item is itself a part of a split unit,
-// those are partial results, which split_few.cuh adds up.
+// memory, and finishes an equal share of them from the parts of all, which it reads there, or which are sent to it. Where
+// the item is itself a part of a split unit, those are partial results, which split_few.cuh adds up.
 //
 // CTA j holds unnormalised rows o_j with references m_j and sums l_j of its softmax. With m = max_j m_j,
 // out = sum_j 2^(m_j - m) o_j / sum_j 2^(m_j - m) l_j. Parts are added in a fixed order.
@@ -14,24 +14,14 @@
 #include "../ptx/control.cuh"
 #include "../ptx/math.cuh"
 #include "../ptx/mbarrier.cuh"
-#include "few_scores.cuh"
+#include "../ptx/shared.cuh"
+#include "cluster_parts.cuh"
 #include "numbers.cuh"
 #include "shared_map.cuh"
 #include "split_few.cuh"
 #include "work.cuh"
 
 namespace fm {
-
-// o[m][FewLayout::value(c, h)]: row FewLayout::row(c), column 64 m + 16 warp + lane / 4 + 8 h of the warpgroup's half; of
-// raw rows 64 m + 16 warp + 2 (lane / 4) + h.
-template <int Rows>
-using FewAccumulators = float[4][Rows / 2];
-template <class Map>
-constexpr int kFewColumnStep = Map::kRaw ? 1 : 8;
-template <class Map>
-__device__ __forceinline__ int few_column(int h) {
-  return warpgroup_thread() % 32 / 4 * (Map::kRaw ? 2 : 1) + kFewColumnStep<Map> * h;
-}
 
 // Arrives at a barrier of every CTA of the cluster, for the whole warp: what it has written to its shared memory can be read then.
 __device__ __forceinline__ void arrive_at_all(const uint64_t& barrier, int ctas, int lane) {
@@ -45,61 +35,89 @@ __device__ __forceinline__ void arrive_read_at_all(const uint64_t& barrier, int 
   if (lane < ctas) mbarrier_arrive_at(shared_address(&barrier), lane);
 }
 
-// Leaves rows first .. first + 16 for the cluster to read.
-template <class Map>
-__device__ __forceinline__ void leave_part(const FewAccumulators<Map::kRows>& o, int first, int half, float* part,
-                                           FewControl& control) {
-  using Layout = FewLayout<Map::kRows>;
-  const int thread = warpgroup_thread(), lane = thread % 32;
-  part += half * 256 + thread / 32 * 16 + few_column<Map>(0);
-#pragma unroll
-  for (int c = 0; c < Layout::kColumns; ++c) {
-    if (c / 4 != first / kPartRows) continue;  // four columns of a thread lie in 16 rows
-    float* row = part + (Layout::row(c, lane) - first) * kPartStride;
-    const float unit = Map::kCodes && !Map::kRaw ? control.unit[Layout::row(c, lane)] : 1.f;
-#pragma unroll
-    for (int m = 0; m < 4; ++m)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) row[64 * m + kFewColumnStep<Map> * h] = o[m][Layout::value(c, h)] * unit;
+// Store four numbers of a row, multiplied with `factor`. kApart: of two columns, and of those eight on, in turn.
+template <class T, bool kApart>
+__device__ __forceinline__ void store_finished(T* out, float4 v, float factor) {
+  if constexpr (!kApart) {
+    store_four(out, v, factor);
+  } else {
+    *reinterpret_cast<uint32_t*>(out) = pack_result(T(), v.x * factor, v.z * factor);
+    *reinterpret_cast<uint32_t*>(out + 8) = pack_result(T(), v.y * factor, v.w * factor);
   }
-  if (half == 0 && thread < kPartRows) control.part_state[thread] = control.row_state[first + thread];
+}
+template <bool kApart>
+__device__ __forceinline__ void store_partial(float* out, float4 v, float factor) {
+  if constexpr (!kApart) {
+    *reinterpret_cast<float4*>(out) = make_float4(v.x * factor, v.y * factor, v.z * factor, v.w * factor);
+  } else {
+    *reinterpret_cast<float2*>(out) = make_float2(v.x * factor, v.z * factor);
+    *reinterpret_cast<float2*>(out + 8) = make_float2(v.y * factor, v.w * factor);
+  }
 }
 
 // Finishes this CTA's share of rows first .. first + 16, of a cluster of `Splits`: a warp has one row's quarters of columns,
 // as many as make eight reads of parts, which are all under way at once; of 16 parts half a quarter, each half of its lanes
-// reading eight of them. wait() returns when all parts are there.
-template <class T, class Map, int Splits, class Wait>
+// reading eight of them. wait() returns when all parts are there. kSent: they are in this CTA.
+template <class T, class Map, class Part, int Splits, bool kSent, class Wait>
 __device__ __forceinline__ void finish_parts(const FmDecodeParams& p, const RowBlock& r, int first, int thread,
                                              uint32_t part, const FewControl& control, Wait wait) {
+  constexpr bool kHalves = Part::kHalves, kApart = kHalves && !Map::kRaw;
   constexpr int kGroups = Splits > 8 ? Splits / 8 : 1, kParts = Splits / kGroups;  // of lanes; that each of them reads
   constexpr int kQuarters = 8 / kParts, kWarps = Splits / 2;                       // of a row: to a warp, and warps
+  constexpr int kSides = kHalves && kQuarters == 4 ? 2 : 1;  // whose exponents a warp needs: of both warpgroups, or of one
+  constexpr int kRowsOfCta = kPartRows / Splits;
   const int lane = thread % 32, warp = thread / 32, group = lane / (32 / kGroups);
-  const int own = cluster_rank() * (kPartRows / Splits) + warp / kWarps, block_row = first + own;
-  const int column = warp % kWarps * (1024 / Splits) + lane % (32 / kGroups) * 4;
+  const int own = warp / kWarps, block_row = first + cluster_rank() * kRowsOfCta + own;
+  const int column = warp % kWarps * (1024 / Splits) + lane % (32 / kGroups) * 4;  // in the order of the part
   const std::conditional_t<Map::kEarlyEnds, EarlyRowEnd<Map>, RowEnd<Map>> end(p, r, block_row);
   if (Map::kEarlyEnds) wait();
   if (!end.exists()) return;  // before any read: all are used before parts are given up
-  const float2 state = load_cluster_2(cluster_address(shared_address(&control.part_state[own]), lane % Splits));
-  float4 v[kParts][kQuarters];
+  const uint32_t sent = part + kSentBytes + own * Part::kStride, kept = part + (block_row - first) * Part::kStride;
+  const auto row = [&](int j) { return kSent ? sent + j * (kRowsOfCta * Part::kStride) : cluster_address(kept, j); };
+  uint4 state;  // of part lane % Splits
+  if constexpr (kSent)
+    state = load_shared_4(row(lane % Splits) + Part::kState);
+  else if constexpr (kHalves)
+    state = load_cluster_4(row(lane % Splits) + Part::kState);
+  else {
+    const uint2 v = load_cluster_2(cluster_address(shared_address(&control.part_state[block_row - first]), lane % Splits));
+    state = make_uint4(v.x, v.y, 0, 0);
+  }
+  typename Part::Numbers v[kParts][kQuarters];
 #pragma unroll
   for (int j = 0; j < kParts; ++j) {
-    const uint32_t from = cluster_address(part + (own * kPartStride + column) * 4, group * kParts + j);
+    const uint32_t from = row(group * kParts + j) + column * Part::kColumnBytes;
 #pragma unroll
-    for (int i = 0; i < kQuarters; ++i) v[j][i] = load_cluster_4(from + i * 512);
+    for (int i = 0; i < kQuarters; ++i) {
+      const uint32_t at = from + i * (kLatent / 4) * Part::kColumnBytes;
+      if constexpr (kSent)
+        v[j][i] = load_shared_8(at);
+      else
+        v[j][i] = Part::read(at);
+    }
   }
-  float top = fmaxf(state.x, -__FLT_MAX__);  // finite: weights of parts without keys are zero, or all sums
+  const float reference = __uint_as_float(state.x);
+  float top = fmaxf(reference, -__FLT_MAX__);  // finite: weights of parts without keys are zero, or all sums
 #pragma unroll
   for (int d = 1; d < Splits; d *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
-  const float weight = exp2_approx(state.x - top);
-  float sum = weight * state.y;
+  const float weight = exp2_approx(reference - top);
+  float sum = weight * __uint_as_float(state.y);
 #pragma unroll
   for (int d = 1; d < Splits; d *= 2) sum += __shfl_xor_sync(~0u, sum, d);
+  const uint32_t exponents[2] = {kSides == 2 || column < kLatent / 2 ? state.z : state.w, state.w};
   float4 total[kQuarters] = {};
 #pragma unroll
   for (int j = 0; j < kParts; ++j) {
-    const float w = __shfl_sync(~0u, weight, group * kParts + j);
+    const int from = group * kParts + j;
+    float weights[kSides];
 #pragma unroll
-    for (int i = 0; i < kQuarters; ++i) add_scaled(total[i], w, v[j][i]);
+    for (int k = 0; k < kSides; ++k) {
+      weights[k] = __shfl_sync(~0u, weight, from);
+      if constexpr (kHalves)  // eight numbers of a block are of one warp
+        weights[k] *= HalfScale::scale(__byte_perm(__shfl_sync(~0u, exponents[k], from), 0, lane / 4 % 4 | 0x4440));
+    }
+#pragma unroll
+    for (int i = 0; i < kQuarters; ++i) Part::add(total[i], weights[i * kSides / kQuarters], v[j][i]);
   }
   if constexpr (kGroups > 1) {
     static_assert(kGroups == 2);
@@ -111,17 +129,25 @@ __device__ __forceinline__ void finish_parts(const FmDecodeParams& p, const RowB
   const bool stores = group == 0;
   const float factor = row_factor<Map>(p, r, end, top, sum, stores && column == 0);
   if (!stores) return;
-  if (r.slot >= 0) {
-    float* to = p.partial_out + end.partial_out() + column;
 #pragma unroll
-    for (int i = 0; i < kQuarters; ++i)
-      *reinterpret_cast<float4*>(to + 128 * i) =
-          make_float4(total[i].x * factor, total[i].y * factor, total[i].z * factor, total[i].w * factor);
-  } else {
-    T* to = reinterpret_cast<T*>(p.out) + end.out() + column;
-#pragma unroll
-    for (int i = 0; i < kQuarters; ++i) store_four(to + 128 * i, total[i], factor);
+  for (int i = 0; i < kQuarters; ++i) {
+    const int at = column + kLatent / 4 * i, to = kApart ? at / 16 * 16 + at % 16 / 2 : at;
+    if (r.slot >= 0)
+      store_partial<kApart>(p.partial_out + end.partial_out() + to, total[i], factor);
+    else
+      store_finished<T, kApart>(reinterpret_cast<T*>(p.out) + end.out() + to, total[i], factor);
   }
+}
+
+// Sends each CTA of a cluster of kSentParts its row, when both values warpgroups have left it.
+__device__ __forceinline__ void send_rows(uint32_t part, int thread, uint32_t full) {
+  constexpr uint32_t kBytes = kSentBytes / kSentParts;
+  fence_async_shared();
+  named_barrier<kAddBarrier, 256>();
+  if (thread == 0) mbarrier_arrive_expect(full, kSentBytes);
+  const uint32_t to = uniform(part + kSentBytes + cluster_rank() * kBytes);
+#pragma unroll 1
+  for (int i = uniform(thread / 32); i < kSentParts; i += 8) send_part(to, uniform(part + i * kBytes), kBytes, uniform(full), i);
 }
 
 // By both values warpgroups of every CTA of the cluster.
@@ -130,25 +156,47 @@ __device__ __forceinline__ void merge_parts(const FmDecodeParams& p, const RowBl
                                             const FewAccumulators<Map::kRows>& o, int half, uint32_t smem,
                                             FewControl& control, uint32_t& parity) {
   const int thread = half * 128 + warpgroup_thread(), lane = thread % 32;
-  float* part = reinterpret_cast<float*>(__cvta_shared_to_generic(smem + Map::kPartOffset));
+  const uint32_t part = smem + Map::kPartOffset, full = shared_address(&control.parts_full);
+  uint8_t* bytes = reinterpret_cast<uint8_t*>(__cvta_shared_to_generic(part));
 #pragma unroll
   for (int first = 0; first < Map::kRows; first += kPartRows) {
     mbarrier_wait_acquire_cluster(shared_address(&control.parts_empty), parity ^ 1);
-    leave_part<Map>(o, first, half, part, control);
-    arrive_at_all(control.parts_full, p.splits, lane);
-    if (!Map::kRaw && !Map::kHandsQueryOn && first + kPartRows == Map::kRows)
-      arrive_once_per_warp(shared_address(&control.result_empty));
-    const auto wait = [&] { mbarrier_wait_acquire_cluster(shared_address(&control.parts_full), parity); };
-    if (!Map::kEarlyEnds) wait();
-    const uint32_t parts = smem + Map::kPartOffset;
-    if (p.splits == 2)
-      finish_parts<T, Map, 2>(p, r, first, thread, parts, control, wait);
-    else if (p.splits == 4)
-      finish_parts<T, Map, 4>(p, r, first, thread, parts, control, wait);
-    else if (p.splits == 8)
-      finish_parts<T, Map, 8>(p, r, first, thread, parts, control, wait);
-    else
-      finish_parts<T, Map, 16>(p, r, first, thread, parts, control, wait);
+    const auto give_query_up = [&] {
+      if (!Map::kRaw && !Map::kHandsQueryOn && first + kPartRows == Map::kRows)
+        arrive_once_per_warp(shared_address(&control.result_empty));
+    };
+    const auto finish = [&](auto splits, auto of, auto sent, auto wait) {
+      if (!Map::kEarlyEnds) wait();
+      finish_parts<T, Map, decltype(of), splits, sent>(p, r, first, thread, part, control, wait);
+    };
+    const auto by_reading = [&] {
+      using Part = typename PartToRead<Map>::Type;
+      using std::integral_constant;
+      leave_part<Map, Part>(o, first, half, bytes, control);
+      arrive_at_all(control.parts_full, p.splits, lane);
+      give_query_up();
+      const auto wait = [&] { mbarrier_wait_acquire_cluster(full, parity); };
+      if (p.splits == 2)
+        finish(integral_constant<int, 2>(), Part(), std::false_type(), wait);
+      else if (p.splits == 4)
+        finish(integral_constant<int, 4>(), Part(), std::false_type(), wait);
+      else if (kMaySend<Map> || p.splits == 8)
+        finish(integral_constant<int, 8>(), Part(), std::false_type(), wait);
+      else
+        finish(integral_constant<int, 16>(), Part(), std::false_type(), wait);
+    };
+    if constexpr (kMaySend<Map>) {
+      if (p.splits == kSentParts) {
+        leave_part<Map, PartOfHalves>(o, first, half, bytes, control);
+        send_rows(part, thread, full);
+        give_query_up();
+        finish(std::integral_constant<int, kSentParts>(), PartOfHalves(), std::true_type(), [&] { mbarrier_wait(full, parity); });
+      } else {
+        by_reading();
+      }
+    } else {
+      by_reading();
+    }
     arrive_read_at_all(control.parts_empty, p.splits, lane);
     parity ^= 1;
   }

@@ -35,6 +35,17 @@ __device__ __forceinline__ void add_pairs(float4& to, float first, uint32_t a, f
   to.x += first * x.x, to.y += first * x.y, to.z += second * y.x, to.w += second * y.y;
 }
 
+// A power of two with which halves are multiplied, as the exponent of a float.
+struct HalfScale {
+  static constexpr int kTopExponent = 14;  // of the largest of the halves
+  // Of numbers up to `top`: the exponent that is stored, and what they are multiplied with before they are rounded.
+  static __device__ __forceinline__ uint32_t exponent(float top) {
+    return max(__float_as_uint(top) >> 23 & 0xFF, kTopExponent + 1u) - kTopExponent;
+  }
+  static __device__ __forceinline__ float scale(uint32_t exponent) { return __uint_as_float(exponent << 23); }
+  static __device__ __forceinline__ float inverse(uint32_t exponent) { return __uint_as_float(254u - exponent << 23); }
+};
+
 // A pair of bfloat16 to float16, finite numbers to finite ones.
 __device__ __forceinline__ uint32_t bf16_to_fp16(uint32_t v) {
   const float2 f = unpack(__nv_bfloat16(), v);

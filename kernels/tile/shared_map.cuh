@@ -35,8 +35,7 @@ constexpr uint32_t kGroupBytes = 2 * kAtomBytes;
 constexpr uint32_t kBlockBytes = 8 * kGroupBytes;
 constexpr uint32_t kRopeBytes = 8 * kAtomBytes;
 constexpr int kPartRows = 16;  // rows that a cluster merges at a time
-constexpr int kPartStride = kLatent + 8;  // numbers from one row to the next: no bank conflicts
-constexpr uint32_t kPartBytes = kPartRows * kPartStride * 4;
+constexpr uint32_t kPartBytes = kPartRows * (kLatent + 8) * 4;  // as floats; or as halves, and as many that others send (merge_parts.cuh)
 
 // A loading warp's stage: four pieces of eight rows and a column quarter as they lie in the cache, which are on their way or being
 // converted; the last 64 bytes of rows of fp8_v4, whose last quarter is longer; and the scales of two tiles.

@@ -30,23 +30,16 @@ __device__ __forceinline__ uint8_t* part_bytes(const FmDecodeParams& p, const Ro
 // the chunks of both quarters of a half: powers of two, as the exponents of floats
 // [32 pairs of rows][2 halves of the columns][4 for chunk % 4][8 for chunk / 4][2 rows]
 // It is half the bytes: what limits adding up is that all parts of all row blocks go to the L2 and come back.
-struct HalfPart {
+struct HalfPart : HalfScale {
   static constexpr int kPieces = 4, kPieceColumns = kLatent / kPieces;
   // Under way, by a lane. With more of raw rows the compiler moves descriptors in the loop of tiles, with fewer of others it spills.
   template <class Map>
   static constexpr int kReads = Map::kRaw ? 8 : 16;
   static constexpr int kScalesOffset = kRowPairs * kPieces * kPieceBytes;
   static constexpr int kOwnChunks = 8;     // of a thread of 16-bit numbers, chunk % 4 being the same
-  static constexpr int kTopExponent = 14;  // of the largest of the eight numbers
   static __device__ __forceinline__ int scales_offset(int pair, int half, int chunk) {
     return kScalesOffset + ((pair * 2 + half) * 32 + chunk % 4 * kOwnChunks + chunk / 4) * 2;
   }
-  // Of numbers up to `top`: the exponent that is stored, and what they are multiplied with before they are rounded.
-  static __device__ __forceinline__ uint32_t exponent(float top) {
-    return max(__float_as_uint(top) >> 23 & 0xFF, kTopExponent + 1u) - kTopExponent;
-  }
-  static __device__ __forceinline__ float scale(uint32_t exponent) { return __uint_as_float(exponent << 23); }
-  static __device__ __forceinline__ float inverse(uint32_t exponent) { return __uint_as_float(254u - exponent << 23); }
   static __device__ __forceinline__ int column(int chunk, int k) { return kPieceColumns / 2 * k + 2 * chunk; }
   static __device__ __forceinline__ void add(float4 (&sum)[2], float a, float b, uint4 v) {
     add_pairs(sum[0], a, v.x, b, v.y), add_pairs(sum[1], a, v.z, b, v.w);

@@ -1,0 +1,58 @@
+"""Clusters of CTAs that share a unit's tiles: what they have of its rows is merged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import problems
+import tolerance
+
+# Clusters of 16, 8, 4 and 2, several units to a cluster, and units that clusters share and that are cut as well.
+BATCHES = [
+    [1024],
+    [700, 1000],
+    [1024, 577, 800, 1, 0, 640],
+    [512],
+    [300] * 8,
+    [300] * 30,
+    [128],
+    [1024] * 40,
+    [4000] * 30,
+]
+each_batch = pytest.mark.parametrize("lens", BATCHES, ids=[f"{len(lens)}x{lens[0]}" for lens in BATCHES])
+each_cache = pytest.mark.parametrize(("kv_format", "page_size"), [(None, 64), (None, 1), ("fp8", 64), ("fp8_v32", 64)])
+
+
+@pytest.mark.gpu
+@each_batch
+@each_cache
+@pytest.mark.parametrize(("s_q", "heads"), [(1, 16), (2, 5), (1, 32)])
+def test_right_and_the_same_each_time(cuda, lens, kv_format, page_size, s_q, heads):
+    problem = problems.make(lens=lens, s_q=s_q, h=heads, page_size=page_size, device=cuda)
+    if kv_format is not None:
+        problem = problem.quantised(kv_format)
+    problem.check_repeats(5, attn_sink=torch.linspace(-1, 1, heads, device=cuda))
+
+
+@pytest.mark.gpu
+@each_batch
+@pytest.mark.parametrize("page_size", [64, 1])
+@pytest.mark.parametrize("heads", [16, 32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+def test_columns_of_different_size(cuda, dtype, heads, page_size, lens):
+    """Columns of V from 2^-9 to 2^9, each right by itself; those of Q are one over it."""
+    problem = problems.make(lens=lens, h=heads, page_size=page_size, dtype=dtype, device=cuda)
+    size = torch.randint(-9, 10, (512,), **problems.drawing(len(lens), cuda)).float().exp2()
+    wide = torch.cat([size, torch.ones(64, device=cuda)])
+    problem = replace(
+        problem,
+        q=(problem.q / wide).to(dtype),
+        cache=(problem.cache * wide).to(dtype),
+        keys=(problem.keys * wide).to(dtype),
+    )
+    out, lse = problem.run()
+    want, want_lse = problem.expected()
+    tolerance.check((out.double() / size).to(dtype), lse, want / size, want_lse)
