@@ -5,8 +5,8 @@ use crate::common_parts::shortest_part;
 use crate::equal_parts::equal_parts_of;
 use crate::layout::{DivCeil, most_units};
 use crate::plan_layout::{
-    FM_MAX_PARTS, FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_SPLIT_REST, FM_TILE_ROWS,
-    FM_TILE_TOKENS, FmPlanShape,
+    FM_MAX_PARTS, FM_MAX_SPLITS, FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_SPLIT_REST,
+    FM_TILE_ROWS, FM_TILE_TOKENS, FmPlanShape,
 };
 use crate::problem::{Keys, Problem, Queries, Split, Target};
 use crate::{PlanError, layout};
@@ -108,8 +108,11 @@ const BUSY_CTAS_OF_SHORT_ITEMS: i32 = 48;
 const SHORT_ITEM: i64 = 6;
 /// ... unless there is little work for more units than this, or [`FEW_TILES`] for as many: then being split costs more.
 const FEW_UNITS: i32 = 8;
-/// Tiles of a unit, at most, up to which a cluster of 16 has no more than one for each CTA. It never cuts such a unit into parts.
+/// Tiles of a unit, at most, up to which a cluster of 16 has no more than one for each CTA. Units of such clusters are never cut.
 const FEW_TILES: i32 = 16;
+/// The same of three units and more over [`Keys::Pages`], and of five and more, where a cluster of 16 has several tiles for each CTA.
+const TILES_OF_SEVERAL: i64 = 48;
+const TILES_OF_MORE: i64 = 64;
 /// Worker slots per CPU thread: threads take the next slot when done, which evens out their speeds.
 const SLOTS_PER_THREAD: i32 = 4;
 
@@ -465,6 +468,17 @@ impl Problem {
         !lists && self.max_seq_len > MOST_TOKENS
     }
 
+    /// Whether there are a few units of pages, none of them long, of which clusters of 16 share each.
+    fn are_several_for_sixteen(&self, rows: i32) -> bool {
+        let Work { units, tiles } = self.work(rows);
+        let most = match units {
+            ..=2 => 0,
+            3..=4 => TILES_OF_SEVERAL,
+            _ => TILES_OF_MORE,
+        };
+        self.keys == Keys::Pages && self.split == Split::Auto && rows == 16 && tiles <= most
+    }
+
     /// Clusters of CTAs that share an item, where every unit of few rows gets a cluster of its own that way and enough CTAs
     /// have work.
     fn shared(&self, rows: i32, sm_count: i32, clusters: [i32; 4]) -> Option<Choice> {
@@ -483,11 +497,12 @@ impl Problem {
         let few = units <= FEW_UNITS.into();
         let little = !few && self.is_little_work(sm_count);
         let short = few && self.split == Split::Auto && tiles <= FEW_TILES.into();
+        let by_sixteen = short || self.are_several_for_sixteen(rows);
         [16, 8, 4, 2]
             .into_iter()
             .zip(clusters.into_iter().rev())
             .filter(|&(splits, _)| splits <= most_splits)
-            .filter(|&(splits, _)| i64::from(splits) < 2 * tiles && (splits < 16 || short))
+            .filter(|&(splits, _)| i64::from(splits) < 2 * tiles && (splits < 16 || by_sixteen))
             .find(|&(splits, clusters)| {
                 let least = match (splits, rows) {
                     _ if self.keys == Keys::Pages && tiles <= SHORT_ITEM * i64::from(splits) => {
@@ -501,13 +516,19 @@ impl Problem {
             })
             .map(|(splits, clusters)| {
                 // Of little work and short units none is cut: each costs less than being split would.
-                let whole = little || short;
+                let whole = little || short || splits == 16;
                 let workers = if whole { units as i32 } else { clusters };
-                Choice::new(
-                    (rows, 1, splits),
-                    workers,
-                    self.costs_of_few_rows(rows, sm_count),
-                )
+                let costs = self.costs_of_few_rows(rows, sm_count);
+                let choice = Choice::new((rows, 1, splits), workers, costs);
+                let least = if splits > FM_MAX_SPLITS {
+                    tiles as i32
+                } else {
+                    1
+                }; // none may be cut
+                Choice {
+                    min_part: choice.min_part.max(least),
+                    ..choice
+                }
             })
     }
 }

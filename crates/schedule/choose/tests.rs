@@ -228,7 +228,12 @@ const LITTLE_WORK: &[(&str, Batch, i32, Layout)] = &[
 /// The same of pages of 16-bit numbers.
 #[rustfmt::skip]
 const LITTLE_WORK_OF_PAGES: &[(&str, Batch, i32, Layout)] = &[
-    ("6 requests of 32 tiles, few heads", (6, 16, each(1)), 2048, (16, 1, 8, 15, 6)),
+    ("two requests of 48 tiles, few heads", (2, 16, each(1)), 3072, (16, 1, 1, 96, 2)),
+    ("3 of 48 tiles", (3, 16, each(1)), 3072, (16, 1, 16, 3, 3)),
+    ("4 of 49 tiles", (4, 16, each(1)), 3073, (16, 1, 1, 104, 4)),
+    ("5 of 64 tiles", (5, 16, each(1)), 4096, (16, 1, 16, 5, 5)),
+    ("7 of 65 tiles", (7, 16, each(1)), 4097, (16, 1, 1, 132, 7)),
+    ("6 requests of 32 tiles, few heads", (6, 16, each(1)), 2048, (16, 1, 16, 6, 6)),
     ("8 of 48 tiles", (8, 16, each(1)), 3072, (16, 1, 8, 15, 8)),
     ("8 of 64 tiles", (8, 16, each(1)), 4096, (16, 1, 1, 128, 8)),
     ("16 of 16 tiles", (16, 16, each(1)), 1024, (16, 1, 4, 16, 16)),
@@ -240,6 +245,7 @@ const LITTLE_WORK_OF_PAGES: &[(&str, Batch, i32, Layout)] = &[
     ("24 of 128 tiles", (24, 16, each(1)), 8192, (16, 1, 4, 30, 24)),
     ("32 of 128 tiles", (32, 16, each(1)), 8192, (16, 1, 2, 66, 32)),
     ("64 of 128 tiles", (64, 16, each(1)), 8192, (16, 1, 2, 66, 64)),
+    ("32 heads, 3 requests of 32 tiles", (3, 32, each(1)), 2048, (16, 1, 16, 6, 6)),
     ("32 heads, 6 requests of 32 tiles", (6, 32, each(1)), 2048, (16, 1, 8, 15, 12)),
     ("32 heads, 12 of 16 tiles", (12, 32, each(1)), 1024, (16, 1, 4, 30, 24)),
     ("32 heads, 16 of 32 tiles", (16, 32, each(1)), 2048, (64, 1, 1, 132, 16)),

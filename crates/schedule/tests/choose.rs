@@ -336,9 +336,8 @@ proptest! {
         lens in prop::collection::vec(0..9000i32, 1..8),
         max_seq_len in 1..9000i32,
         group in 1..33i32,
-        codes in any::<bool>(),
+        keys in prop::sample::select(vec![Keys::Pages, Keys::Rows, Keys::Codes]),
     ) {
-        let keys = if codes { Keys::Codes } else { Keys::Rows };
         let batch = lens.len() as i32;
         let queries = Queries::Uniform { q_len: 1 };
         let split = Split::Auto;
