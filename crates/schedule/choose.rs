@@ -520,13 +520,12 @@ impl Problem {
                 let workers = if whole { units as i32 } else { clusters };
                 let costs = self.costs_of_few_rows(rows, sm_count);
                 let choice = Choice::new((rows, 1, splits), workers, costs);
-                let least = if splits > FM_MAX_SPLITS {
-                    tiles as i32
-                } else {
-                    1
-                }; // none may be cut
+                if splits <= FM_MAX_SPLITS {
+                    return choice;
+                }
+                // A merge has no words for so many CTAs: none may be cut.
                 Choice {
-                    min_part: choice.min_part.max(least),
+                    min_part: choice.min_part.max(tiles as i32),
                     ..choice
                 }
             })

@@ -47,6 +47,8 @@ struct PartOfHalves {
   };
   static constexpr bool kHalves = true;
   static constexpr uint32_t kColumnBytes = 2, kState = kLatent * kColumnBytes, kStride = kState + sizeof(State);
+  // A row that is kept lies where this CTA's part of it would come to if it were sent.
+  static __device__ __forceinline__ int place(int row, int kept) { return row == kept ? kPartRows + row : row; }
   static __device__ __forceinline__ Numbers read(uint32_t from) { return load_cluster_2(from); }
   static __device__ __forceinline__ void add(float4& to, float weight, Numbers v) { add_pairs(to, weight, v.x, weight, v.y); }
 };
@@ -69,10 +71,10 @@ struct PartToRead<Map, true> {
   using Type = std::conditional_t<Map::kBare, PartOfHalves, PartOfFloats>;
 };
 
-// Leaves what a thread has of rows first .. first + 16.
+// Leaves what a thread has of rows first .. first + 16. kept: the row, of parts that are sent, that this CTA finishes itself.
 template <class Map>
 __device__ __forceinline__ void leave_numbers(PartOfFloats, const FewAccumulators<Map::kRows>& o, int first, int half,
-                                              uint8_t* part, const FewControl& control) {
+                                              uint8_t* part, const FewControl& control, int) {
   using Layout = FewLayout<Map::kRows>;
   const int thread = warpgroup_thread(), lane = thread % 32;
   const int column = half * 256 + thread / 32 * 16 + few_column<Map>(0);
@@ -90,7 +92,7 @@ __device__ __forceinline__ void leave_numbers(PartOfFloats, const FewAccumulator
 
 template <class Map>
 __device__ __forceinline__ void leave_numbers(PartOfHalves, const FewAccumulators<Map::kRows>& o, int first, int half,
-                                              uint8_t* part, const FewControl& control) {
+                                              uint8_t* part, const FewControl& control, int kept) {
   using Layout = FewLayout<Map::kRows>;
   const int thread = warpgroup_thread(), lane = thread % 32, warp = thread / 32;
   float top[4];  // of the eight numbers of each row, then of the warp's 64
@@ -110,7 +112,7 @@ __device__ __forceinline__ void leave_numbers(PartOfHalves, const FewAccumulator
 #pragma unroll
   for (int c = 0; c < Layout::kColumns; ++c) {
     if (c / 4 != first / kPartRows) continue;
-    uint8_t* row = part + (Layout::row(c, lane) - first) * PartOfHalves::kStride;
+    uint8_t* row = part + PartOfHalves::place(Layout::row(c, lane) - first, kept) * PartOfHalves::kStride;
     uint32_t* words = reinterpret_cast<uint32_t*>(row) + half * 128 + warp * 8 + lane / 4;
     const float unit = Map::kCodes && !Map::kRaw ? control.unit[Layout::row(c, lane)] : 1.f;
     const uint32_t exponent = HalfScale::exponent(top[c % 4] * unit);
@@ -124,12 +126,13 @@ __device__ __forceinline__ void leave_numbers(PartOfHalves, const FewAccumulator
 
 template <class Map, class Part>
 __device__ __forceinline__ void leave_part(const FewAccumulators<Map::kRows>& o, int first, int half, uint8_t* part,
-                                           FewControl& control) {
-  leave_numbers<Map>(Part(), o, first, half, part, control);
+                                           FewControl& control, int kept = -1) {
+  leave_numbers<Map>(Part(), o, first, half, part, control, kept);
   const int thread = warpgroup_thread();
   if (half != 0 || thread >= kPartRows) return;
   if constexpr (Part::kHalves)
-    reinterpret_cast<typename Part::State*>(part + thread * Part::kStride + Part::kState)->row = control.row_state[first + thread];
+    reinterpret_cast<typename Part::State*>(part + Part::place(thread, kept) * Part::kStride + Part::kState)->row =
+        control.row_state[first + thread];
   else
     control.part_state[thread] = control.row_state[first + thread];
 }

@@ -139,15 +139,17 @@ __device__ __forceinline__ void finish_parts(const FmDecodeParams& p, const RowB
   }
 }
 
-// Sends each CTA of a cluster of kSentParts its row, when both values warpgroups have left it.
+// Sends each other CTA of a cluster of kSentParts its row, when both values warpgroups have left it.
 __device__ __forceinline__ void send_rows(uint32_t part, int thread, uint32_t full) {
   constexpr uint32_t kBytes = kSentBytes / kSentParts;
   fence_async_shared();
   named_barrier<kAddBarrier, 256>();
-  if (thread == 0) mbarrier_arrive_expect(full, kSentBytes);
-  const uint32_t to = uniform(part + kSentBytes + cluster_rank() * kBytes);
+  if (thread == 0) mbarrier_arrive_expect(full, kSentBytes - kBytes);
+  const int rank = cluster_rank();
+  const uint32_t to = uniform(part + kSentBytes + rank * kBytes);
 #pragma unroll 1
-  for (int i = uniform(thread / 32); i < kSentParts; i += 8) send_part(to, uniform(part + i * kBytes), kBytes, uniform(full), i);
+  for (int i = uniform(thread / 32); i < kSentParts; i += 8)
+    if (i != rank) send_part(to, uniform(part + i * kBytes), kBytes, uniform(full), i);
 }
 
 // By both values warpgroups of every CTA of the cluster.
@@ -187,7 +189,7 @@ __device__ __forceinline__ void merge_parts(const FmDecodeParams& p, const RowBl
     };
     if constexpr (kMaySend<Map>) {
       if (p.splits == kSentParts) {
-        leave_part<Map, PartOfHalves>(o, first, half, bytes, control);
+        leave_part<Map, PartOfHalves>(o, first, half, bytes, control, cluster_rank());
         send_rows(part, thread, full);
         give_query_up();
         finish(std::integral_constant<int, kSentParts>(), PartOfHalves(), std::true_type(), [&] { mbarrier_wait(full, parity); });
