@@ -1,0 +1,85 @@
+//! Clusters of CTAs that share the tiles of an item, each unit having one of its own.
+
+use super::{Choice, Problem, Work};
+use crate::plan_layout::{FM_MAX_SPLITS, FM_TILE_ROWS};
+use crate::problem::{Keys, Split};
+
+/// CTAs that items are shared out to by clusters only if so many have work: fewer leave memory idle, ...
+const BUSY_CTAS: i32 = 72;
+/// ... by pairs of 16 rows, which take least of an SM, if so many have, ...
+const BUSY_PAIRED_CTAS: i32 = 64;
+/// ... over pages with as many tiles to a CTA at most, if so many have, ...
+const BUSY_CTAS_OF_SHORT_ITEMS: i32 = 48;
+const SHORT_ITEM: i64 = 6;
+/// ... unless there is little work for more units than this, or [`FEW_TILES`] for as many: then being split costs more.
+pub(super) const FEW_UNITS: i32 = 8;
+/// Tiles of a unit, at most, up to which a cluster of 16 has no more than one for each CTA. Units of such clusters are never cut.
+const FEW_TILES: i32 = 16;
+/// The same of three units and more over [`Keys::Pages`], and of five and more, where a cluster of 16 has several tiles for each CTA.
+const TILES_OF_SEVERAL: i64 = 48;
+const TILES_OF_MORE: i64 = 64;
+
+impl Problem {
+    /// Whether there are a few units of pages, none of them long, of which clusters of 16 share each.
+    fn are_several_for_sixteen(&self, rows: i32) -> bool {
+        let Work { units, tiles } = self.work(rows);
+        let most = match units {
+            ..=2 => 0,
+            3..=4 => TILES_OF_SEVERAL,
+            _ => TILES_OF_MORE,
+        };
+        self.keys == Keys::Pages && self.split == Split::Auto && rows == 16 && tiles <= most
+    }
+
+    /// Clusters of CTAs that share an item, where every unit of few rows gets a cluster of its own that way and enough CTAs
+    /// have work.
+    pub(super) fn shared(&self, rows: i32, sm_count: i32, clusters: [i32; 4]) -> Option<Choice> {
+        if rows == FM_TILE_ROWS
+            || matches!(self.split, Split::Invariant | Split::Never | Split::Rest)
+        {
+            return None;
+        }
+        let most_splits = match self.keys {
+            Keys::Pages if rows == 32 => 1,
+            _ if !self.lengths_may_differ() => 16,
+            Keys::Pages | Keys::Mixed => 2,
+            Keys::Codes | Keys::Rows => 1,
+        };
+        let Work { units, tiles } = self.work(rows);
+        let few = units <= FEW_UNITS.into();
+        let little = !few && self.is_little_work(sm_count);
+        let short = few && self.split == Split::Auto && tiles <= FEW_TILES.into();
+        let by_sixteen = short || self.are_several_for_sixteen(rows);
+        [16, 8, 4, 2]
+            .into_iter()
+            .zip(clusters.into_iter().rev())
+            .filter(|&(splits, _)| splits <= most_splits)
+            .filter(|&(splits, _)| i64::from(splits) < 2 * tiles && (splits < 16 || by_sixteen))
+            .find(|&(splits, clusters)| {
+                let least = match (splits, rows) {
+                    _ if self.keys == Keys::Pages && tiles <= SHORT_ITEM * i64::from(splits) => {
+                        BUSY_CTAS_OF_SHORT_ITEMS
+                    }
+                    (2, 16) => BUSY_PAIRED_CTAS,
+                    _ => BUSY_CTAS,
+                };
+                let busy = i128::from(splits) * units >= least.into();
+                units <= clusters.into() && (busy || little || short)
+            })
+            .map(|(splits, clusters)| {
+                // Of little work and short units none is cut: each costs less than being split would.
+                let whole = little || short || splits == 16;
+                let workers = if whole { units as i32 } else { clusters };
+                let costs = self.costs_of_few_rows(rows, sm_count);
+                let choice = Choice::new((rows, 1, splits), workers, costs);
+                if splits <= FM_MAX_SPLITS {
+                    return choice;
+                }
+                // A merge has no words for so many CTAs: none may be cut.
+                Choice {
+                    min_part: choice.min_part.max(tiles as i32),
+                    ..choice
+                }
+            })
+    }
+}
