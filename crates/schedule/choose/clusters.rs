@@ -1,7 +1,7 @@
 //! Clusters of CTAs that share the tiles of an item, each unit having one of its own.
 
-use super::{Choice, Problem, Work};
-use crate::plan_layout::{FM_MAX_SPLITS, FM_TILE_ROWS};
+use super::{Choice, MAX_CLUSTER, Problem, Work};
+use crate::plan_layout::FM_TILE_ROWS;
 use crate::problem::{Keys, Split};
 
 /// CTAs that items are shared out to by clusters only if so many have work: fewer leave memory idle, ...
@@ -21,8 +21,7 @@ const TILES_OF_MORE: i64 = 64;
 
 impl Problem {
     /// Whether there are a few units of pages, none of them long, of which clusters of 16 share each.
-    fn are_several_for_sixteen(&self, rows: i32) -> bool {
-        let Work { units, tiles } = self.work(rows);
+    fn are_several_for_sixteen(&self, rows: i32, Work { units, tiles }: Work) -> bool {
         let most = match units {
             ..=2 => 0,
             3..=4 => TILES_OF_SEVERAL,
@@ -45,11 +44,12 @@ impl Problem {
             Keys::Pages | Keys::Mixed => 2,
             Keys::Codes | Keys::Rows => 1,
         };
-        let Work { units, tiles } = self.work(rows);
+        let work = self.work(rows);
+        let Work { units, tiles } = work;
         let few = units <= FEW_UNITS.into();
         let little = !few && self.is_little_work(sm_count);
         let short = few && self.split == Split::Auto && tiles <= FEW_TILES.into();
-        let by_sixteen = short || self.are_several_for_sixteen(rows);
+        let by_sixteen = short || self.are_several_for_sixteen(rows, work);
         [16, 8, 4, 2]
             .into_iter()
             .zip(clusters.into_iter().rev())
@@ -67,17 +67,16 @@ impl Problem {
                 units <= clusters.into() && (busy || little || short)
             })
             .map(|(splits, clusters)| {
-                // Of little work and short units none is cut: each costs less than being split would.
-                let whole = little || short || splits == 16;
+                // Of little work and short units none is cut: each costs less than being split would. Where a merge has no words
+                // for so many CTAs none may be.
+                let never_cut = splits > MAX_CLUSTER;
+                let whole = little || short || never_cut;
                 let workers = if whole { units as i32 } else { clusters };
                 let costs = self.costs_of_few_rows(rows, sm_count);
                 let choice = Choice::new((rows, 1, splits), workers, costs);
-                if splits <= FM_MAX_SPLITS {
-                    return choice;
-                }
-                // A merge has no words for so many CTAs: none may be cut.
+                let least = if never_cut { tiles as i32 } else { 1 };
                 Choice {
-                    min_part: choice.min_part.max(tiles as i32),
+                    min_part: choice.min_part.max(least),
                     ..choice
                 }
             })
