@@ -1,5 +1,7 @@
 //! Clusters of CTAs that share the tiles of an item, each unit having one of its own.
 
+use std::ops::RangeInclusive;
+
 use super::{Choice, MAX_CLUSTER, Problem, Work};
 use crate::plan_layout::FM_TILE_ROWS;
 use crate::problem::{Keys, Split};
@@ -14,20 +16,44 @@ const SHORT_ITEM: i64 = 6;
 /// ... unless there is little work for more units than this, or [`FEW_TILES`] for as many: then being split costs more.
 pub(super) const FEW_UNITS: i32 = 8;
 /// Tiles of a unit, at most, up to which a cluster of 16 has no more than one for each CTA. Units of such clusters are never cut.
-const FEW_TILES: i32 = 16;
+const FEW_TILES: i64 = 16;
 /// The same of three units and more over [`Keys::Pages`], and of five and more, where a cluster of 16 has several tiles for each CTA.
 const TILES_OF_SEVERAL: i64 = 48;
 const TILES_OF_MORE: i64 = 64;
+/// ... and of seven and more, which shorter ones take longer in: clusters of 16 read from all of the GPU then.
+const TILES_OF_MOST: i64 = 32;
+/// And of three and four units of [`Keys::Rows`], for which times (`times.rs`) say that single CTAs with parts are as fast.
+const TILES_OF_ROWS: RangeInclusive<i64> = FEW_TILES + 1..=32;
+
+impl Choice {
+    /// With a worker for each unit, and no parts: each would be too short. Merges have words for the CTAs of clusters up to [`MAX_CLUSTER`]
+    /// only.
+    pub(super) fn never_cut(self, Work { units, tiles }: Work) -> Self {
+        Self {
+            workers: units as i32,
+            min_part: self.min_part.max(tiles as i32),
+            ..self
+        }
+    }
+}
 
 impl Problem {
-    /// Whether there are a few units of pages, none of them long, of which clusters of 16 share each.
-    fn are_several_for_sixteen(&self, rows: i32, Work { units, tiles }: Work) -> bool {
-        let most = match units {
-            ..=2 => 0,
-            3..=4 => TILES_OF_SEVERAL,
-            _ => TILES_OF_MORE,
+    /// Whether clusters of 16 may share units, which are few and none of them long.
+    pub(super) fn are_for_sixteen(&self, rows: i32, Work { units, tiles }: Work) -> bool {
+        let tiles_of_pages = match units {
+            ..=2 => 0..=FEW_TILES,
+            3..=4 => 0..=TILES_OF_SEVERAL,
+            5..=6 => 0..=TILES_OF_MORE,
+            _ => TILES_OF_MOST..=TILES_OF_MORE,
         };
-        self.keys == Keys::Pages && self.split == Split::Auto && rows == 16 && tiles <= most
+        if self.split != Split::Auto || units > FEW_UNITS.into() {
+            return false;
+        }
+        match self.keys {
+            Keys::Pages if rows == 16 => tiles_of_pages.contains(&tiles),
+            Keys::Rows => (3..=4).contains(&units) && TILES_OF_ROWS.contains(&tiles),
+            _ => tiles <= FEW_TILES,
+        }
     }
 
     /// Clusters of CTAs that share an item, where every unit of few rows gets a cluster of its own that way and enough CTAs
@@ -48,8 +74,8 @@ impl Problem {
         let Work { units, tiles } = work;
         let few = units <= FEW_UNITS.into();
         let little = !few && self.is_little_work(sm_count);
-        let short = few && self.split == Split::Auto && tiles <= FEW_TILES.into();
-        let by_sixteen = short || self.are_several_for_sixteen(rows, work);
+        let short = few && self.split == Split::Auto && tiles <= FEW_TILES;
+        let by_sixteen = self.are_for_sixteen(rows, work);
         [16, 8, 4, 2]
             .into_iter()
             .zip(clusters.into_iter().rev())
@@ -67,17 +93,16 @@ impl Problem {
                 units <= clusters.into() && (busy || little || short)
             })
             .map(|(splits, clusters)| {
-                // Of little work and short units none is cut: each costs less than being split would. Where a merge has no words
-                // for so many CTAs none may be.
-                let never_cut = splits > MAX_CLUSTER;
-                let whole = little || short || never_cut;
-                let workers = if whole { units as i32 } else { clusters };
                 let costs = self.costs_of_few_rows(rows, sm_count);
-                let choice = Choice::new((rows, 1, splits), workers, costs);
-                let least = if never_cut { tiles as i32 } else { 1 };
-                Choice {
-                    min_part: choice.min_part.max(least),
-                    ..choice
+                let choice = Choice::new((rows, 1, splits), clusters, costs);
+                match little || short {
+                    _ if splits > MAX_CLUSTER => choice.never_cut(work),
+                    // None is cut of these, either: each costs less than being split would.
+                    true => Choice {
+                        workers: units as i32,
+                        ..choice
+                    },
+                    false => choice,
                 }
             })
     }

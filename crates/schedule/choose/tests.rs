@@ -339,7 +339,7 @@ const KNOWN_TIMES: &[(&str, Keys, Batch, i32, Layout)] = &[
     ("64 requests", Keys::Codes, (64, 64, listed(512, 0)), 0, (32, 1, 1, 132, 128)),
     ("lists, all heads", Keys::Codes, (128, 128, listed(2048, 0)), 0, (64, 2, 1, 66, 128)),
     ("two lists", Keys::Codes, (4, 64, listed(128, 512)), 0, (16, 1, 4, 16, 16)),
-    ("two lists, 24 requests", Keys::Codes, (24, 64, listed(128, 512)), 0, (32, 1, 2, 48, 48)),
+    ("two lists, 24 requests", Keys::Codes, (24, 64, listed(128, 512)), 0, (64, 1, 1, 132, 24)),
     ("two lists, few heads", Keys::Codes, (8, 16, listed(128, 1024)), 0, (16, 1, 8, 8, 8)),
     ("lists of rows, few heads", Keys::Rows, (6, 16, listed(1024, 0)), 0, (16, 1, 16, 6, 6)),
     ("lists of rows, 32 heads", Keys::Rows, (160, 32, listed(2048, 0)), 0, (32, 1, 1, 132, 160)),

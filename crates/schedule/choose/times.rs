@@ -67,28 +67,28 @@ const fn times(
 /// Of pages of codes.
 #[rustfmt::skip]
 const PAGES_OF_CODES: TimesOfRows = [
-    times([589, 711, 754, 798, 943], [292, 401, 5, 895], [93, 12, 105]),
+    times([589, 711, 704, 798, 943], [292, 401, 5, 895], [93, 12, 105]),
     times([802, 971, 1015, 1161, 1269], [365, 475, 10, 1151], [107, 13, 110]),
     times([869, NONE, NONE, NONE, NONE], [556, 423, 10, 1582], [161, 22, 110]),
 ];
 /// Of codes in a list.
 #[rustfmt::skip]
 const LISTED_CODES: TimesOfRows = [
-    times([599, 698, 747, 819, 886], [307, 388, 5, 682], [149, 18, 125]),
+    times([599, 698, 747, 819, 886], [307, 388, 5, 682], [141, 18, 125]),
     times([665, 849, 980, 1074, 1222], [395, 560, 5, 787], [171, 22, 125]),
     times([738, NONE, NONE, NONE, NONE], [609, 484, 10, 1252], [203, 33, 125]),
 ];
 /// Of codes in lists of two caches.
 #[rustfmt::skip]
 const TWICE_LISTED_CODES: TimesOfRows = [
-    times([781, 789, 766, 831, 905], [109, 267, 5, 970], [154, 29, 110]),
+    times([731, 789, 766, 831, 905], [109, 267, 5, 970], [154, 29, 110]),
     times([869, 1053, 1035, 1110, 1276], [202, 470, 10, 1586], [165, 38, 110]),
-    times([1110, NONE, NONE, NONE, NONE], [466, 460, 10, 2487], [179, 46, 110]),
+    times([1050, NONE, NONE, NONE, NONE], [466, 460, 10, 2487], [179, 46, 110]),
 ];
 /// Of rows of 16-bit numbers.
 #[rustfmt::skip]
 const ROWS: TimesOfRows = [
-    times([607, 715, 726, 742, 854], [311, 333, 0, 693], [121, 30, 200]),
+    times([637, 775, 676, 742, 854], [311, 333, 0, 693], [113, 30, 200]),
     times([932, 1158, 1181, 1264, 1374], [352, 342, 0, 910], [127, 43, 212]),
     times([907, NONE, NONE, NONE, NONE], [494, 294, 13, 1696], [132, 67, 246]),
 ];
@@ -153,15 +153,19 @@ impl Work {
     /// In clusters of `splits` CTAs of so many rows, of which there are `most`, if each unit can have its own.
     fn in_clusters(self, rows: i32, splits: i32, most: i32) -> Option<Choice> {
         let choice = Choice::new((rows, 1, splits), most, COSTS_OF_KEYS);
-        // A merge has words for the CTAs of smaller clusters only: units of these must never be cut.
-        let never_cut = self.tiles + i64::from(choice.fixed_cost) <= i64::from(choice.split_cost);
+        let cutting_costs_more =
+            self.tiles + i64::from(choice.fixed_cost) <= i64::from(choice.split_cost);
         let fits = rows < FM_TILE_ROWS
             && i64::from(splits) < 2 * self.tiles
             && self.units <= most.into()
-            && (splits <= MAX_CLUSTER || never_cut);
-        fits.then_some(Choice {
-            workers: if never_cut { self.units as i32 } else { most },
-            ..choice
+            && (splits <= MAX_CLUSTER || cutting_costs_more);
+        fits.then(|| match cutting_costs_more {
+            _ if splits > MAX_CLUSTER => choice.never_cut(self),
+            true => Choice {
+                workers: self.units as i32,
+                ..choice
+            },
+            false => choice,
         })
     }
 }
@@ -180,6 +184,12 @@ impl Problem {
             (Keys::Codes, _) => &PAGES_OF_CODES,
             (Keys::Rows, _) => &ROWS,
         };
+        if self.keys == Keys::Rows
+            && self.are_for_sixteen(16, self.work(16))
+            && let Some(choice) = self.work(16).in_clusters(16, 16, clusters[3])
+        {
+            return Some(choice);
+        }
         let rows: &[i32] = match self.mean_rows() {
             ..=16 => &[16],
             _ => &[FM_TILE_ROWS, 32, 16],
