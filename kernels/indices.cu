@@ -1,6 +1,7 @@
 // Operations on indices: to_physical, window_token_ids, combine_topk_window. They move a few bytes per entry, so a
 // lane takes four entries at a time, of one stretch with its warp's. A result that does not fit int32 is -1.
 #include "cache/tokens.cuh"
+#include "ptx/math.cuh"
 
 namespace fm {
 
@@ -98,13 +99,13 @@ __device__ __forceinline__ void map_row(int32_t* out, int begin, int end, Row so
 }
 
 // The physical id of a position, by the request's row of the block table.
-__device__ __forceinline__ int physical_id(const int32_t* pages, int max_pages, int page_size, int page_shift,
-                                           int position) {
+template <class Params>
+__device__ __forceinline__ int physical_id(const Params& p, const int32_t* pages, int position) {
   if (position < 0) return kAbsent;
-  const int column = page_shift >= 0 ? position >> page_shift : position / page_size;
-  if (column >= max_pages) return kAbsent;
+  const int column = quotient(position, p.page);
+  if (column >= p.max_pages) return kAbsent;
   const int64_t page = pages[column];
-  return page < 0 ? kAbsent : narrowed(page * page_size + (position - column * page_size));
+  return page < 0 ? kAbsent : narrowed(page * p.page_size + (position - column * p.page_size));
 }
 
 // The window of request `r`: its first position and how many there are.
@@ -149,9 +150,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) fm_to_physical(const __grid
                                       : (const void*)(reinterpret_cast<const int32_t*>(p.indices) + first);
     const fm::Row positions = {indices, p.indices_stride[2], p.columns, p.are_64bit != 0, p.in_fours != 0};
     fm::map_row(p.out + at.page * p.out_stride[0] + at.offset * p.out_stride[1], begin, end, positions, p.in_fours,
-                [&p, pages](int position, int) {
-                  return fm::physical_id(pages, p.max_pages, p.page_size, p.page_shift, position);
-                });
+                [&p, pages](int position, int) { return fm::physical_id(p, pages, position); });
   });
 }
 
@@ -175,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(256) fm_window_ids(const __grid_con
     if (request >= 0) {
       const int64_t position = p.first_pos[request * p.first_pos_stride] + t - p.offsets[request * p.offsets_stride];
       const int32_t* pages = p.block_table + request * p.block_table_stride;
-      id = fm::physical_id(pages, p.max_pages, p.page_size, -1, (int)position);
+      id = fm::physical_id(p, pages, (int)position);
     }
     p.ids[t * p.ids_stride] = id;
   }

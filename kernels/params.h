@@ -39,6 +39,12 @@ typedef struct FmPlanParams {
 #define FM_KV_FP8_V41_SPLIT 6
 #define FM_KV_FP4_V41 7
 
+/* What numbers x, 0 <= x < 2^31, are divided by: x * multiplier >> shift, as the host finds them (crates/core/cuda/divisor.rs). */
+typedef struct FmDivisor {
+  uint32_t multiplier;
+  int32_t shift;
+} FmDivisor;
+
 /* One paged cache. Strides are in bytes: page, token, KV head. A row of 16-bit numbers has two parts, a quantised one is
    as docs/formats.md says (of a split page `rows` is the page's beginning). */
 typedef struct FmKvCache {
@@ -51,7 +57,8 @@ typedef struct FmKvCache {
   int32_t format; /* FM_KV_* */
   int32_t num_pages;
   int32_t page_size;
-  int32_t page_shift; /* log2 of page_size, or -1 */
+  FmDivisor page; /* page_size */
+  int32_t reserved;
 } FmKvCache;
 
 /* decode.cu: attention over a paged latent cache. Q and the cache come in two parts, the latent
@@ -68,6 +75,7 @@ typedef struct FmDecodeParams {
   int32_t max_pages;
   int32_t max_tokens;  /* the most tokens a request can have: longer lengths are clamped */
   int32_t group;       /* query heads per KV head */
+  FmDivisor of_group;
   int32_t team;        /* row blocks of a unit: CTAs that read the same tiles for different rows */
   int32_t splits;      /* CTAs of a cluster that share an item's tiles for the same rows */
   int32_t multicast;   /* CTAs of a cluster with the same tiles, which take turns in loading: 1 or 2 */
@@ -259,10 +267,11 @@ typedef struct FmToPhysicalParams {
   int32_t columns;
   int32_t max_pages;
   int32_t page_size;
-  int32_t page_shift; /* log2 of page_size, or -1 */
+  FmDivisor page; /* page_size */
   int32_t are_64bit;  /* indices */
   int32_t in_fours;   /* rows of int32 without gaps that begin at multiples of 16 bytes, indices and out */
   int32_t span;       /* entries of a row that a warp takes, a multiple of FM_INDEX_STEP */
+  int32_t reserved;
 } FmToPhysicalParams;
 
 /* indices.cu: window_token_ids. First one block: offsets and first_pos; then the ids. */
@@ -281,6 +290,7 @@ typedef struct FmWindowParams {
   int32_t batch;
   int32_t max_pages;
   int32_t page_size;
+  FmDivisor page; /* page_size */
   int32_t window;
 } FmWindowParams;
 
@@ -316,9 +326,9 @@ static_assert(sizeof(FmWorkItem) == 48, "FmWorkItem");
 static_assert(sizeof(FmMerge) == 112, "FmMerge");
 static_assert(sizeof(FmPlanLayout) == 80, "FmPlanLayout");
 static_assert(sizeof(FmPlanParams) == 248, "FmPlanParams");
-static_assert(sizeof(FmDecodeParams) == 536, "FmDecodeParams");
+static_assert(sizeof(FmDecodeParams) == 560, "FmDecodeParams");
 static_assert(sizeof(FmFillParams) == 40, "FmFillParams");
-static_assert(sizeof(FmKvCache) == 104, "FmKvCache");
+static_assert(sizeof(FmKvCache) == 112, "FmKvCache");
 static_assert(sizeof(FmMergeParams) == 208, "FmMergeParams");
 static_assert(sizeof(FmAppendParams) == 128, "FmAppendParams");
 static_assert(sizeof(FmOffsetsParams) == 32, "FmOffsetsParams");
@@ -327,7 +337,7 @@ static_assert(sizeof(FmGatherParams) == 152, "FmGatherParams");
 static_assert(sizeof(FmByteCache) == 40, "FmByteCache");
 static_assert(sizeof(FmQuantiseParams) == 128, "FmQuantiseParams");
 static_assert(sizeof(FmDequantiseParams) == 136, "FmDequantiseParams");
-static_assert(sizeof(FmToPhysicalParams) == 112, "FmToPhysicalParams");
-static_assert(sizeof(FmWindowParams) == 136, "FmWindowParams");
+static_assert(sizeof(FmToPhysicalParams) == 120, "FmToPhysicalParams");
+static_assert(sizeof(FmWindowParams) == 144, "FmWindowParams");
 static_assert(sizeof(FmCombineIndicesParams) == 208, "FmCombineIndicesParams");
 #endif

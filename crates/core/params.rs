@@ -76,6 +76,21 @@ impl Default for FmPlanParams {
         }
     }
 }
+#[doc = " What numbers x, 0 <= x < 2^31, are divided by: x * multiplier >> shift, as the host finds them (crates/core/cuda/divisor.rs)."]
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct FmDivisor {
+    pub multiplier: u32,
+    pub shift: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of FmDivisor"][::core::mem::size_of::<FmDivisor>() - 8usize];
+    ["Alignment of FmDivisor"][::core::mem::align_of::<FmDivisor>() - 4usize];
+    ["Offset of field: FmDivisor::multiplier"]
+        [::core::mem::offset_of!(FmDivisor, multiplier) - 0usize];
+    ["Offset of field: FmDivisor::shift"][::core::mem::offset_of!(FmDivisor, shift) - 4usize];
+};
 #[doc = " One paged cache. Strides are in bytes: page, token, KV head. A row of 16-bit numbers has two parts, a quantised one is\nas docs/formats.md says (of a split page `rows` is the page's beginning)."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -94,12 +109,13 @@ pub struct FmKvCache {
     pub format: i32,
     pub num_pages: i32,
     pub page_size: i32,
-    #[doc = " log2 of page_size, or -1"]
-    pub page_shift: i32,
+    #[doc = " page_size"]
+    pub page: FmDivisor,
+    pub reserved: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FmKvCache"][::core::mem::size_of::<FmKvCache>() - 104usize];
+    ["Size of FmKvCache"][::core::mem::size_of::<FmKvCache>() - 112usize];
     ["Alignment of FmKvCache"][::core::mem::align_of::<FmKvCache>() - 8usize];
     ["Offset of field: FmKvCache::rows"][::core::mem::offset_of!(FmKvCache, rows) - 0usize];
     ["Offset of field: FmKvCache::rope"][::core::mem::offset_of!(FmKvCache, rope) - 8usize];
@@ -115,8 +131,9 @@ const _: () = {
         [::core::mem::offset_of!(FmKvCache, num_pages) - 92usize];
     ["Offset of field: FmKvCache::page_size"]
         [::core::mem::offset_of!(FmKvCache, page_size) - 96usize];
-    ["Offset of field: FmKvCache::page_shift"]
-        [::core::mem::offset_of!(FmKvCache, page_shift) - 100usize];
+    ["Offset of field: FmKvCache::page"][::core::mem::offset_of!(FmKvCache, page) - 100usize];
+    ["Offset of field: FmKvCache::reserved"]
+        [::core::mem::offset_of!(FmKvCache, reserved) - 108usize];
 };
 impl Default for FmKvCache {
     fn default() -> Self {
@@ -146,6 +163,7 @@ pub struct FmDecodeParams {
     pub max_tokens: i32,
     #[doc = " query heads per KV head"]
     pub group: i32,
+    pub of_group: FmDivisor,
     #[doc = " row blocks of a unit: CTAs that read the same tiles for different rows"]
     pub team: i32,
     #[doc = " CTAs of a cluster that share an item's tiles for the same rows"]
@@ -194,7 +212,7 @@ pub struct FmDecodeParams {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FmDecodeParams"][::core::mem::size_of::<FmDecodeParams>() - 536usize];
+    ["Size of FmDecodeParams"][::core::mem::size_of::<FmDecodeParams>() - 560usize];
     ["Alignment of FmDecodeParams"][::core::mem::align_of::<FmDecodeParams>() - 8usize];
     ["Offset of field: FmDecodeParams::q_nope"]
         [::core::mem::offset_of!(FmDecodeParams, q_nope) - 0usize];
@@ -206,71 +224,73 @@ const _: () = {
         [::core::mem::offset_of!(FmDecodeParams, q_rope_stride) - 40usize];
     ["Offset of field: FmDecodeParams::kv"][::core::mem::offset_of!(FmDecodeParams, kv) - 64usize];
     ["Offset of field: FmDecodeParams::block_table"]
-        [::core::mem::offset_of!(FmDecodeParams, block_table) - 272usize];
+        [::core::mem::offset_of!(FmDecodeParams, block_table) - 288usize];
     ["Offset of field: FmDecodeParams::block_table_stride"]
-        [::core::mem::offset_of!(FmDecodeParams, block_table_stride) - 280usize];
+        [::core::mem::offset_of!(FmDecodeParams, block_table_stride) - 296usize];
     ["Offset of field: FmDecodeParams::max_pages"]
-        [::core::mem::offset_of!(FmDecodeParams, max_pages) - 288usize];
+        [::core::mem::offset_of!(FmDecodeParams, max_pages) - 304usize];
     ["Offset of field: FmDecodeParams::max_tokens"]
-        [::core::mem::offset_of!(FmDecodeParams, max_tokens) - 292usize];
+        [::core::mem::offset_of!(FmDecodeParams, max_tokens) - 308usize];
     ["Offset of field: FmDecodeParams::group"]
-        [::core::mem::offset_of!(FmDecodeParams, group) - 296usize];
+        [::core::mem::offset_of!(FmDecodeParams, group) - 312usize];
+    ["Offset of field: FmDecodeParams::of_group"]
+        [::core::mem::offset_of!(FmDecodeParams, of_group) - 316usize];
     ["Offset of field: FmDecodeParams::team"]
-        [::core::mem::offset_of!(FmDecodeParams, team) - 300usize];
+        [::core::mem::offset_of!(FmDecodeParams, team) - 324usize];
     ["Offset of field: FmDecodeParams::splits"]
-        [::core::mem::offset_of!(FmDecodeParams, splits) - 304usize];
+        [::core::mem::offset_of!(FmDecodeParams, splits) - 328usize];
     ["Offset of field: FmDecodeParams::multicast"]
-        [::core::mem::offset_of!(FmDecodeParams, multicast) - 308usize];
+        [::core::mem::offset_of!(FmDecodeParams, multicast) - 332usize];
     ["Offset of field: FmDecodeParams::causal"]
-        [::core::mem::offset_of!(FmDecodeParams, causal) - 312usize];
+        [::core::mem::offset_of!(FmDecodeParams, causal) - 336usize];
     ["Offset of field: FmDecodeParams::box_shift"]
-        [::core::mem::offset_of!(FmDecodeParams, box_shift) - 316usize];
+        [::core::mem::offset_of!(FmDecodeParams, box_shift) - 340usize];
     ["Offset of field: FmDecodeParams::head_chunks_nope"]
-        [::core::mem::offset_of!(FmDecodeParams, head_chunks_nope) - 320usize];
+        [::core::mem::offset_of!(FmDecodeParams, head_chunks_nope) - 344usize];
     ["Offset of field: FmDecodeParams::head_chunks_rope"]
-        [::core::mem::offset_of!(FmDecodeParams, head_chunks_rope) - 324usize];
+        [::core::mem::offset_of!(FmDecodeParams, head_chunks_rope) - 348usize];
     ["Offset of field: FmDecodeParams::q_codes"]
-        [::core::mem::offset_of!(FmDecodeParams, q_codes) - 328usize];
+        [::core::mem::offset_of!(FmDecodeParams, q_codes) - 352usize];
     ["Offset of field: FmDecodeParams::waits_aside"]
-        [::core::mem::offset_of!(FmDecodeParams, waits_aside) - 332usize];
+        [::core::mem::offset_of!(FmDecodeParams, waits_aside) - 356usize];
     ["Offset of field: FmDecodeParams::q_scale"]
-        [::core::mem::offset_of!(FmDecodeParams, q_scale) - 336usize];
+        [::core::mem::offset_of!(FmDecodeParams, q_scale) - 360usize];
     ["Offset of field: FmDecodeParams::q_scale_stride"]
-        [::core::mem::offset_of!(FmDecodeParams, q_scale_stride) - 344usize];
+        [::core::mem::offset_of!(FmDecodeParams, q_scale_stride) - 368usize];
     ["Offset of field: FmDecodeParams::scale_log2"]
-        [::core::mem::offset_of!(FmDecodeParams, scale_log2) - 368usize];
+        [::core::mem::offset_of!(FmDecodeParams, scale_log2) - 392usize];
     ["Offset of field: FmDecodeParams::value_scale"]
-        [::core::mem::offset_of!(FmDecodeParams, value_scale) - 372usize];
+        [::core::mem::offset_of!(FmDecodeParams, value_scale) - 396usize];
     ["Offset of field: FmDecodeParams::attn_sink"]
-        [::core::mem::offset_of!(FmDecodeParams, attn_sink) - 376usize];
+        [::core::mem::offset_of!(FmDecodeParams, attn_sink) - 400usize];
     ["Offset of field: FmDecodeParams::plan"]
-        [::core::mem::offset_of!(FmDecodeParams, plan) - 384usize];
+        [::core::mem::offset_of!(FmDecodeParams, plan) - 408usize];
     ["Offset of field: FmDecodeParams::worker_begin"]
-        [::core::mem::offset_of!(FmDecodeParams, worker_begin) - 392usize];
+        [::core::mem::offset_of!(FmDecodeParams, worker_begin) - 416usize];
     ["Offset of field: FmDecodeParams::items"]
-        [::core::mem::offset_of!(FmDecodeParams, items) - 400usize];
+        [::core::mem::offset_of!(FmDecodeParams, items) - 424usize];
     ["Offset of field: FmDecodeParams::merges"]
-        [::core::mem::offset_of!(FmDecodeParams, merges) - 408usize];
+        [::core::mem::offset_of!(FmDecodeParams, merges) - 432usize];
     ["Offset of field: FmDecodeParams::out"]
-        [::core::mem::offset_of!(FmDecodeParams, out) - 416usize];
+        [::core::mem::offset_of!(FmDecodeParams, out) - 440usize];
     ["Offset of field: FmDecodeParams::out_stride"]
-        [::core::mem::offset_of!(FmDecodeParams, out_stride) - 424usize];
+        [::core::mem::offset_of!(FmDecodeParams, out_stride) - 448usize];
     ["Offset of field: FmDecodeParams::lse"]
-        [::core::mem::offset_of!(FmDecodeParams, lse) - 448usize];
+        [::core::mem::offset_of!(FmDecodeParams, lse) - 472usize];
     ["Offset of field: FmDecodeParams::lse_stride"]
-        [::core::mem::offset_of!(FmDecodeParams, lse_stride) - 456usize];
+        [::core::mem::offset_of!(FmDecodeParams, lse_stride) - 480usize];
     ["Offset of field: FmDecodeParams::max_logits"]
-        [::core::mem::offset_of!(FmDecodeParams, max_logits) - 480usize];
+        [::core::mem::offset_of!(FmDecodeParams, max_logits) - 504usize];
     ["Offset of field: FmDecodeParams::max_logits_stride"]
-        [::core::mem::offset_of!(FmDecodeParams, max_logits_stride) - 488usize];
+        [::core::mem::offset_of!(FmDecodeParams, max_logits_stride) - 512usize];
     ["Offset of field: FmDecodeParams::partial_out"]
-        [::core::mem::offset_of!(FmDecodeParams, partial_out) - 512usize];
+        [::core::mem::offset_of!(FmDecodeParams, partial_out) - 536usize];
     ["Offset of field: FmDecodeParams::partial_lse"]
-        [::core::mem::offset_of!(FmDecodeParams, partial_lse) - 520usize];
+        [::core::mem::offset_of!(FmDecodeParams, partial_lse) - 544usize];
     ["Offset of field: FmDecodeParams::slots"]
-        [::core::mem::offset_of!(FmDecodeParams, slots) - 528usize];
+        [::core::mem::offset_of!(FmDecodeParams, slots) - 552usize];
     ["Offset of field: FmDecodeParams::reads_once"]
-        [::core::mem::offset_of!(FmDecodeParams, reads_once) - 532usize];
+        [::core::mem::offset_of!(FmDecodeParams, reads_once) - 556usize];
 };
 impl Default for FmDecodeParams {
     fn default() -> Self {
@@ -764,18 +784,19 @@ pub struct FmToPhysicalParams {
     pub columns: i32,
     pub max_pages: i32,
     pub page_size: i32,
-    #[doc = " log2 of page_size, or -1"]
-    pub page_shift: i32,
+    #[doc = " page_size"]
+    pub page: FmDivisor,
     #[doc = " indices"]
     pub are_64bit: i32,
     #[doc = " rows of int32 without gaps that begin at multiples of 16 bytes, indices and out"]
     pub in_fours: i32,
     #[doc = " entries of a row that a warp takes, a multiple of FM_INDEX_STEP"]
     pub span: i32,
+    pub reserved: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FmToPhysicalParams"][::core::mem::size_of::<FmToPhysicalParams>() - 112usize];
+    ["Size of FmToPhysicalParams"][::core::mem::size_of::<FmToPhysicalParams>() - 120usize];
     ["Alignment of FmToPhysicalParams"][::core::mem::align_of::<FmToPhysicalParams>() - 8usize];
     ["Offset of field: FmToPhysicalParams::indices"]
         [::core::mem::offset_of!(FmToPhysicalParams, indices) - 0usize];
@@ -799,14 +820,16 @@ const _: () = {
         [::core::mem::offset_of!(FmToPhysicalParams, max_pages) - 88usize];
     ["Offset of field: FmToPhysicalParams::page_size"]
         [::core::mem::offset_of!(FmToPhysicalParams, page_size) - 92usize];
-    ["Offset of field: FmToPhysicalParams::page_shift"]
-        [::core::mem::offset_of!(FmToPhysicalParams, page_shift) - 96usize];
+    ["Offset of field: FmToPhysicalParams::page"]
+        [::core::mem::offset_of!(FmToPhysicalParams, page) - 96usize];
     ["Offset of field: FmToPhysicalParams::are_64bit"]
-        [::core::mem::offset_of!(FmToPhysicalParams, are_64bit) - 100usize];
+        [::core::mem::offset_of!(FmToPhysicalParams, are_64bit) - 104usize];
     ["Offset of field: FmToPhysicalParams::in_fours"]
-        [::core::mem::offset_of!(FmToPhysicalParams, in_fours) - 104usize];
+        [::core::mem::offset_of!(FmToPhysicalParams, in_fours) - 108usize];
     ["Offset of field: FmToPhysicalParams::span"]
-        [::core::mem::offset_of!(FmToPhysicalParams, span) - 108usize];
+        [::core::mem::offset_of!(FmToPhysicalParams, span) - 112usize];
+    ["Offset of field: FmToPhysicalParams::reserved"]
+        [::core::mem::offset_of!(FmToPhysicalParams, reserved) - 116usize];
 };
 impl Default for FmToPhysicalParams {
     fn default() -> Self {
@@ -838,11 +861,13 @@ pub struct FmWindowParams {
     pub batch: i32,
     pub max_pages: i32,
     pub page_size: i32,
+    #[doc = " page_size"]
+    pub page: FmDivisor,
     pub window: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FmWindowParams"][::core::mem::size_of::<FmWindowParams>() - 136usize];
+    ["Size of FmWindowParams"][::core::mem::size_of::<FmWindowParams>() - 144usize];
     ["Alignment of FmWindowParams"][::core::mem::align_of::<FmWindowParams>() - 8usize];
     ["Offset of field: FmWindowParams::seq_lens"]
         [::core::mem::offset_of!(FmWindowParams, seq_lens) - 0usize];
@@ -872,8 +897,10 @@ const _: () = {
         [::core::mem::offset_of!(FmWindowParams, max_pages) - 124usize];
     ["Offset of field: FmWindowParams::page_size"]
         [::core::mem::offset_of!(FmWindowParams, page_size) - 128usize];
+    ["Offset of field: FmWindowParams::page"]
+        [::core::mem::offset_of!(FmWindowParams, page) - 132usize];
     ["Offset of field: FmWindowParams::window"]
-        [::core::mem::offset_of!(FmWindowParams, window) - 132usize];
+        [::core::mem::offset_of!(FmWindowParams, window) - 140usize];
 };
 impl Default for FmWindowParams {
     fn default() -> Self {

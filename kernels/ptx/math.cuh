@@ -13,6 +13,26 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 
+// log2(x), absolute error 2^-22 for x from 0.5 to 2, else relative; -inf of zero. Of normal numbers.
+__device__ __forceinline__ float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// 1 / x, 1 ulp, of numbers whose inverse is a normal one.
+__device__ __forceinline__ float inverse_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// x by an FmDivisor, rounded down, for x >= 0.
+template <class Divisor>
+__device__ __forceinline__ int quotient(int x, const Divisor& by) {
+  return (int)((uint64_t)(uint32_t)x * by.multiplier >> by.shift);
+}
+
 // Two floats to a pair of 16-bit numbers, round to nearest even, `low` in the low half.
 __device__ __forceinline__ uint32_t pack(__nv_bfloat16, float low, float high) {
   uint32_t r;

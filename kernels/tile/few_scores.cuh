@@ -162,7 +162,6 @@ __device__ __forceinline__ void mask_unseen(const FmDecodeParams& p, const RowBl
   const int in_sequence = r.seq_len - tile * kTileTokens - token;  // tokens from this thread's first on
   const int q_len = opaque(r.q_len), row_begin = opaque(r.row_begin);  // nothing of this is kept across tiles
   const bool causal = p.causal && q_len > 1;
-  const int query = causal ? token_of(p, row_begin) : 0;
   constexpr int kAtOnce = Map::kRaw ? 1 : Layout::kColumns;
   // A bit for each column.
   uint32_t hidden[2] = {present >> token & 1 ? 0 : ~0u, present >> token & 256 ? 0 : ~0u};
@@ -170,10 +169,7 @@ __device__ __forceinline__ void mask_unseen(const FmDecodeParams& p, const RowBl
   for (int c = 0; c < Layout::kColumns; ++c) {
     const int row = Layout::row(c, lane);
     int seen = in_sequence;
-    if (causal && row_begin + row < r.rows) {  // tokens of other rows are near: a rounded quotient is exact
-      const float rows = (float)(row_begin - query * p.group + row);
-      seen += query + (int)__fdividef(rows + 0.5f, (float)p.group) + 1 - q_len;
-    }
+    if (causal && row_begin + row < r.rows) seen += token_of(p, row_begin + row) + 1 - q_len;
     hidden[0] |= (uint32_t)(seen <= 0) << c, hidden[1] |= (uint32_t)(seen <= 8) << c;
   }
 #pragma unroll

@@ -57,12 +57,7 @@ struct RowPlace {
 
   template <class Map>
   __device__ __forceinline__ RowPlace(const FmKvCache& kv, const TileCursor<Map>& at) {
-    const unsigned found = at.found, size = kv.page_size;
-    unsigned page, offset;
-    if (kv.page_shift >= 0)
-      page = found >> kv.page_shift, offset = found & (size - 1);
-    else
-      page = found / size, offset = found % size;
+    const unsigned size = kv.page_size, page = page_column(kv, at.found), offset = at.found - page * size;
     here = at.found >= 0 && page < (unsigned)kv.num_pages;
     row = here ? (uint32_t)(kv.row_stride[0] >> 4) * page + (uint32_t)(kv.row_stride[1] >> 4) * offset : 0;
     const bool of_64 = kv.format == FM_KV_FP8_V4, at_page_end = of_64 || kv.format == FM_KV_FP8_V41_SPLIT;

@@ -148,16 +148,8 @@ struct TileCursor {
   __device__ __forceinline__ TokenPlace place_in(const FmKvCache& kv) const {
     if (found < 0) return {-1, 0};
     const bool sparse = kv.indices != nullptr;
-    const int of = sparse ? found : position + row();
-    int page = found, offset;
-    if (kv.page_shift >= 0) {
-      if (sparse) page = found >> kv.page_shift;
-      offset = of & (kv.page_size - 1);
-    } else {
-      if (sparse) page = found / kv.page_size;
-      offset = of % kv.page_size;
-    }
-    return {page < kv.num_pages ? page : -1, offset};
+    const int of = sparse ? found : position + row(), column = page_column(kv, of), page = sparse ? column : found;
+    return {page < kv.num_pages ? page : -1, of - column * kv.page_size};
   }
 };
 

@@ -15,11 +15,8 @@ constexpr float kNegInf = -__builtin_huge_valf();
 constexpr int kNoTile = 0x7FFFFFFF;  // after all tiles of a sequence
 constexpr float kLn2 = 0.6931471805599453f;
 
-// The query token of a row within (request, KV head). Where there is one token only, without the division, which takes
-// a hundred cycles.
-__device__ __forceinline__ int token_of(const FmDecodeParams& p, int row) {
-  return row < p.group ? 0 : row / p.group;
-}
+// The query token of a row within (request, KV head).
+__device__ __forceinline__ int token_of(const FmDecodeParams& p, int row) { return quotient(row, p.of_group); }
 
 // One item as a CTA executes it. Every role builds the same one, so that their loops agree.
 struct RowBlock {
@@ -61,13 +58,9 @@ __device__ __forceinline__ void clear_accumulators(float (&o)[Blocks][Numbers]) 
     for (int i = 0; i < Numbers; ++i) o[m][i] = 0.f;
 }
 
-// Which page of its request a token is in, and which token of that it is. Sizes that are powers of two take no division.
-__device__ __forceinline__ int page_column(const FmKvCache& kv, int token) {
-  return kv.page_shift >= 0 ? token >> kv.page_shift : token / kv.page_size;
-}
-__device__ __forceinline__ int page_offset(const FmKvCache& kv, int token) {
-  return kv.page_shift >= 0 ? token & (kv.page_size - 1) : token % kv.page_size;
-}
+// Which page of its request a token is in, and which token of that it is.
+__device__ __forceinline__ int page_column(const FmKvCache& kv, int token) { return quotient(token, kv.page); }
+__device__ __forceinline__ int page_offset(const FmKvCache& kv, int token) { return token - page_column(kv, token) * kv.page_size; }
 
 // From an FmWorkItem's three int4.
 template <class Map>
@@ -193,12 +186,13 @@ __device__ __forceinline__ uint32_t slot_lse(const FmDecodeParams& p, const RowB
   return (r.block * Map::kRows + block_row) * p.slots + r.slot;
 }
 
-// reference + log2(sum), sum > 0. References of raw rows may be far from the result: they are integers, so that the sum's
+// reference + log2(sum), sum > 0, and a normal number but of raw rows. References of raw rows may be far from the result: they are integers, so that the sum's
 // exponent is added to them without an error.
 template <class Map>
 __device__ __forceinline__ float log2_sum(float reference, float sum) {
   const int exponent = (int)(__float_as_uint(sum) >> 23 & 0xFF) - 127;  // of a NaN as well, whatever its sign
-  if (!Map::kRaw || exponent == -127 || exponent == 128) return reference + log2f(sum);
+  if (!Map::kRaw) return reference + log2_approx(sum);
+  if (exponent == -127 || exponent == 128) return reference + log2f(sum);
   return reference + (float)exponent + log2f(__uint_as_float((__float_as_uint(sum) & 0x7FFFFFu) | 0x3F800000u));
 }
 
@@ -219,7 +213,7 @@ struct RowEnd {
   __device__ __forceinline__ float* partial_lse() const { return p.partial_lse + slot_lse<Map>(p, r, block_row); }
   __device__ __forceinline__ bool has_sink() const { return p.attn_sink != nullptr; }
   __device__ __forceinline__ float sink() const {
-    return __ldg(p.attn_sink + r.kv_head * p.group + (row < p.group ? row : row % p.group));
+    return __ldg(p.attn_sink + r.kv_head * p.group + row - token_of(p, row) * p.group);
   }
 };
 
@@ -254,7 +248,7 @@ template <class Map, class End>
 __device__ __forceinline__ float row_factor(const FmDecodeParams& p, const RowBlock& r, const End& end, float reference,
                                             float sum, bool write = true) {
   const float lse2 = sum == 0.f ? kNegInf : log2_sum<Map>(reference, sum);
-  const float factor = sum == 0.f ? 0.f : 1.f / sum;
+  const float factor = sum == 0.f ? 0.f : Map::kRaw ? 1.f / sum : inverse_approx(sum);
   if (!end.exists()) return factor;
   if (r.slot >= 0) {
     if (write) *end.partial_lse() = lse2;
@@ -263,7 +257,7 @@ __device__ __forceinline__ float row_factor(const FmDecodeParams& p, const RowBl
   const float lse = __fmul_rn(lse2, kLn2);  // rounded wherever this is, not a part of what follows
   if (write) *end.lse() = lse;
   if (!end.has_sink() || sum == 0.f) return factor * p.value_scale;
-  return factor * p.value_scale / (1.f + __expf(end.sink() - lse));
+  return factor * p.value_scale * inverse_approx(1.f + __expf(end.sink() - lse));
 }
 template <class Map>
 __device__ __forceinline__ float row_factor(const FmDecodeParams& p, const RowBlock& r, int block_row, float reference,

@@ -6,7 +6,7 @@ use cudarc::driver::sys;
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::params::{FmDecodeParams, FmKvCache};
+use crate::params::{FmDecodeParams, FmDivisor, FmKvCache};
 use crate::plan::Plan;
 use crate::problem::{AttentionProblem, QueryScale, SparseProblem, Strided, TwoParts};
 use crate::view::Stream;
@@ -161,6 +161,7 @@ fn page_params(problem: &AttentionProblem, plan: &Plan) -> FmDecodeParams {
         max_pages: table.max_pages,
         max_tokens: table.capacity(cache.page_size) as i32,
         group: problem.group(),
+        of_group: FmDivisor::of(problem.group()),
         causal: problem.causal.into(),
         q_codes: (problem.dtype == DType::F8E4M3).into(),
         q_scale: q_scale_rows.ptr as *const f32,
@@ -182,6 +183,7 @@ fn list_params(problem: &SparseProblem, plan: &Plan) -> FmDecodeParams {
         ],
         max_tokens: i32::MAX,
         group: problem.heads,
+        of_group: FmDivisor::of(problem.heads),
         value_scale: 1.0,
         attn_sink: problem.attn_sink as *const f32,
         max_logits: max_logits.ptr as *mut f32,

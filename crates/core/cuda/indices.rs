@@ -4,8 +4,8 @@ use std::ffi::c_void;
 
 use crate::error::Result;
 use crate::params::{
-    FM_INDEX_STEP, FM_OFFSETS_THREADS, FM_ROW_THREADS, FmCombineIndicesParams, FmIntegers,
-    FmToPhysicalParams, FmWindowParams,
+    FM_INDEX_STEP, FM_OFFSETS_THREADS, FM_ROW_THREADS, FmCombineIndicesParams, FmDivisor,
+    FmIntegers, FmToPhysicalParams, FmWindowParams,
 };
 use crate::problem_indices::{CombineProblem, Ints, ToPhysicalProblem, WindowProblem};
 
@@ -70,14 +70,11 @@ pub(super) fn to_physical_params(problem: &ToPhysicalProblem, warps: i64) -> FmT
         columns: topk,
         max_pages: pages.max_pages,
         page_size: pages.page_size,
-        page_shift: if pages.page_size.count_ones() == 1 {
-            pages.page_size.trailing_zeros() as i32
-        } else {
-            -1
-        },
+        page: FmDivisor::of(pages.page_size),
         are_64bit: indices.wide.into(),
         in_fours: (without_gaps && in_fours(&begins)).into(),
         span: span(rows, topk, warps),
+        reserved: 0,
     }
 }
 
@@ -116,6 +113,7 @@ pub(super) fn window_params(problem: &WindowProblem) -> FmWindowParams {
         batch: pages.batch,
         max_pages: pages.max_pages,
         page_size: pages.page_size,
+        page: FmDivisor::of(pages.page_size),
         window: problem.window,
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use crate::params::FmKvCache;
+use crate::params::{FmDivisor, FmKvCache};
 use crate::problem::{CacheRows, KeyLists, PagedCache, Strided, TwoParts};
 
 /// Bytes of a 16-bit number.
@@ -15,16 +15,11 @@ fn in_bytes(part: &Strided<3>) -> [i64; 3] {
 
 /// A cache whose pages a block table names.
 pub(super) fn of_pages(cache: &PagedCache) -> FmKvCache {
-    let page_size = cache.page_size as u32;
     let common = FmKvCache {
         format: cache.format as i32,
         num_pages: cache.num_pages,
         page_size: cache.page_size,
-        page_shift: if page_size.is_power_of_two() {
-            page_size.trailing_zeros() as i32
-        } else {
-            -1
-        },
+        page: FmDivisor::of(cache.page_size),
         ..FmKvCache::default()
     };
     match &cache.rows {
@@ -135,7 +130,7 @@ pub(super) mod tests {
             (kv.row_stride, kv.rope_stride),
             ([64 * 1152, 1152, 0], [64 * 1152, 1152, 0])
         );
-        assert_eq!((kv.page_size, kv.page_shift, kv.num_pages), (64, 6, 7));
+        assert_eq!((kv.page_size, kv.page.shift, kv.num_pages), (64, 31 + 6, 7));
         assert!(of_pages(&half(false)).rope.is_null());
         assert!(kv.indices.is_null());
     }
@@ -152,7 +147,7 @@ pub(super) mod tests {
         ] {
             let kv = of_pages(&bytes(format, 61, strides));
             assert_eq!(kv.row_stride, [1 << 20, token, 0], "{format}");
-            assert_eq!(kv.page_shift, -1, "{format}");
+            assert_eq!(kv.page.shift, 31 + 6, "{format}");
             assert_eq!((kv.rows as u64, kv.rope as u64), (4096, 0), "{format}");
         }
     }

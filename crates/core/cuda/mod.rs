@@ -5,6 +5,7 @@
 
 mod attention;
 mod cache_ops;
+mod divisor;
 mod driver;
 #[cfg(test)]
 mod emulated;

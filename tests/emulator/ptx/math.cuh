@@ -13,6 +13,12 @@ inline float exp2_approx(float x) {
   return y < 1.17549435e-38f ? 0.f : y;
 }
 
+inline float log2_approx(float x) { return std::log2(x < 1.17549435e-38f ? 0.f : x); }
+inline float inverse_approx(float x) {
+  const float y = 1.f / x;
+  return y < 1.17549435e-38f ? 0.f : y;
+}
+
 inline uint32_t both(uint16_t low, uint16_t high) { return low | uint32_t(high) << 16; }
 inline uint32_t pack(__nv_bfloat16, float low, float high) { return both(emulation::to_bf16(low), emulation::to_bf16(high)); }
 inline uint32_t pack(__half, float low, float high) { return both(emulation::to_half(low), emulation::to_half(high)); }

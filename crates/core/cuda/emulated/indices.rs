@@ -2,7 +2,9 @@
 
 use std::ffi::c_void;
 
-use crate::params::{FmCombineIndicesParams, FmIntegers, FmToPhysicalParams, FmWindowParams};
+use crate::params::{
+    FmCombineIndicesParams, FmDivisor, FmIntegers, FmToPhysicalParams, FmWindowParams,
+};
 
 use crate::dtype::{DType, Device};
 use crate::indices::{CombineArgs, ToPhysicalArgs, WindowArgs};
@@ -114,14 +116,11 @@ fn positions_become_physical_ids() {
             columns,
             max_pages: max_pages as i32,
             page_size,
-            page_shift: if page_size.count_ones() == 1 {
-                page_size.trailing_zeros() as i32
-            } else {
-                -1
-            },
+            page: FmDivisor::of(page_size),
             are_64bit: 0,
             in_fours,
             span,
+            reserved: 0,
         };
         // SAFETY: the arrays live.
         unsafe { run("fm_to_physical", &params, 2, 64) };
@@ -182,6 +181,7 @@ fn windows_hold_the_last_positions_of_the_old_and_all_of_the_new_tokens() {
             batch: lens.len() as i32,
             max_pages: max_pages as i32,
             page_size: page_size as i32,
+            page: FmDivisor::of(page_size as i32),
             window: window as i32,
         };
         // SAFETY: the arrays live.
