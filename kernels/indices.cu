@@ -1,7 +1,7 @@
 // Operations on indices: to_physical, window_token_ids, combine_topk_window. They move a few bytes per entry, so a
 // lane takes four entries at a time, of one stretch with its warp's. A result that does not fit int32 is -1.
 #include "cache/tokens.cuh"
-#include "ptx/math.cuh"
+#include "divisor.h"
 
 namespace fm {
 

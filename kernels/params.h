@@ -39,7 +39,7 @@ typedef struct FmPlanParams {
 #define FM_KV_FP8_V41_SPLIT 6
 #define FM_KV_FP4_V41 7
 
-/* What numbers x, 0 <= x < 2^31, are divided by: x * multiplier >> shift, as the host finds them (crates/core/cuda/divisor.rs). */
+/* What numbers are divided by (divisor.h), as the host finds it (crates/core/cuda/divisor.rs). */
 typedef struct FmDivisor {
   uint32_t multiplier;
   int32_t shift;

@@ -76,7 +76,7 @@ impl Default for FmPlanParams {
         }
     }
 }
-#[doc = " What numbers x, 0 <= x < 2^31, are divided by: x * multiplier >> shift, as the host finds them (crates/core/cuda/divisor.rs)."]
+#[doc = " What numbers are divided by (divisor.h), as the host finds it (crates/core/cuda/divisor.rs)."]
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct FmDivisor {

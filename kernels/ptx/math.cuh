@@ -27,10 +27,11 @@ __device__ __forceinline__ float inverse_approx(float x) {
   return y;
 }
 
-// x by an FmDivisor, rounded down, for x >= 0.
-template <class Divisor>
-__device__ __forceinline__ int quotient(int x, const Divisor& by) {
-  return (int)((uint64_t)(uint32_t)x * by.multiplier >> by.shift);
+// The same of any number.
+__device__ __forceinline__ float inverse_of_any(float x) {
+  float y;
+  asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
 }
 
 // Two floats to a pair of 16-bit numbers, round to nearest even, `low` in the low half.

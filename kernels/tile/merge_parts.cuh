@@ -62,6 +62,7 @@ template <class T, class Map, class Part, int Splits, bool kSent, class Wait>
 __device__ __forceinline__ void finish_parts(const FmDecodeParams& p, const RowBlock& r, int first, int thread,
                                              uint32_t part, const FewControl& control, Wait wait) {
   constexpr bool kHalves = Part::kHalves, kApart = kHalves && !Map::kRaw;
+  constexpr bool kEarlyFactor = !Map::kRaw && !kSent;  // while numbers of other CTAs are waited for
   constexpr int kGroups = Splits > 8 ? Splits / 8 : 1, kParts = Splits / kGroups;  // of lanes; that each of them reads
   constexpr int kQuarters = 8 / kParts, kWarps = Splits / 2;                       // of a row: to a warp, and warps
   constexpr int kSides = kHalves && kQuarters == 4 ? 2 : 1;  // whose exponents a warp needs: of both warpgroups, or of one
@@ -104,6 +105,9 @@ __device__ __forceinline__ void finish_parts(const FmDecodeParams& p, const RowB
   float sum = weight * __uint_as_float(state.y);
 #pragma unroll
   for (int d = 1; d < Splits; d *= 2) sum += __shfl_xor_sync(~0u, sum, d);
+  const bool stores = group == 0;
+  const auto find_factor = [&] { return row_factor<Map>(p, r, end, top, sum, stores && column == 0); };
+  float factor = kEarlyFactor ? find_factor() : 0.f;
   const uint32_t exponents[2] = {kSides == 2 || column < kLatent / 2 ? state.z : state.w, state.w};
   float4 total[kQuarters] = {};
 #pragma unroll
@@ -126,8 +130,7 @@ __device__ __forceinline__ void finish_parts(const FmDecodeParams& p, const RowB
     for (int i = 0; i < kQuarters; ++i)
       total[i] = make_float4(both(total[i].x), both(total[i].y), both(total[i].z), both(total[i].w));
   }
-  const bool stores = group == 0;
-  const float factor = row_factor<Map>(p, r, end, top, sum, stores && column == 0);
+  if (!kEarlyFactor) factor = find_factor();
   if (!stores) return;
 #pragma unroll
   for (int i = 0; i < kQuarters; ++i) {

@@ -70,17 +70,15 @@ __device__ __forceinline__ void add_parts_of_row(const FmDecodeParams& p, const 
     if (first_of_weights) weights.ask(lse, base, parts, lane);  // before the parts: they are waited for first
     float4 v[Reads::kAll];
 #pragma unroll
-    for (int i = 0; i < Reads::kAll; ++i) {  // past the last part: that one again
-      const uint32_t part = min(base + reads.part(i, group), parts - 1);
-      v[i] = __ldcg(reinterpret_cast<const float4*>(from + (uint64_t)part * (uint32_t)(kStride * kLatent) +
-                                                    i % Reads::kQuarters * kQuarterRow));
+    for (int i = 0; i < Reads::kAll; ++i) {  // past the last part zeros, of no weight
+      const int part = base + reads.part(i, group);
+      const float* at = from + (uint64_t)(uint32_t)part * (uint32_t)(kStride * kLatent) + i % Reads::kQuarters * kQuarterRow;
+      v[i] = part < parts ? __ldcg(reinterpret_cast<const float4*>(at)) : float4{};
     }
     if (first_of_weights) weights.find(base);
 #pragma unroll
     for (int i = 0; i < Reads::kAll; ++i) {
-      const int part = base + reads.part(i, group);
-      const float w = weights.of(part, base + reads.part(i, 0));
-      if (part < parts) add_scaled(total[i % Reads::kQuarters], w, v[i]);
+      add_scaled(total[i % Reads::kQuarters], weights.of(base + reads.part(i, group), base + reads.part(i, 0)), v[i]);
     }
   }
   const float sum = weights.total();

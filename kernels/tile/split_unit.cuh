@@ -165,11 +165,11 @@ struct PartWeights {
   }
   // Of a part. `first_of_lanes`: one of the same `Lanes` parts, the same for all lanes. `lane`: the row's first.
   __device__ __forceinline__ float of(int part, int first_of_lanes, int lane = 0) const {
-    const int k = first_of_lanes / Lanes % OfLane;
+    const int k = (unsigned)first_of_lanes / Lanes % OfLane;
     float own = weight[0];
 #pragma unroll
     for (int i = 1; i < OfLane; ++i) own = k == i ? weight[i] : own;
-    return __shfl_sync(~0u, own, lane + part % Lanes);
+    return __shfl_sync(~0u, own, lane + (unsigned)part % Lanes);
   }
   // Of all lanes.
   __device__ __forceinline__ float total() const {
@@ -212,7 +212,10 @@ __device__ __forceinline__ void finish_part(const FmDecodeParams& p, Load load_u
       const uint32_t lowest = left & -left, above = many ? left - lowest : left & left + lowest;
       piece = __popc(lowest - 1), next = piece + __popc(left ^ above), last = pieces, left = above;
     }
-    add(r, parts, piece * tasks(parts) / pieces, next * tasks(parts) / pieces, thread / 32);
+    // A rounded quotient is exact below 2^20: fewer instructions than a division of integers.
+    const float inverse = inverse_approx((float)pieces);
+    const auto first_task = [&](int of) { return (int)(((float)(of * tasks(parts)) + 0.5f) * inverse); };
+    add(r, parts, first_task(piece), first_task(next), thread / 32);
     piece = many && piece + kPieceBits < last ? piece + kPieceBits : -1;
   }
   named_barrier<kAddBarrier, 256>();

@@ -2,6 +2,7 @@
 #pragma once
 #include <stdint.h>
 
+#include "../divisor.h"
 #include "../params.h"
 #include "../ptx/control.cuh"
 #include "../ptx/copy.cuh"
@@ -170,7 +171,8 @@ __device__ __forceinline__ int64_t row_offset(const FmDecodeParams& p, const Row
                                               const int64_t (&stride)[3]) {
   const int token = token_of(p, row);
   const int head = r.kv_head * p.group + row - token * p.group;
-  return r.request * stride[0] + (int64_t)(r.q_begin + token) * stride[1] + head * stride[2];
+  const auto times = [](int i, int64_t by) { return (uint64_t)(uint32_t)i * (uint64_t)by; };  // a third of the operations of signed products
+  return (int64_t)(times(r.request, stride[0]) + times(r.q_begin + token, stride[1]) + times(head, stride[2]));
 }
 
 // The row of the partial results of a split unit, counted in rows.
@@ -186,14 +188,24 @@ __device__ __forceinline__ uint32_t slot_lse(const FmDecodeParams& p, const RowB
   return (r.block * Map::kRows + block_row) * p.slots + r.slot;
 }
 
-// reference + log2(sum), sum > 0, and a normal number but of raw rows. References of raw rows may be far from the result: they are integers, so that the sum's
-// exponent is added to them without an error.
+// reference + log2(sum), sum > 0, and a normal number but of raw rows. References of these may be far from the result: they are integers,
+// so that the sum's exponent is added to them without an error.
 template <class Map>
 __device__ __forceinline__ float log2_sum(float reference, float sum) {
   const int exponent = (int)(__float_as_uint(sum) >> 23 & 0xFF) - 127;  // of a NaN as well, whatever its sign
   if (!Map::kRaw) return reference + log2_approx(sum);
-  if (exponent == -127 || exponent == 128) return reference + log2f(sum);
-  return reference + (float)exponent + log2f(__uint_as_float((__float_as_uint(sum) & 0x7FFFFFu) | 0x3F800000u));
+  if (exponent == -127 || exponent == 128) return reference + log2_approx(sum * 0x1p64f) - 64.f;
+  return reference + (float)exponent + log2_approx(__uint_as_float((__float_as_uint(sum) & 0x7FFFFFu) | 0x3F800000u));
+}
+
+template <class Map>
+__device__ __forceinline__ float inverse_of_sum(float sum) {
+  if constexpr (!Map::kRaw)
+    return inverse_approx(sum);
+  else if constexpr (Map::kBare || Map::kRows == kTileRows)
+    return 1.f / sum;  // else the first spill registers, and the loops of the others are ordered anew, up to 3 % slower
+  else
+    return inverse_of_any(sum);
 }
 
 // Where a finished row goes, and its sink: found when they are needed.
@@ -248,7 +260,7 @@ template <class Map, class End>
 __device__ __forceinline__ float row_factor(const FmDecodeParams& p, const RowBlock& r, const End& end, float reference,
                                             float sum, bool write = true) {
   const float lse2 = sum == 0.f ? kNegInf : log2_sum<Map>(reference, sum);
-  const float factor = sum == 0.f ? 0.f : Map::kRaw ? 1.f / sum : inverse_approx(sum);
+  const float factor = sum == 0.f ? 0.f : inverse_of_sum<Map>(sum);
   if (!end.exists()) return factor;
   if (r.slot >= 0) {
     if (write) *end.partial_lse() = lse2;

@@ -26,13 +26,18 @@ const TILES_OF_MOST: i64 = 32;
 const TILES_OF_ROWS: RangeInclusive<i64> = FEW_TILES + 1..=32;
 
 impl Choice {
-    /// With a worker for each unit, and no parts: each would be too short. Merges have words for the CTAs of clusters up to [`MAX_CLUSTER`]
-    /// only.
-    pub(super) fn never_cut(self, Work { units, tiles }: Work) -> Self {
+    pub(super) fn with_worker_each(self, Work { units, .. }: Work) -> Self {
         Self {
-            workers: units as i32,
-            min_part: self.min_part.max(tiles as i32),
+            workers: (units as i32).max(1),
             ..self
+        }
+    }
+
+    /// The same, and no parts: each would be too short. Merges have words for the CTAs of clusters up to [`MAX_CLUSTER`] only.
+    pub(super) fn never_cut(self, work: Work) -> Self {
+        Self {
+            min_part: self.min_part.max(work.tiles as i32),
+            ..self.with_worker_each(work)
         }
     }
 }
@@ -98,10 +103,7 @@ impl Problem {
                 match little || short {
                     _ if splits > MAX_CLUSTER => choice.never_cut(work),
                     // None is cut of these, either: each costs less than being split would.
-                    true => Choice {
-                        workers: units as i32,
-                        ..choice
-                    },
+                    true => choice.with_worker_each(work),
                     false => choice,
                 }
             })

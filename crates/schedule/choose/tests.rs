@@ -410,6 +410,18 @@ fn mixed_caches_have_no_cta_of_32_rows_and_64_wherever_16_are_too_few() {
 }
 
 #[test]
+fn plans_without_units_have_a_worker() {
+    for keys in [Keys::Pages, Keys::Codes, Keys::Rows, Keys::Mixed] {
+        for queries in [each(1), each(2), listed(128, 0), all(0)] {
+            for max_seq_len in [0, 64, 1024, 1 << 20] {
+                let none = bounded(keys, (0, 16, queries), max_seq_len);
+                assert!(choose(&none).workers >= 1, "{none:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn an_invariant_layout_of_mixed_caches_depends_on_no_other_request() {
     for (group, rows) in [(16, 16), (17, 64), (32, 64), (128, 64)] {
         for batch in [1, 500] {

@@ -161,10 +161,7 @@ impl Work {
             && (splits <= MAX_CLUSTER || cutting_costs_more);
         fits.then(|| match cutting_costs_more {
             _ if splits > MAX_CLUSTER => choice.never_cut(self),
-            true => Choice {
-                workers: self.units as i32,
-                ..choice
-            },
+            true => choice.with_worker_each(self),
             false => choice,
         })
     }

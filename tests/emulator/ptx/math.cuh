@@ -18,6 +18,7 @@ inline float inverse_approx(float x) {
   const float y = 1.f / x;
   return y < 1.17549435e-38f ? 0.f : y;
 }
+inline float inverse_of_any(float x) { return 1.f / x; }
 
 inline uint32_t both(uint16_t low, uint16_t high) { return low | uint32_t(high) << 16; }
 inline uint32_t pack(__nv_bfloat16, float low, float high) { return both(emulation::to_bf16(low), emulation::to_bf16(high)); }
