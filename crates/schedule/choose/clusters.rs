@@ -20,7 +20,7 @@ const FEW_TILES: i64 = 16;
 /// The same of three units and more over [`Keys::Pages`], and of five and more, where a cluster of 16 has several tiles for each CTA.
 const TILES_OF_SEVERAL: i64 = 48;
 const TILES_OF_MORE: i64 = 64;
-/// ... and of seven and more, which shorter ones take longer in: clusters of 16 read from all of the GPU then.
+/// ... and of seven and more, which take longer than in clusters of 8 where they are shorter than this.
 const TILES_OF_MOST: i64 = 32;
 /// And of three and four units of [`Keys::Rows`], for which times (`times.rs`) say that single CTAs with parts are as fast.
 const TILES_OF_ROWS: RangeInclusive<i64> = FEW_TILES + 1..=32;
@@ -100,11 +100,13 @@ impl Problem {
             .map(|(splits, clusters)| {
                 let costs = self.costs_of_few_rows(rows, sm_count);
                 let choice = Choice::new((rows, 1, splits), clusters, costs);
-                match little || short {
-                    _ if splits > MAX_CLUSTER => choice.never_cut(work),
+                if splits > MAX_CLUSTER {
+                    choice.never_cut(work)
+                } else if little || short {
                     // None is cut of these, either: each costs less than being split would.
-                    true => choice.with_worker_each(work),
-                    false => choice,
+                    choice.with_worker_each(work)
+                } else {
+                    choice
                 }
             })
     }

@@ -159,10 +159,14 @@ impl Work {
             && i64::from(splits) < 2 * self.tiles
             && self.units <= most.into()
             && (splits <= MAX_CLUSTER || cutting_costs_more);
-        fits.then(|| match cutting_costs_more {
-            _ if splits > MAX_CLUSTER => choice.never_cut(self),
-            true => choice.with_worker_each(self),
-            false => choice,
+        fits.then(|| {
+            if splits > MAX_CLUSTER {
+                choice.never_cut(self)
+            } else if cutting_costs_more {
+                choice.with_worker_each(self)
+            } else {
+                choice
+            }
         })
     }
 }
