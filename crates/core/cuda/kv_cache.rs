@@ -130,7 +130,10 @@ pub(super) mod tests {
             (kv.row_stride, kv.rope_stride),
             ([64 * 1152, 1152, 0], [64 * 1152, 1152, 0])
         );
-        assert_eq!((kv.page_size, kv.page.shift, kv.num_pages), (64, 31 + 6, 7));
+        assert_eq!(
+            (kv.page_size, kv.page.multiplier, kv.num_pages),
+            (64, 1 << 31, 7)
+        );
         assert!(of_pages(&half(false)).rope.is_null());
         assert!(kv.indices.is_null());
     }
@@ -147,7 +150,8 @@ pub(super) mod tests {
         ] {
             let kv = of_pages(&bytes(format, 61, strides));
             assert_eq!(kv.row_stride, [1 << 20, token, 0], "{format}");
-            assert_eq!(kv.page.shift, 31 + 6, "{format}");
+            let page = (kv.page.multiplier, kv.page.shift);
+            assert_eq!(page, ((1_u64 << 37).div_ceil(61) as u32, 37), "{format}");
             assert_eq!((kv.rows as u64, kv.rope as u64), (4096, 0), "{format}");
         }
     }
