@@ -57,7 +57,7 @@ struct RowPlace {
 
   template <class Map>
   __device__ __forceinline__ RowPlace(const FmKvCache& kv, const TileCursor<Map>& at) {
-    const unsigned size = kv.page_size, page = page_column(kv, at.found), offset = at.found - page * size;
+    const unsigned size = kv.page_size, page = page_column(kv, at.found), offset = page_offset(kv, at.found);
     here = at.found >= 0 && page < (unsigned)kv.num_pages;
     row = here ? (uint32_t)(kv.row_stride[0] >> 4) * page + (uint32_t)(kv.row_stride[1] >> 4) * offset : 0;
     const bool of_64 = kv.format == FM_KV_FP8_V4, at_page_end = of_64 || kv.format == FM_KV_FP8_V41_SPLIT;

@@ -160,15 +160,19 @@ fn page_params(problem: &AttentionProblem, plan: &Plan) -> FmDecodeParams {
         block_table_stride: table.block_table.strides[0],
         max_pages: table.max_pages,
         max_tokens: table.capacity(cache.page_size) as i32,
-        group: problem.group(),
-        of_group: FmDivisor::of(problem.group()),
         causal: problem.causal.into(),
         q_codes: (problem.dtype == DType::F8E4M3).into(),
         q_scale: q_scale_rows.ptr as *const f32,
         q_scale_stride: q_scale_rows.strides,
         value_scale: cache.scale,
         attn_sink: problem.attn_sink as *const f32,
-        ..common_params(&problem.q, scale, [problem.out, problem.lse], plan)
+        ..common_params(
+            &problem.q,
+            problem.group(),
+            scale,
+            [problem.out, problem.lse],
+            plan,
+        )
     }
 }
 
@@ -182,19 +186,24 @@ fn list_params(problem: &SparseProblem, plan: &Plan) -> FmDecodeParams {
             extra.map_or_else(FmKvCache::default, |extra| kv_cache::of_lists(extra, any)),
         ],
         max_tokens: i32::MAX,
-        group: problem.heads,
-        of_group: FmDivisor::of(problem.heads),
         value_scale: 1.0,
         attn_sink: problem.attn_sink as *const f32,
         max_logits: max_logits.ptr as *mut f32,
         max_logits_stride: max_logits.strides,
-        ..common_params(&problem.q, problem.scale, [problem.out, problem.lse], plan)
+        ..common_params(
+            &problem.q,
+            problem.heads,
+            problem.scale,
+            [problem.out, problem.lse],
+            plan,
+        )
     }
 }
 
-/// What every call has. `scale`: of the scores, to base e.
+/// What every call has. `group`: query heads per KV head. `scale`: of the scores, to base e.
 fn common_params(
     q: &TwoParts<3>,
+    group: i32,
     scale: f64,
     [out, lse]: [Strided<3>; 2],
     plan: &Plan,
@@ -206,6 +215,8 @@ fn common_params(
         q_rope: q_rope.ptr as *const c_void,
         q_nope_stride: q.nope.strides,
         q_rope_stride: q_rope.strides,
+        group,
+        of_group: FmDivisor::of(group),
         team: choice.team,
         splits: choice.splits,
         multicast: 1,

@@ -8,16 +8,12 @@
 
 namespace fm {
 
-inline float exp2_approx(float x) {
-  const float y = std::exp2(x);
-  return y < 1.17549435e-38f ? 0.f : y;
-}
+// What is no normal number becomes zero.
+inline float flushed(float x) { return std::fabs(x) < 1.17549435e-38f ? 0.f : x; }
+inline float exp2_approx(float x) { return flushed(std::exp2(x)); }
 
-inline float log2_approx(float x) { return std::log2(x < 1.17549435e-38f ? 0.f : x); }
-inline float inverse_approx(float x) {
-  const float y = 1.f / x;
-  return y < 1.17549435e-38f ? 0.f : y;
-}
+inline float log2_approx(float x) { return std::log2(flushed(x)); }
+inline float inverse_approx(float x) { return flushed(1.f / x); }
 inline float inverse_of_any(float x) { return 1.f / x; }
 
 inline uint32_t both(uint16_t low, uint16_t high) { return low | uint32_t(high) << 16; }
