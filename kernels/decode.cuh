@@ -68,7 +68,7 @@ constexpr bool kKeepsRows = L == Loader::Raw || L == Loader::Bare || L == Loader
 template <Loader L>
 constexpr int kShare = L == Loader::Pairs || L == Loader::FinePairs ? 2 : L == Loader::Staged || L == Loader::FineStaged ? 1 : 0;
 
-template <class T, Loader L, int Rows>
+template <class T, Loader L, int Rows, int Cluster>
 struct Kernel {
   static constexpr bool kCodes = L == Loader::Codes;
   template <bool If, class A, class B>
@@ -77,7 +77,7 @@ struct Kernel {
   using Staged = WideStaged<kShare<L> == 2 ? 2 : 1, L == Loader::FineStaged || L == Loader::FinePairs>;
   using WideSizes = Either<L == Loader::Tma, WidePages, Either<(kShare<L> > 0), Staged, WideTokens<kCodes>>>;
   using FewSizes = Either<L == Loader::Tma, FewPages<Rows>, FewTokens<Rows, kCodes>>;
-  using Map = SharedMap<Either<Rows == kTileRows, WideSizes, FewSizes>>;
+  using Map = SharedMap<Either<Rows == kTileRows, WideSizes, FewSizes>, Cluster>;
   static constexpr int kLoaderArrivals =  // at a barrier
       L == Loader::Tma ? 1 : kShare<L> > 0 ? TokenWarps<Map>::kWarps : TokenWarps<Map>::kArrivals;
   static_assert(Map::kControlOffset + (Rows == kTileRows ? sizeof(WideControl) : sizeof(FewControl)) <=
@@ -103,15 +103,15 @@ __device__ __forceinline__ void init_barriers(DecodeControl& control, int loader
 }
 
 template <class Map>
-__device__ __forceinline__ void init_part_barriers(FewControl& control, int splits) {
-  const bool sent = kMaySend<Map> && splits == kSentParts;
-  mbarrier_init(shared_address(&control.parts_full), sent ? 1 : 8 * splits);
-  mbarrier_init(shared_address(&control.parts_empty), 8 * splits);
+__device__ __forceinline__ void init_part_barriers(FewControl& control) {
+  mbarrier_init(shared_address(&control.parts_full), kSends<Map> ? 1 : 8 * Map::kCluster);
+  mbarrier_init(shared_address(&control.parts_empty), 8 * Map::kCluster);
 }
 
 // After it every CTA of the cluster may use the barriers of every other.
+template <class Map>
 __device__ __forceinline__ void publish_barriers() {
-  if (cluster_size() > 1)
+  if (Map::kSplits ? kSharesTiles<Map> : cluster_size() > 1)
     cluster_barrier_relaxed();
   else
     __syncthreads();
@@ -169,7 +169,7 @@ struct Registers {
 template <class T, int QkDim, Loader L>
 __device__ __forceinline__ void decode_wide(const CUtensorMap& latent_map, const CUtensorMap& rope_map,
                                             const FmDecodeParams& p, uint8_t* smem) {
-  using K = Kernel<T, L, kTileRows>;
+  using K = Kernel<T, L, kTileRows, 1>;
   using Map = typename K::Map;
   using M = typename K::Multiplied;
   using R = Registers<L, kTileRows, QkDim>;
@@ -179,7 +179,7 @@ __device__ __forceinline__ void decode_wide(const CUtensorMap& latent_map, const
     init_barriers(control, K::kLoaderArrivals, p.multicast);
     mbarrier_init_fence();
   }
-  publish_barriers();
+  publish_barriers<Map>();
   const int warpgroup = threadIdx.x / 128;
   if (warpgroup == 0) {
     wait_for_earlier_launches();
@@ -197,10 +197,10 @@ __device__ __forceinline__ void decode_wide(const CUtensorMap& latent_map, const
 }
 
 // A CTA of 16 or 32 rows.
-template <class T, int QkDim, Loader L, int Rows>
+template <class T, int QkDim, Loader L, int Rows, int Cluster>
 __device__ __forceinline__ void decode_few(const CUtensorMap& latent_map, const CUtensorMap& rope_map,
                                            const FmDecodeParams& p, uint8_t* smem) {
-  using K = Kernel<T, L, Rows>;
+  using K = Kernel<T, L, Rows, Cluster>;
   using Map = typename K::Map;
   using M = typename K::Multiplied;
   using R = Registers<L, Rows, QkDim>;
@@ -208,10 +208,10 @@ __device__ __forceinline__ void decode_few(const CUtensorMap& latent_map, const 
   const FirstItem first = load_first_item<Map>(p);
   if (threadIdx.x == 0) {
     init_barriers(control, K::kLoaderArrivals, 1);
-    init_part_barriers<Map>(control, p.splits);
+    if constexpr (kSharesTiles<Map>) init_part_barriers<Map>(control);
     mbarrier_init_fence();
   }
-  publish_barriers();
+  publish_barriers<Map>();
   const int warpgroup = threadIdx.x / 128;
   if (warpgroup == 0) {
     wait_for_earlier_launches();
@@ -229,11 +229,11 @@ __device__ __forceinline__ void decode_few(const CUtensorMap& latent_map, const 
 }
 
 // A CTA that keeps rows of codes as they lie in the cache.
-template <class T, int QkDim, Loader L, int Rows>
+template <class T, int QkDim, Loader L, int Rows, int Cluster>
 __device__ __forceinline__ void decode_raw(const CUtensorMap& rows_map, const CUtensorMap& tails_map, const FmDecodeParams& p,
                                            uint8_t* shared) {
   constexpr bool kBare = L == Loader::Bare;
-  using Map = RawMap<Rows, QkDim, kBare, L == Loader::Fine>;
+  using Map = RawMap<Rows, QkDim, kBare, L == Loader::Fine, Cluster>;
   using Control = std::conditional_t<Map::kIndependent, IndependentControl<Rows>, RawControl<Rows>>;
   static_assert(Map::kControlOffset + sizeof(Control) <= FM_DECODE_SMEM_BYTES);
   constexpr int kCompute = 232, kLoader = 40;  // registers, of 168 that the launch gives
@@ -245,10 +245,10 @@ __device__ __forceinline__ void decode_raw(const CUtensorMap& rows_map, const CU
   if (threadIdx.x == 0) {
     init_barriers(control, kBare ? kAskingWarps : kPreparingWarps, Map::kSplits ? 1 : p.multicast, 4, Map::kIndependent ? 4 : 8);
     if constexpr (!kBare) init_raw_barriers(control);
-    if constexpr (Map::kSplits) init_part_barriers<Map>(control, p.splits);
+    if constexpr (kSharesTiles<Map>) init_part_barriers<Map>(control);
     mbarrier_init_fence();
   }
-  publish_barriers();
+  publish_barriers<Map>();
   const int warpgroup = threadIdx.x / 128;
   if (warpgroup == 0) {
     registers_shrink<kLoader>();
@@ -269,24 +269,25 @@ constexpr int decode_threads() {
   return L == Loader::Codes && Rows != kTileRows ? FM_DECODE_THREADS_2_LOADERS : FM_DECODE_THREADS;
 }
 
-template <class T, int QkDim, Loader L, int Rows>
+template <class T, int QkDim, Loader L, int Rows, int Cluster>
 __device__ __forceinline__ void decode(const CUtensorMap& latent_map, const CUtensorMap& rope_map,
                                        const FmDecodeParams& p) {
   uint8_t* smem = launch_shared();
   let_next_launch_begin();
   if constexpr (kKeepsRows<L>)
-    decode_raw<T, QkDim, L, Rows>(latent_map, rope_map, p, smem);
+    decode_raw<T, QkDim, L, Rows, Cluster>(latent_map, rope_map, p, smem);
   else if constexpr (Rows == kTileRows)
     decode_wide<T, QkDim, L>(latent_map, rope_map, p, smem);
   else
-    decode_few<T, QkDim, L, Rows>(latent_map, rope_map, p, smem);
+    decode_few<T, QkDim, L, Rows, Cluster>(latent_map, rope_map, p, smem);
 }
 
-#define FM_DECODE_KERNEL(NAME, TYPE, QK_DIM, LOADER, ROWS)                                                      \
+// CLUSTER: CTAs that share the tiles of an item, 1, 2, 4, 8 or 16; with 64 rows 1.
+#define FM_DECODE_KERNEL(NAME, TYPE, QK_DIM, LOADER, ROWS, CLUSTER)                                             \
   extern "C" __global__ void __launch_bounds__((fm::decode_threads<fm::Loader::LOADER, ROWS>()), 1)                 \
       NAME(const __grid_constant__ CUtensorMap latent_map, const __grid_constant__ CUtensorMap rope_map,        \
            const __grid_constant__ FmDecodeParams params) {                                                     \
-    fm::decode<TYPE, QK_DIM, fm::Loader::LOADER, ROWS>(latent_map, rope_map, params);                           \
+    fm::decode<TYPE, QK_DIM, fm::Loader::LOADER, ROWS, CLUSTER>(latent_map, rope_map, params);              \
   }
 
 }  // namespace fm

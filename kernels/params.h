@@ -77,7 +77,6 @@ typedef struct FmDecodeParams {
   int32_t group;       /* query heads per KV head */
   FmDivisor of_group;
   int32_t team;        /* row blocks of a unit: CTAs that read the same tiles for different rows */
-  int32_t splits;      /* CTAs of a cluster that share an item's tiles for the same rows */
   int32_t multicast;   /* CTAs of a cluster with the same tiles, which take turns in loading: 1 or 2 */
   int32_t causal;
   int32_t box_shift;   /* log2 of the tokens of one TMA box; -1: none, rows come one by one */
@@ -85,6 +84,7 @@ typedef struct FmDecodeParams {
   int32_t head_chunks_rope;
   int32_t q_codes;     /* 1: Q is e4m3; codes kernels only */
   int32_t waits_aside; /* 1: CTAs fit on the GPU beside those of such a launch before, so that they wait for long */
+  int32_t reads_once;  /* 1: each tile of pages is for one CTA, or for one cluster that loads it together; 0: not known */
   const float* q_scale; /* of e4m3 rows, or null: then it is in scale_log2 */
   int64_t q_scale_stride[3];
   float scale_log2;    /* softmax_scale * log2(e), times the scale of the cache's codes */
@@ -103,7 +103,7 @@ typedef struct FmDecodeParams {
   float* partial_out; /* [slots, unit_rows, 512], each normalised, without value_scale; 64 rows: see split_rows.cuh */
   float* partial_lse; /* [unit_rows, slots], base 2: those of a row beside each other */
   int32_t slots; /* the most there can be */
-  int32_t reads_once; /* 1: each tile of pages is for one CTA, or for one cluster that loads it together; 0: not known */
+  int32_t reserved;
 } FmDecodeParams;
 
 /* Numbers that become `value`. */

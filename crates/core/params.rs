@@ -166,8 +166,6 @@ pub struct FmDecodeParams {
     pub of_group: FmDivisor,
     #[doc = " row blocks of a unit: CTAs that read the same tiles for different rows"]
     pub team: i32,
-    #[doc = " CTAs of a cluster that share an item's tiles for the same rows"]
-    pub splits: i32,
     #[doc = " CTAs of a cluster with the same tiles, which take turns in loading: 1 or 2"]
     pub multicast: i32,
     pub causal: i32,
@@ -180,6 +178,8 @@ pub struct FmDecodeParams {
     pub q_codes: i32,
     #[doc = " 1: CTAs fit on the GPU beside those of such a launch before, so that they wait for long"]
     pub waits_aside: i32,
+    #[doc = " 1: each tile of pages is for one CTA, or for one cluster that loads it together; 0: not known"]
+    pub reads_once: i32,
     #[doc = " of e4m3 rows, or null: then it is in scale_log2"]
     pub q_scale: *const f32,
     pub q_scale_stride: [i64; 3usize],
@@ -207,8 +207,7 @@ pub struct FmDecodeParams {
     pub partial_lse: *mut f32,
     #[doc = " the most there can be"]
     pub slots: i32,
-    #[doc = " 1: each tile of pages is for one CTA, or for one cluster that loads it together; 0: not known"]
-    pub reads_once: i32,
+    pub reserved: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -237,22 +236,22 @@ const _: () = {
         [::core::mem::offset_of!(FmDecodeParams, of_group) - 316usize];
     ["Offset of field: FmDecodeParams::team"]
         [::core::mem::offset_of!(FmDecodeParams, team) - 324usize];
-    ["Offset of field: FmDecodeParams::splits"]
-        [::core::mem::offset_of!(FmDecodeParams, splits) - 328usize];
     ["Offset of field: FmDecodeParams::multicast"]
-        [::core::mem::offset_of!(FmDecodeParams, multicast) - 332usize];
+        [::core::mem::offset_of!(FmDecodeParams, multicast) - 328usize];
     ["Offset of field: FmDecodeParams::causal"]
-        [::core::mem::offset_of!(FmDecodeParams, causal) - 336usize];
+        [::core::mem::offset_of!(FmDecodeParams, causal) - 332usize];
     ["Offset of field: FmDecodeParams::box_shift"]
-        [::core::mem::offset_of!(FmDecodeParams, box_shift) - 340usize];
+        [::core::mem::offset_of!(FmDecodeParams, box_shift) - 336usize];
     ["Offset of field: FmDecodeParams::head_chunks_nope"]
-        [::core::mem::offset_of!(FmDecodeParams, head_chunks_nope) - 344usize];
+        [::core::mem::offset_of!(FmDecodeParams, head_chunks_nope) - 340usize];
     ["Offset of field: FmDecodeParams::head_chunks_rope"]
-        [::core::mem::offset_of!(FmDecodeParams, head_chunks_rope) - 348usize];
+        [::core::mem::offset_of!(FmDecodeParams, head_chunks_rope) - 344usize];
     ["Offset of field: FmDecodeParams::q_codes"]
-        [::core::mem::offset_of!(FmDecodeParams, q_codes) - 352usize];
+        [::core::mem::offset_of!(FmDecodeParams, q_codes) - 348usize];
     ["Offset of field: FmDecodeParams::waits_aside"]
-        [::core::mem::offset_of!(FmDecodeParams, waits_aside) - 356usize];
+        [::core::mem::offset_of!(FmDecodeParams, waits_aside) - 352usize];
+    ["Offset of field: FmDecodeParams::reads_once"]
+        [::core::mem::offset_of!(FmDecodeParams, reads_once) - 356usize];
     ["Offset of field: FmDecodeParams::q_scale"]
         [::core::mem::offset_of!(FmDecodeParams, q_scale) - 360usize];
     ["Offset of field: FmDecodeParams::q_scale_stride"]
@@ -289,8 +288,8 @@ const _: () = {
         [::core::mem::offset_of!(FmDecodeParams, partial_lse) - 544usize];
     ["Offset of field: FmDecodeParams::slots"]
         [::core::mem::offset_of!(FmDecodeParams, slots) - 552usize];
-    ["Offset of field: FmDecodeParams::reads_once"]
-        [::core::mem::offset_of!(FmDecodeParams, reads_once) - 556usize];
+    ["Offset of field: FmDecodeParams::reserved"]
+        [::core::mem::offset_of!(FmDecodeParams, reserved) - 556usize];
 };
 impl Default for FmDecodeParams {
     fn default() -> Self {

@@ -54,20 +54,19 @@ struct PartOfHalves {
 };
 
 // Whether parts are sent: where they are many, so that each is short. There is a place for what comes behind the CTA's own part.
-constexpr int kSentParts = 16;
 template <class Map>
-constexpr bool kMaySend = Map::kRows == kPartRows && !Map::kRaw;
+constexpr bool kSends = Map::kCluster == kMostCluster && Map::kRows == kPartRows && !Map::kRaw;
 constexpr uint32_t kSentBytes = kPartRows * PartOfHalves::kStride;  // by all, to one CTA
 static_assert(2 * kSentBytes <= kPartBytes && kPartRows * PartOfFloats::kStride <= kPartBytes);
 
-// What parts are that are read where they lie. Over 16-bit caches halves take as long as floats, or up to 0.5 us longer, of rows with scales as
-// long (docs/tried-ends.md, "Parts of clusters as halves").
+// What parts are. Of those that are read where they lie halves take as long as floats, or up to 0.5 us longer, over 16-bit caches, and as long
+// of rows with scales (docs/tried-ends.md, "Parts of clusters as halves").
 template <class Map, bool kRaw = Map::kRaw>
-struct PartToRead {
-  using Type = PartOfFloats;
+struct PartOf {
+  using Type = std::conditional_t<kSends<Map>, PartOfHalves, PartOfFloats>;
 };
 template <class Map>
-struct PartToRead<Map, true> {
+struct PartOf<Map, true> {
   using Type = std::conditional_t<Map::kBare, PartOfHalves, PartOfFloats>;
 };
 

@@ -369,7 +369,7 @@ __device__ __forceinline__ void write_few_peaks(const FmDecodeParams& p, const R
   named_barrier<kScoresBarrier, 128>();
   if (thread < Map::kRows) {
     const float peak = top_of_warps(control.warp_row, thread);
-    write_peak(p, r, thread, peak == kNegInf ? peak : peak * score_scale<Map>(p, smem, thread));
+    write_peak<Map>(p, r, thread, peak == kNegInf ? peak : peak * score_scale<Map>(p, smem, thread));
   }
   named_barrier<kScoresBarrier, 128>();
 }
@@ -389,7 +389,7 @@ __device__ __forceinline__ void finish_few_rows(const FmDecodeParams& p, const R
   named_barrier<kScoresBarrier, 128>();
   if (thread >= Map::kRows) return;
   const float sum = sum_of_warps(control.warp_row, thread), unit = state.own_unit();
-  if (p.splits > 1) {
+  if (kSharesTiles<Map>) {
     control.row_state[thread] = make_float2(state.own_reference, sum);
     if (Map::kCodes) control.unit[thread] = unit;
   } else {
@@ -407,7 +407,7 @@ __device__ __forceinline__ void compute_few_scores(const FmDecodeParams& p, cons
   for_each_row_block<Map>(p, first, [&](int, const RowBlock& r) {
     FewState<Map::kRows, Map::kPeaks, Map::kCodes> state;
     const int first_masked = r.first_masked(p);
-    if (Map::kHandsQueryOn && p.splits > 1)  // the last item's part, which others read, lies where Q goes
+    if (Map::kHandsQueryOn && kSharesTiles<Map>)  // the last item's part, which others read, lies where Q goes
       mbarrier_wait(shared_address(&control.result_empty), result_parity);
     if (!r.empty()) {
       if constexpr (Map::kCodes)

@@ -131,7 +131,7 @@ __device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, c
     clear_accumulators(o);
     int tiles = r.tile_end - r.tile_begin;
     do {
-      if (LastAdds<Map>::kExists && tiles <= 1 && r.slot >= 0 && p.splits == 1 && LastAdds<Map>::comes())
+      if (LastAdds<Map>::kExists && tiles <= 1 && r.slot >= 0 && LastAdds<Map>::comes())
         control.pieces = LastAdds<Map>::come(p, item);
       if (tiles <= 0) break;
       if (!Map::kTokens && tiles == 1 && r.in_last_tile() < kTileTokens) {
@@ -158,7 +158,7 @@ __device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, c
       place.advance();
     } while (--tiles > 0);
     mbarrier_wait(shared_address(&control.result_full), result_parity);
-    if (p.splits > 1) {
+    if constexpr (kSharesTiles<Map>) {
       merge_parts<T, Map>(p, r, o, half, smem, control, parts_parity);
       if (r.slot >= 0) finish_part_of_rows<T, Map, false>(p, load_split_unit<Map>(p, r), item, control);
     } else {
@@ -178,7 +178,7 @@ __device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, c
     }
     result_parity ^= 1;
   });
-  if (p.splits > 1)  // no CTA leaves while another may still read its part
+  if constexpr (kSharesTiles<Map>)  // no CTA leaves while another may still read its part
     mbarrier_wait_acquire_cluster(shared_address(&control.parts_empty), parts_parity ^ 1);
 }
 

@@ -107,7 +107,7 @@ __device__ __forceinline__ TileBox locate_box(const FmDecodeParams& p, int tile,
 template <class Map>
 __device__ __forceinline__ int tiles_one_by_one(const FmDecodeParams& p, const RowBlock& r, bool first) {
   const bool singly = is_short(r) && !p.waits_aside;
-  return Map::kRows == 16 && singly ? r.tile_end - r.tile_begin : first && (singly || p.splits > 1) ? 2 : 0;
+  return Map::kRows == 16 && singly ? r.tile_end - r.tile_begin : first && (singly || kSharesTiles<Map>) ? 2 : 0;
 }
 
 // Warp w of the loader keeps latent block w of every tile coming, warp 0 also the rope block.

@@ -120,7 +120,7 @@ __device__ __forceinline__ void finish_independent_rows(const FmDecodeParams& p,
         }
       }
   }
-  if (p.splits > 1) named_barrier<kRawBarrier, 256>();  // this CTA's part lies there next
+  if (kSharesTiles<Map>) named_barrier<kRawBarrier, 256>();  // this CTA's part lies there next
 }
 
 // T: of Q and the output; M: what is multiplied.
@@ -139,7 +139,7 @@ __device__ __forceinline__ void compute_independent(const FmDecodeParams& p, con
     clear_accumulators(all);
     const int tiles = max(range.tile_end - range.tile_begin, 0);
     const int first_shared = range.rows_differ(p) ? range.first_masked(p) - range.tile_begin : kNoTile;
-    if (p.splits > 1)  // the last item's part, which others read, lies where Q goes
+    if constexpr (kSharesTiles<Map>)  // the last item's part, which others read, lies where Q goes
       mbarrier_wait_acquire_cluster(shared_address(&control.parts_empty), parts_parity ^ 1);
     if (tiles > 0) query.place(p, range, smem, control);
     auto& mine = control.own[own()];
@@ -185,12 +185,12 @@ __device__ __forceinline__ void compute_independent(const FmDecodeParams& p, con
     query.forget();
     ahead([&](const RowBlock& next) { query.ask(p, next); });
     int come = 0;
-    if (r.slot >= 0 && p.splits == 1 && LastAdds<Map>::comes()) come = LastAdds<Map>::come(p, r.merge, r.parts);
+    if (LastAdds<Map>::kExists && r.slot >= 0 && LastAdds<Map>::comes()) come = LastAdds<Map>::come(p, r.merge, r.parts);
     FewAccumulators<Map::kRows> o;
     finish_independent_rows<Map>(p, r, state, all, o, smem, control, own());
     finish_few_raw_rows<T, Map>(p, r, item, o, own, smem, control, come, parts_parity);
   });
-  if (p.splits > 1)  // no CTA leaves while another may still read its part
+  if constexpr (kSharesTiles<Map>)  // no CTA leaves while another may still read its part
     mbarrier_wait_acquire_cluster(shared_address(&control.parts_empty), parts_parity ^ 1);
 }
 

@@ -43,10 +43,10 @@ __device__ __forceinline__ int lane_token(int token) {
 
 // Bare: rows are codes alone, without scales. Fine: some have scales of 16 columns, and come as e2m1 codes (raw_e2m1.cuh); none has
 // columns that are not codes.
-template <int Rows, int QkDim, bool Bare, bool Fine = false>
+template <int Rows, int QkDim, bool Bare, bool Fine, int Cluster>
 struct RawMap {
   static constexpr bool kBare = Bare, kFine = Fine;
-  static constexpr int kShare = 0, kQkDim = QkDim, kRows = Rows, kPlaces = Rows == kTileRows ? 3 : 4;
+  static constexpr int kCluster = Cluster, kShare = 0, kQkDim = QkDim, kRows = Rows, kPlaces = Rows == kTileRows ? 3 : 4;
   static constexpr bool kTokens = true, kCodes = true, kRaw = true, kPeaks = true, kSplits = Rows < kTileRows,
                         kHandsQueryOn = false, kShortOfRegisters = true;
   // Whether 64 rows have up to 64 pieces (split_rows.cuh). With scales the compiler orders the loop of tiles anew then: b=128 takes 3 to 5 % longer.

@@ -286,15 +286,13 @@ __device__ __forceinline__ float found_peak(const Control& control, int row) {
 template <class Map, class Control, class Peak>
 __device__ __forceinline__ void leave_raw_row(const FmDecodeParams& p, const RowBlock& r, int block_row, float reference,
                                               float sum, Control& control, Peak peak) {
-  if (p.max_logits != nullptr) write_peak(p, r, block_row, r.empty() ? kNegInf : peak());
+  if (p.max_logits != nullptr) write_peak<Map>(p, r, block_row, r.empty() ? kNegInf : peak());
   // Accumulators count in the rows' common unit: so does the sum from here on, and lse stays as it is.
   reference += Map::kUnitLog2, sum /= common_unit<Map>();
-  bool split = false;
-  if constexpr (Map::kSplits) {
-    split = p.splits > 1;
-    if (split) control.row_state[block_row] = make_float2(r.empty() ? kNegInf : reference, sum);
-  }
-  if (!split) control.result[block_row] = row_factor<Map>(p, r, block_row, reference, sum);
+  if constexpr (kSharesTiles<Map>)
+    control.row_state[block_row] = make_float2(r.empty() ? kNegInf : reference, sum);
+  else
+    control.result[block_row] = row_factor<Map>(p, r, block_row, reference, sum);
   const int row = r.row_begin + block_row;
   control.out_offset()[block_row] = row < r.rows ? row_offset(p, r, row, p.out_stride) : -1;
 }

@@ -249,7 +249,7 @@ __device__ __forceinline__ void finish_few_raw_rows(const FmDecodeParams& p, con
                                                     FewAccumulators<Map::kRows>& o, Own own, uint32_t smem, Control& control,
                                                     int come, uint32_t& parts_parity) {
   SplitUnit unit;
-  if (p.splits > 1) {
+  if constexpr (kSharesTiles<Map>) {
     merge_parts<T, Map>(p, r, o, own(), smem, control, parts_parity);
     if (r.slot < 0) return;
     unit = load_split_unit<Map>(p, r);
@@ -286,9 +286,8 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
     clear_accumulators(o);
     const int tiles = max(range.tile_end - range.tile_begin, 0);
     const int first_shared = range.rows_differ(p) ? range.first_masked(p) - range.tile_begin : kNoTile;
-    if constexpr (Map::kSplits)
-      if (p.splits > 1)  // the last item's part, which others read, lies where Q goes
-        mbarrier_wait_acquire_cluster(shared_address(&control.parts_empty), parts_parity ^ 1);
+    if constexpr (kSharesTiles<Map>)  // the last item's part, which others read, lies where Q goes
+      mbarrier_wait_acquire_cluster(shared_address(&control.parts_empty), parts_parity ^ 1);
     if (tiles > 0) load_raw_query<T, QkDim, Map>(p, range, smem, control);
     for (int i = 0; tiles > 0 && i <= tiles; ++i) {
       const bool scores = i % 2 == own() && i < tiles;
@@ -341,8 +340,8 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
     }
     const RowBlock r = load_row_block<Map>(p, item);
     int come = 0;
-    if constexpr (Map::kSplits)
-      if (r.slot >= 0 && p.splits == 1 && LastAdds<Map>::comes()) come = LastAdds<Map>::come(p, r.merge, r.parts);
+    if constexpr (Map::kSplits && !kSharesTiles<Map>)
+      if (r.slot >= 0 && LastAdds<Map>::comes()) come = LastAdds<Map>::come(p, r.merge, r.parts);
     finish_raw_rows<Map>(p, r, state, smem, place.at(), control, own());
     if constexpr (Map::kSplits) {
       finish_few_raw_rows<T, Map>(p, r, item, o, own, smem, control, come, parts_parity);
@@ -354,9 +353,8 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
       finish_part_of_pairs<T, Map>(p, item, control, [&] { return unit; });
     }
   });
-  if constexpr (Map::kSplits)
-    if (p.splits > 1)  // no CTA leaves while another may still read its part
-      mbarrier_wait_acquire_cluster(shared_address(&control.parts_empty), parts_parity ^ 1);
+  if constexpr (kSharesTiles<Map>)  // no CTA leaves while another may still read its part
+    mbarrier_wait_acquire_cluster(shared_address(&control.parts_empty), parts_parity ^ 1);
 }
 
 }  // namespace fm

@@ -350,7 +350,7 @@ __device__ __forceinline__ void finish_rows(const FmDecodeParams& p, const RowBl
     for (int h = 0; h < 2; ++h) {
       const int row = row0 + 8 * h;
       control.result[row] = row_factor<Map>(p, r, row, state.reference[h], sums[h]) * weights.unit(h);
-      write_peak(p, r, row, peaks[h]);
+      write_peak<Map>(p, r, row, peaks[h]);
     }
   } else {
     const int h = thread % 4;

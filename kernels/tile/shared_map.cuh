@@ -34,6 +34,10 @@ constexpr uint32_t kAtomBytes = 1024;  // 8 rows x 128 bytes, one swizzle atom
 constexpr uint32_t kGroupBytes = 2 * kAtomBytes;
 constexpr uint32_t kBlockBytes = 8 * kGroupBytes;
 constexpr uint32_t kRopeBytes = 8 * kAtomBytes;
+// How many CTAs of a cluster share the tiles of an item is what a kernel of few rows is made for, 1, 2, 4, 8 or 16 (Map::kCluster): what others
+// need would lie between what runs, and takes time though it does not run (docs/tried-ends.md, "A kernel for each cluster"). Units of
+// clusters of 16 are never cut.
+constexpr int kMostCluster = 16;
 constexpr int kPartRows = 16;  // rows that a cluster merges at a time
 constexpr uint32_t kPartBytes = kPartRows * (kLatent + 8) * 4;  // as floats; or as halves, and as many that others send (merge_parts.cuh)
 
@@ -107,7 +111,7 @@ constexpr uint32_t stage_bytes() {
     return 0;
 }
 
-template <class Sizes>
+template <class Sizes, int Cluster>
 struct SharedMap : Sizes {
   using Sizes::kRopes;
   using Sizes::kRows;
@@ -117,6 +121,7 @@ struct SharedMap : Sizes {
   static constexpr bool kShortOfRegisters = Sizes::kTokens && (Sizes::kCodes || kRows == kTileRows);
   static constexpr bool kManyPieces = !Sizes::kCodes;  // whether 64 rows have up to 64 pieces (split_rows.cuh)
   static constexpr bool kSplits = kRows < kTileRows;  // CTAs of a cluster may share the tiles of an item
+  static constexpr int kCluster = Cluster;
   // Whether the values role finds what finished rows are multiplied with, and the scores role goes on to the next item at once.
   // With pages, where items are longer and fewer, what is saved between them is less than what the last one then takes longer.
   static constexpr bool kSumsToValues = Sizes::kTokens && !Sizes::kCodes && kRows == kTileRows;

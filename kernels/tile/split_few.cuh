@@ -101,14 +101,12 @@ __device__ __forceinline__ void add_parts_of_row(const FmDecodeParams& p, const 
 template <class T, class Map, bool Many>
 __device__ __forceinline__ void finish_part_of_rows(const FmDecodeParams& p, const SplitUnit& unit, int item,
                                                     DecodeControl& control) {
-  const auto share = [&] { return 4 - __popc(p.splits - 1); };  // of this CTA: 1 << share() of every 16 rows
-  const auto block_row = [&](int i) {
-    return (i >> share() << 4) + ((int)cluster_rank() << share()) + (i & (1 << share()) - 1);
-  };
+  constexpr int kShare = kPartRows / Map::kCluster;  // of this CTA, of every 16 rows
+  const auto block_row = [&](unsigned i) { return (int)(i / kShare * kPartRows + cluster_rank() * kShare + i % kShare); };
   const auto finish = [&](auto most) {
     constexpr int kMost = decltype(most)::value;
     using Reads = PartReads<Map, kMost>;
-    const auto tasks = [&](int parts) { return Map::kRows / kPartRows << share() + Reads(parts).of_row_log2(); };
+    const auto tasks = [&](int parts) { return Map::kRows / kPartRows * kShare << Reads(parts).of_row_log2(); };
     const auto add = [&](const RowBlock& r, int parts, int begin, int end, int warp) {
       const Reads reads(parts);
 #pragma unroll 1

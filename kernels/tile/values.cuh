@@ -191,7 +191,7 @@ __device__ __forceinline__ void find_row_factors(const FmDecodeParams& p, int it
   if (row < kTileRows) {
     const RowBlock r = load_row_block<Map>(p, item);
     control.result[row] = row_factor<Map>(p, r, row, control.row_sum[row].x, control.row_sum[row].y);
-    if (Map::kPeaks) write_peak(p, r, row, control.row_peak[row]);
+    if (Map::kPeaks) write_peak<Map>(p, r, row, control.row_peak[row]);
   }
   named_barrier<kAddBarrier, 256>();
 }

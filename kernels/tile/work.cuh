@@ -19,6 +19,10 @@ constexpr float kLn2 = 0.6931471805599453f;
 // The query token of a row within (request, KV head).
 __device__ __forceinline__ int token_of(const FmDecodeParams& p, int row) { return quotient(row, p.of_group); }
 
+// Whether CTAs share the tiles of an item.
+template <class Map>
+constexpr bool kSharesTiles = Map::kCluster > 1;
+
 // One item as a CTA executes it. Every role builds the same one, so that their loops agree.
 struct RowBlock {
   int request, kv_head;
@@ -69,18 +73,18 @@ __device__ __forceinline__ RowBlock row_block_of(const FmDecodeParams& p, int4 a
   RowBlock r;
   r.block = Map::kSplits ? 0 : cta_of_team();
   r.request = a.x, r.kv_head = a.y, r.row_begin = a.z + r.block * Map::kRows, r.q_begin = a.w;
-  r.q_len = b.x, r.seq_len = min(b.y, p.max_tokens), r.tile_begin = b.z, r.tile_end = b.w, r.slot = c.x, r.merge = c.y, r.main_len = c.z;
+  r.q_len = b.x, r.seq_len = min(b.y, p.max_tokens), r.tile_begin = b.z, r.tile_end = b.w,
+  r.slot = Map::kCluster == kMostCluster ? -1 : c.x, r.merge = c.y, r.main_len = c.z;
   r.parts = c.w;
   r.rows = r.q_len * p.group;
   int last_seen = r.seq_len;
   if (p.multicast == 1)  // the CTAs of a cluster go through the same tiles
     last_seen = r.visible(p, min(r.row_begin + Map::kRows, r.rows) - 1);
   r.tile_end = min(r.tile_end, (last_seen + kTileTokens - 1) / kTileTokens);
-  if (Map::kSplits && p.splits > 1) {  // this CTA's share of the item's tiles
+  if (kSharesTiles<Map>) {  // this CTA's share of the item's tiles
     const int tiles = max(r.tile_end - r.tile_begin, 0), share = cluster_rank(), begin = r.tile_begin;
-    const int shift = __popc(p.splits - 1);  // a power of two
-    r.tile_begin = begin + (tiles * share >> shift);
-    r.tile_end = begin + (tiles * (share + 1) >> shift);
+    r.tile_begin = begin + (unsigned)(tiles * share) / Map::kCluster;
+    r.tile_end = begin + (unsigned)(tiles * (share + 1)) / Map::kCluster;
   }
   return r;
 }
@@ -279,11 +283,12 @@ __device__ __forceinline__ float row_factor(const FmDecodeParams& p, const RowBl
 
 // Writes a row's highest scaled score where it is wanted; `peak` is in base 2. CTAs that have a part of the unit each, of their own or of
 // a cluster, raise what is there, -inf at first, whichever comes first.
+template <class Map>
 __device__ __forceinline__ void write_peak(const FmDecodeParams& p, const RowBlock& r, int block_row, float peak) {
   const int row = r.row_begin + block_row;
   if (p.max_logits == nullptr || row >= r.rows) return;
   float* to = p.max_logits + row_offset(p, r, row, p.max_logits_stride);
-  if (r.slot >= 0 || p.splits > 1)
+  if (r.slot >= 0 || kSharesTiles<Map>)
     raise(to, peak * kLn2);
   else
     *to = peak * kLn2;

@@ -130,7 +130,8 @@ fn reads_once(multicast: i32, plan: &Plan) -> bool {
 
 /// e4m3 queries become bf16 numbers.
 fn kernel(dtype: DType, q: &TwoParts<3>, loader: Loader, plan: &Plan) -> Result<Kernel> {
-    let rows = plan.schedule.choice.rows;
+    let choice = &plan.schedule.choice;
+    let rows = choice.rows;
     let Some(variant) = Variant::of(loader, rows) else {
         let value = format!("laid out for {rows} query rows per CTA");
         let rule = "one made for the format of the caches";
@@ -144,6 +145,7 @@ fn kernel(dtype: DType, q: &TwoParts<3>, loader: Loader, plan: &Plan) -> Result<
         fp16: is_fp16(dtype),
         rope: q.rope.is_some(),
         variant,
+        cluster_log2: choice.splits.ilog2() as u8,
     })
 }
 
@@ -218,7 +220,6 @@ fn common_params(
         group,
         of_group: FmDivisor::of(group),
         team: choice.team,
-        splits: choice.splits,
         multicast: 1,
         box_shift: -1,
         scale_log2: (scale * std::f64::consts::LOG2_E) as f32,

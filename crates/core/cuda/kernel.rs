@@ -8,7 +8,7 @@ use crate::dtype::DType;
 use crate::params::{FM_DECODE_SMEM_BYTES, FM_DECODE_THREADS};
 
 use super::images::{IMAGES, image};
-use super::variant::Variant;
+use super::variant::{CLUSTERS, Variant};
 
 /// The numbers that quantisation reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,25 +29,44 @@ impl Numbers {
     }
 }
 
+/// The names of a decode kernel for 1, 2, 4, 8 and 16 CTAs that share the tiles of an item.
+macro_rules! decode_names {
+    ($($name:literal)*) => {
+        [$([
+            decode_names!(@ $name, ""),
+            decode_names!(@ $name, "_by_2"),
+            decode_names!(@ $name, "_by_4"),
+            decode_names!(@ $name, "_by_8"),
+            decode_names!(@ $name, "_by_16"),
+        ]),*]
+    };
+    (@ $name:literal, $cluster:literal) => {
+        match CStr::from_bytes_with_nul(concat!("fm_decode_", $name, $cluster, "\0").as_bytes()) {
+            Ok(name) => name,
+            Err(_) => panic!("ends with zero"),
+        }
+    };
+}
+
 /// The decode kernels in the order of their indices: type, width, variant.
 #[rustfmt::skip]
-const DECODE: [&CStr; 59] = [
-    c"fm_decode_bf16_512_tma_64", c"fm_decode_bf16_512_gather_64", c"fm_decode_bf16_512_raw_64", c"fm_decode_bf16_512_bare_64",
-    c"fm_decode_bf16_512_tma_32", c"fm_decode_bf16_512_gather_32", c"fm_decode_bf16_512_raw_32", c"fm_decode_bf16_512_bare_32",
-    c"fm_decode_bf16_512_tma_16", c"fm_decode_bf16_512_gather_16", c"fm_decode_bf16_512_raw_16", c"fm_decode_bf16_512_bare_16",
-    c"fm_decode_bf16_512_codes_64", c"fm_decode_bf16_512_codes_16",
-    c"fm_decode_bf16_512_fine_64", c"fm_decode_bf16_512_fine_32", c"fm_decode_bf16_512_fine_16",
-    c"fm_decode_bf16_512_staged_64", c"fm_decode_bf16_512_finestaged_64", c"fm_decode_bf16_512_pairs_64", c"fm_decode_bf16_512_finepairs_64",
-    c"fm_decode_bf16_576_tma_64", c"fm_decode_bf16_576_gather_64", c"fm_decode_bf16_576_raw_64", c"fm_decode_bf16_576_bare_64",
-    c"fm_decode_bf16_576_tma_32", c"fm_decode_bf16_576_gather_32", c"fm_decode_bf16_576_raw_32", c"fm_decode_bf16_576_bare_32",
-    c"fm_decode_bf16_576_tma_16", c"fm_decode_bf16_576_gather_16", c"fm_decode_bf16_576_raw_16", c"fm_decode_bf16_576_bare_16",
-    c"fm_decode_bf16_576_codes_64", c"fm_decode_bf16_576_codes_16",
-    c"fm_decode_fp16_512_tma_64", c"fm_decode_fp16_512_gather_64", c"fm_decode_fp16_512_raw_64", c"fm_decode_fp16_512_bare_64",
-    c"fm_decode_fp16_512_tma_32", c"fm_decode_fp16_512_gather_32", c"fm_decode_fp16_512_raw_32", c"fm_decode_fp16_512_bare_32",
-    c"fm_decode_fp16_512_tma_16", c"fm_decode_fp16_512_gather_16", c"fm_decode_fp16_512_raw_16", c"fm_decode_fp16_512_bare_16",
-    c"fm_decode_fp16_576_tma_64", c"fm_decode_fp16_576_gather_64", c"fm_decode_fp16_576_raw_64", c"fm_decode_fp16_576_bare_64",
-    c"fm_decode_fp16_576_tma_32", c"fm_decode_fp16_576_gather_32", c"fm_decode_fp16_576_raw_32", c"fm_decode_fp16_576_bare_32",
-    c"fm_decode_fp16_576_tma_16", c"fm_decode_fp16_576_gather_16", c"fm_decode_fp16_576_raw_16", c"fm_decode_fp16_576_bare_16",
+const DECODE: [[&CStr; CLUSTERS]; 59] = decode_names![
+    "bf16_512_tma_64" "bf16_512_gather_64" "bf16_512_raw_64" "bf16_512_bare_64"
+    "bf16_512_tma_32" "bf16_512_gather_32" "bf16_512_raw_32" "bf16_512_bare_32"
+    "bf16_512_tma_16" "bf16_512_gather_16" "bf16_512_raw_16" "bf16_512_bare_16"
+    "bf16_512_codes_64" "bf16_512_codes_16"
+    "bf16_512_fine_64" "bf16_512_fine_32" "bf16_512_fine_16"
+    "bf16_512_staged_64" "bf16_512_finestaged_64" "bf16_512_pairs_64" "bf16_512_finepairs_64"
+    "bf16_576_tma_64" "bf16_576_gather_64" "bf16_576_raw_64" "bf16_576_bare_64"
+    "bf16_576_tma_32" "bf16_576_gather_32" "bf16_576_raw_32" "bf16_576_bare_32"
+    "bf16_576_tma_16" "bf16_576_gather_16" "bf16_576_raw_16" "bf16_576_bare_16"
+    "bf16_576_codes_64" "bf16_576_codes_16"
+    "fp16_512_tma_64" "fp16_512_gather_64" "fp16_512_raw_64" "fp16_512_bare_64"
+    "fp16_512_tma_32" "fp16_512_gather_32" "fp16_512_raw_32" "fp16_512_bare_32"
+    "fp16_512_tma_16" "fp16_512_gather_16" "fp16_512_raw_16" "fp16_512_bare_16"
+    "fp16_576_tma_64" "fp16_576_gather_64" "fp16_576_raw_64" "fp16_576_bare_64"
+    "fp16_576_tma_32" "fp16_576_gather_32" "fp16_576_raw_32" "fp16_576_bare_32"
+    "fp16_576_tma_16" "fp16_576_gather_16" "fp16_576_raw_16" "fp16_576_bare_16"
 ];
 
 /// Every entry point.
@@ -58,6 +77,8 @@ pub(super) enum Kernel {
         fp16: bool,
         rope: bool,
         variant: Variant,
+        /// Of the CTAs that share the tiles of an item.
+        cluster_log2: u8,
     },
     Merge {
         fp16: bool,
@@ -82,7 +103,8 @@ pub(super) enum Kernel {
 const OTHERS: usize = 19;
 
 impl Kernel {
-    pub const COUNT: usize = OTHERS + DECODE.len();
+    /// One more than the highest index.
+    pub const COUNT: usize = OTHERS + DECODE.len() * CLUSTERS;
 
     pub fn all() -> Vec<Self> {
         let mut all = vec![
@@ -112,18 +134,20 @@ impl Kernel {
         ];
         for fp16 in [false, true] {
             for rope in [false, true] {
-                let variants = &Variant::ALL[..Variant::count(fp16, rope)];
-                all.extend(variants.iter().map(|variant| Self::Decode {
-                    fp16,
-                    rope,
-                    variant: *variant,
-                }));
+                for variant in &Variant::ALL[..Variant::count(fp16, rope)] {
+                    all.extend((0..variant.clusters()).map(|log2| Self::Decode {
+                        fp16,
+                        rope,
+                        variant: *variant,
+                        cluster_log2: log2 as u8,
+                    }));
+                }
             }
         }
         all
     }
 
-    /// Position in [`Kernel::all`].
+    /// A number of its own.
     pub fn index(self) -> usize {
         match self {
             Self::Plan(PlannerKernel::Many) => 0,
@@ -141,7 +165,9 @@ impl Kernel {
             Self::Plan(PlannerKernel::Few) => 16,
             Self::Plan(PlannerKernel::OnePart) => 17,
             Self::Fill => 18,
-            Self::Decode { .. } => OTHERS + self.decode_index(),
+            Self::Decode { cluster_log2, .. } => {
+                OTHERS + self.decode_index() * CLUSTERS + cluster_log2 as usize
+            }
         }
     }
 
@@ -152,6 +178,7 @@ impl Kernel {
                 fp16,
                 rope,
                 variant,
+                ..
             } => {
                 let of_bf16 = Variant::count(false, false) + Variant::count(false, true);
                 let narrow = if rope { Variant::count(fp16, false) } else { 0 };
@@ -210,7 +237,7 @@ impl Kernel {
             Self::WindowOffsets => c"fm_window_offsets",
             Self::WindowIds => c"fm_window_ids",
             Self::CombineTopkWindow => c"fm_combine_topk_window",
-            Self::Decode { .. } => DECODE[self.decode_index()],
+            Self::Decode { cluster_log2, .. } => DECODE[self.decode_index()][cluster_log2 as usize],
         }
     }
 
@@ -262,20 +289,17 @@ pub(crate) fn compiled_kernels() -> Vec<&'static str> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
 
     #[test]
-    fn the_index_of_a_kernel_is_its_place() {
-        for (place, kernel) in Kernel::all().into_iter().enumerate() {
-            assert_eq!(kernel.index(), place, "{kernel:?}");
-        }
-    }
-
-    #[test]
-    fn every_kernel_has_its_own_name() {
-        let names: std::collections::HashSet<_> =
-            Kernel::all().into_iter().map(Kernel::name).collect();
-        assert_eq!(names.len(), Kernel::COUNT);
+    fn every_kernel_has_its_own_index_and_name() {
+        let all = Kernel::all();
+        let distinct = |count: usize| assert_eq!(count, all.len());
+        distinct(all.iter().map(|k| k.name()).collect::<HashSet<_>>().len());
+        distinct(all.iter().map(|k| k.index()).collect::<HashSet<_>>().len());
+        assert!(all.iter().all(|kernel| kernel.index() < Kernel::COUNT));
     }
 
     #[test]
@@ -285,6 +309,7 @@ mod tests {
                 fp16,
                 rope,
                 variant,
+                cluster_log2,
             } = kernel
             else {
                 continue;
@@ -293,7 +318,11 @@ mod tests {
             let width = if rope { 576 } else { 512 };
             let variant = format!("{variant:?}").to_lowercase();
             let (loader, rows) = variant.split_at(variant.len() - 2);
-            let name = format!("fm_decode_{dtype}_{width}_{loader}_{rows}");
+            let cluster = match cluster_log2 {
+                0 => String::new(),
+                log2 => format!("_by_{}", 1 << log2),
+            };
+            let name = format!("fm_decode_{dtype}_{width}_{loader}_{rows}{cluster}");
             assert_eq!(kernel.name().to_str(), Ok(name.as_str()));
         }
     }
@@ -305,6 +334,7 @@ mod tests {
                 fp16: false,
                 rope: false,
                 variant,
+                cluster_log2: 0,
             };
             kernel.decode_threads()
         };

@@ -68,6 +68,9 @@ impl Loader {
     }
 }
 
+/// Of one CTA to 16, by powers of two.
+pub(super) const CLUSTERS: usize = 5;
+
 /// The decode kernels of a type and width: loader and query rows of a CTA.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Variant {
@@ -156,6 +159,24 @@ impl Variant {
             (Loader::Codes, 16) => Self::Codes16,
             _ => return None,
         })
+    }
+
+    /// How many numbers of CTAs that share the tiles of an item it has kernels for: 1, 2, 4, 8 and 16, or with 64 rows 1 alone.
+    pub const fn clusters(self) -> usize {
+        match self {
+            Self::Tma32
+            | Self::Gather32
+            | Self::Raw32
+            | Self::Bare32
+            | Self::Fine32
+            | Self::Tma16
+            | Self::Gather16
+            | Self::Raw16
+            | Self::Bare16
+            | Self::Fine16
+            | Self::Codes16 => CLUSTERS,
+            _ => 1,
+        }
     }
 
     /// Whether loading warps turn codes to bfloat16 by way of a stage.
