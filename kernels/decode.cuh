@@ -282,12 +282,23 @@ __device__ __forceinline__ void decode(const CUtensorMap& latent_map, const CUte
     decode_few<T, QkDim, L, Rows, Cluster>(latent_map, rope_map, p, smem);
 }
 
-// CLUSTER: CTAs that share the tiles of an item, 1, 2, 4, 8 or 16; with 64 rows 1.
-#define FM_DECODE_KERNEL(NAME, TYPE, QK_DIM, LOADER, ROWS, CLUSTER)                                             \
-  extern "C" __global__ void __launch_bounds__((fm::decode_threads<fm::Loader::LOADER, ROWS>()), 1)                 \
+// CLUSTER: CTAs that share the tiles of an item.
+#define FM_DECODE_KERNEL_OF(CLUSTER, NAME, TYPE, QK_DIM, LOADER, ROWS)                                          \
+  extern "C" __global__ void __launch_bounds__((fm::decode_threads<fm::Loader::LOADER, ROWS>()), 1)             \
       NAME(const __grid_constant__ CUtensorMap latent_map, const __grid_constant__ CUtensorMap rope_map,        \
            const __grid_constant__ FmDecodeParams params) {                                                     \
-    fm::decode<TYPE, QK_DIM, fm::Loader::LOADER, ROWS, CLUSTER>(latent_map, rope_map, params);              \
+    fm::decode<TYPE, QK_DIM, fm::Loader::LOADER, ROWS, CLUSTER>(latent_map, rope_map, params);                  \
   }
+
+// Of 64 rows.
+#define FM_DECODE_KERNEL(NAME, ...) FM_DECODE_KERNEL_OF(1, NAME, __VA_ARGS__)
+
+// Of few rows: one for each cluster. The host and the emulator have the names, too.
+#define FM_DECODE_KERNELS(NAME, ...)                            \
+  FM_DECODE_KERNEL_OF(1, NAME, __VA_ARGS__)                     \
+  FM_DECODE_KERNEL_OF(2, NAME##_by_2, __VA_ARGS__)              \
+  FM_DECODE_KERNEL_OF(4, NAME##_by_4, __VA_ARGS__)              \
+  FM_DECODE_KERNEL_OF(8, NAME##_by_8, __VA_ARGS__)              \
+  FM_DECODE_KERNEL_OF(16, NAME##_by_16, __VA_ARGS__)
 
 }  // namespace fm

@@ -2,15 +2,7 @@
 // queries: see decode.cuh.
 #include "decode.cuh"
 
-FM_DECODE_KERNEL(fm_decode_bf16_576_codes_64, __nv_bfloat16, 576, Codes, 64, 1)
-FM_DECODE_KERNEL(fm_decode_bf16_576_codes_16, __nv_bfloat16, 576, Codes, 16, 1)
-FM_DECODE_KERNEL(fm_decode_bf16_576_codes_16_by_2, __nv_bfloat16, 576, Codes, 16, 2)
-FM_DECODE_KERNEL(fm_decode_bf16_576_codes_16_by_4, __nv_bfloat16, 576, Codes, 16, 4)
-FM_DECODE_KERNEL(fm_decode_bf16_576_codes_16_by_8, __nv_bfloat16, 576, Codes, 16, 8)
-FM_DECODE_KERNEL(fm_decode_bf16_576_codes_16_by_16, __nv_bfloat16, 576, Codes, 16, 16)
-FM_DECODE_KERNEL(fm_decode_bf16_512_codes_64, __nv_bfloat16, 512, Codes, 64, 1)
-FM_DECODE_KERNEL(fm_decode_bf16_512_codes_16, __nv_bfloat16, 512, Codes, 16, 1)
-FM_DECODE_KERNEL(fm_decode_bf16_512_codes_16_by_2, __nv_bfloat16, 512, Codes, 16, 2)
-FM_DECODE_KERNEL(fm_decode_bf16_512_codes_16_by_4, __nv_bfloat16, 512, Codes, 16, 4)
-FM_DECODE_KERNEL(fm_decode_bf16_512_codes_16_by_8, __nv_bfloat16, 512, Codes, 16, 8)
-FM_DECODE_KERNEL(fm_decode_bf16_512_codes_16_by_16, __nv_bfloat16, 512, Codes, 16, 16)
+FM_DECODE_KERNEL(fm_decode_bf16_576_codes_64, __nv_bfloat16, 576, Codes, 64)
+FM_DECODE_KERNELS(fm_decode_bf16_576_codes_16, __nv_bfloat16, 576, Codes, 16)
+FM_DECODE_KERNEL(fm_decode_bf16_512_codes_64, __nv_bfloat16, 512, Codes, 64)
+FM_DECODE_KERNELS(fm_decode_bf16_512_codes_16, __nv_bfloat16, 512, Codes, 16)

@@ -160,7 +160,7 @@ __device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, c
     mbarrier_wait(shared_address(&control.result_full), result_parity);
     if constexpr (kSharesTiles<Map>) {
       merge_parts<T, Map>(p, r, o, half, smem, control, parts_parity);
-      if (r.slot >= 0) finish_part_of_rows<T, Map, false>(p, load_split_unit<Map>(p, r), item, control);
+      if (r.slot >= 0) finish_part_of_rows<T, Map>(p, load_split_unit<Map>(p, r), item, control);
     } else {
       scale_few_rows<Map::kRows>(o, control.result, lane);
       arrive_once_per_warp(shared_address(&control.result_empty));
@@ -173,7 +173,7 @@ __device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, c
       } else {
         const SplitUnit unit = load_split_unit<Map>(p, r);  // on its way while the part is stored
         store_few_partial<Map>(p, r, o, half);
-        finish_part_of_rows<T, Map, !Map::kShortOfRegisters>(p, unit, item, control);
+        finish_part_of_rows<T, Map>(p, unit, item, control);
       }
     }
     result_parity ^= 1;

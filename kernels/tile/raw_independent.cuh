@@ -185,7 +185,8 @@ __device__ __forceinline__ void compute_independent(const FmDecodeParams& p, con
     query.forget();
     ahead([&](const RowBlock& next) { query.ask(p, next); });
     int come = 0;
-    if (LastAdds<Map>::kExists && r.slot >= 0 && LastAdds<Map>::comes()) come = LastAdds<Map>::come(p, r.merge, r.parts);
+    if constexpr (LastAdds<Map>::kExists)
+      if (r.slot >= 0 && LastAdds<Map>::comes()) come = LastAdds<Map>::come(p, r.merge, r.parts);
     FewAccumulators<Map::kRows> o;
     finish_independent_rows<Map>(p, r, state, all, o, smem, control, own());
     finish_few_raw_rows<T, Map>(p, r, item, o, own, smem, control, come, parts_parity);

@@ -263,7 +263,7 @@ __device__ __forceinline__ void finish_few_raw_rows(const FmDecodeParams& p, con
     unit = load_split_unit<Map>(p, r);  // on its way while the part is stored
     store_raw_partial<Map>(p, r, o, own(), control);
   }
-  finish_part_of_rows<T, Map, false>(p, unit, item, control);
+  finish_part_of_rows<T, Map>(p, unit, item, control);
 }
 
 // Both warpgroups: each the scores of every other tile, and of all tiles the products with its half of V's columns. Where
@@ -340,7 +340,7 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
     }
     const RowBlock r = load_row_block<Map>(p, item);
     int come = 0;
-    if constexpr (Map::kSplits && !kSharesTiles<Map>)
+    if constexpr (LastAdds<Map>::kExists)
       if (r.slot >= 0 && LastAdds<Map>::comes()) come = LastAdds<Map>::come(p, r.merge, r.parts);
     finish_raw_rows<Map>(p, r, state, smem, place.at(), control, own());
     if constexpr (Map::kSplits) {

@@ -120,7 +120,7 @@ struct SharedMap : Sizes {
   // Of single tokens: whether their loader takes registers that other roles could use.
   static constexpr bool kShortOfRegisters = Sizes::kTokens && (Sizes::kCodes || kRows == kTileRows);
   static constexpr bool kManyPieces = !Sizes::kCodes;  // whether 64 rows have up to 64 pieces (split_rows.cuh)
-  static constexpr bool kSplits = kRows < kTileRows;  // CTAs of a cluster may share the tiles of an item
+  static constexpr bool kSplits = kRows < kTileRows;  // few rows: there are kernels of which CTAs of a cluster share the tiles of an item
   static constexpr int kCluster = Cluster;
   // Whether the values role finds what finished rows are multiplied with, and the scores role goes on to the next item at once.
   // With pages, where items are longer and fewer, what is saved between them is less than what the last one then takes longer.

@@ -17,7 +17,7 @@ namespace fm {
 
 constexpr int kQuarterRow = kLatent / 4;  // what a warp reads at once, sixteen bytes a lane
 
-// How a warp adds up parts. It depends on their number alone, besides the kernel and Many (below), as does the order in which numbers are added. Of few
+// How a warp adds up parts. It depends on their number alone, besides the kernel, as does the order in which numbers are added. Of few
 // parts it reads some quarters of a row at once, of others as many parts as it can. Most: parts, kFewParts at most, or any number, of which
 // as many as that at a time.
 constexpr int kFewParts = 4, kSomeParts = 32, kManyParts = 128;
@@ -96,11 +96,11 @@ __device__ __forceinline__ void add_parts_of_row(const FmDecodeParams& p, const 
   for (int i = 0; i < Reads::kQuarters; ++i) store_four(to + kQuarterRow * i, total[i], factor);
 }
 
-// By both values warpgroups when their partial results have been stored. A task is what a warp adds up at once. Many: whether a unit may
-// well have many parts.
-template <class T, class Map, bool Many>
+// By both values warpgroups when their partial results have been stored. A task is what a warp adds up at once.
+template <class T, class Map>
 __device__ __forceinline__ void finish_part_of_rows(const FmDecodeParams& p, const SplitUnit& unit, int item,
                                                     DecodeControl& control) {
+  constexpr bool kMany = !kSharesTiles<Map> && !Map::kShortOfRegisters;  // whether a unit may well have many parts
   constexpr int kShare = kPartRows / Map::kCluster;  // of this CTA, of every 16 rows
   const auto block_row = [&](unsigned i) { return (int)(i / kShare * kPartRows + cluster_rank() * kShare + i % kShare); };
   const auto finish = [&](auto most) {
@@ -118,7 +118,7 @@ __device__ __forceinline__ void finish_part_of_rows(const FmDecodeParams& p, con
   };
   if (unit.count.parts <= kFewParts)
     finish(std::integral_constant<int, kFewParts>());
-  else if (!Many || unit.count.parts <= kSomeParts)
+  else if (!kMany || unit.count.parts <= kSomeParts)
     finish(std::integral_constant<int, kSomeParts>());
   else
     finish(std::integral_constant<int, kManyParts>());

@@ -26,8 +26,9 @@ import sysconfig
 
 HERE = pathlib.Path(__file__).resolve().parent
 KERNELS = HERE.parents[1] / "kernels"
-# The name of a kernel where it is defined.
-KERNEL = re.compile(r"FM_DECODE_KERNEL\((fm_\w+),|\b(fm_\w+)\(const __grid_constant__")
+# The name of a kernel, or the first one of FM_DECODE_KERNELS, where it is defined.
+KERNEL = re.compile(r"FM_DECODE_KERNEL(S?)\((fm_\w+),|\b(fm_\w+)\(const __grid_constant__")
+CLUSTERS = ["", "_by_2", "_by_4", "_by_8", "_by_16"]  # what their names end with
 COMPILER = [os.environ.get("CXX", "g++"), "-std=c++17", "-fPIC", "-U_FORTIFY_SOURCE"]
 # The kernels' own warnings are nvcc's business.
 KERNEL_FLAGS = ["-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-Wno-psabi"]
@@ -52,8 +53,8 @@ def kernel_units(sources: pathlib.Path, units: pathlib.Path, only: str) -> list[
     found = []
     for source in sorted(sources.glob("*.cu")):
         for match in KERNEL.finditer(source.read_text()):
-            name = match[1] or match[2]
-            if re.search(only, name):
+            names = [f"{match[2] or match[3]}{end}" for end in (CLUSTERS if match[1] else CLUSTERS[:1])]
+            for name in filter(re.compile(only).search, names):
                 unit = units / f"{name}.cpp"
                 unit.write_text(f'#include "language/kernel.h"\n#include "{source.name}"\nEMULATED_KERNEL({name})\n')
                 found.append(unit)
