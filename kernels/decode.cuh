@@ -290,10 +290,10 @@ __device__ __forceinline__ void decode(const CUtensorMap& latent_map, const CUte
     fm::decode<TYPE, QK_DIM, fm::Loader::LOADER, ROWS, CLUSTER>(latent_map, rope_map, params);                  \
   }
 
-// Of 64 rows.
+// Of 64 rows, and of 32 over whole pages of 16-bit numbers: CTAs that share no item's tiles.
 #define FM_DECODE_KERNEL(NAME, ...) FM_DECODE_KERNEL_OF(1, NAME, __VA_ARGS__)
 
-// Of few rows: one for each cluster. The host and the emulator have the names, too.
+// Of other few rows: one for each cluster. The host and the emulator have the names, too.
 #define FM_DECODE_KERNELS(NAME, ...)                            \
   FM_DECODE_KERNEL_OF(1, NAME, __VA_ARGS__)                     \
   FM_DECODE_KERNEL_OF(2, NAME##_by_2, __VA_ARGS__)              \

@@ -178,10 +178,12 @@ impl Choice {
 /// Picks rows per CTA, CTAs per unit, workers and costs for a problem: a pure function of what is known
 /// before the lengths are.
 ///
+/// Of lists, and of sequences whose bound says something about their lengths, the layout is taken that would take least time, from a
+/// model that was fitted to measurements; but for ragged requests and caches of two kinds. For these, and where the bound is loose:
+///
 /// The rows of a request, or of ragged requests on average, decide what a CTA takes: 16, 32 or 64. With caches of
-/// two kinds more than 16 rows take 64: there is no kernel of 32. So do 17 to 32 rows of many requests over short sequences
-/// of pages, or of so few that each is cut often. Where no sequence is long and there are few of them, blocks of 16 rows share
-/// out the little there is to do.
+/// two kinds more than 16 rows take 64: there is no kernel of 32. Where no sequence is long and there are few of them, blocks of 16 rows
+/// share out the little there is to do.
 ///
 /// All CTAs of a team read the same KV tiles at the same time, so a unit of 64-row CTAs takes all rows where
 /// they fit one team of at most 8: each tile then leaves memory once. Ragged requests get teams of 2, or of 1
@@ -191,9 +193,6 @@ impl Choice {
 /// with which every unit has a cluster of its own and half of its CTAs a tile, if that keeps enough CTAs busy or there is little to do. Where
 /// the bound on lengths is so loose that they are taken to differ no more than two do, over pages. Otherwise units are cut into parts
 /// for single CTAs.
-///
-/// Of codes, and of 16-bit rows that do not come in pages, the layout is taken that would take least time, from a model that was fitted to
-/// measurements, where the bound on lengths says something about them.
 ///
 /// With [`Split::Invariant`] nothing depends on the batch.
 ///
@@ -225,7 +224,7 @@ pub fn choose(problem: &Problem) -> Choice {
     if let Some(fastest) = problem.fastest(sm_count, clusters) {
         return fastest;
     }
-    let rows = problem.rows(sm_count, clusters);
+    let rows = problem.rows(sm_count);
     problem
         .shared(rows, sm_count, clusters)
         .unwrap_or_else(|| problem.alone(rows, sm_count))

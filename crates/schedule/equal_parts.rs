@@ -146,6 +146,7 @@ fn best_parts(shape: &FmPlanShape, tiles: i64, filled: i32) -> (i64, i32) {
 }
 
 /// How units that have as many tiles each are shared out.
+#[derive(Clone, Copy)]
 pub(crate) enum Division {
     /// Whole. The most tiles of a worker, what further units cost it included.
     Whole { longest: i64 },

@@ -161,11 +161,11 @@ impl Variant {
         })
     }
 
-    /// How many numbers of CTAs that share the tiles of an item it has kernels for: 1, 2, 4, 8 and 16, or with 64 rows 1 alone.
+    /// How many numbers of CTAs that share the tiles of an item it has kernels for: 1, 2, 4, 8 and 16, or with 64 rows, or 32 over whole
+    /// pages of 16-bit numbers, 1 alone.
     pub const fn clusters(self) -> usize {
         match self {
-            Self::Tma32
-            | Self::Gather32
+            Self::Gather32
             | Self::Raw32
             | Self::Bare32
             | Self::Fine32

@@ -1,6 +1,4 @@
-//! Clusters of CTAs that share the tiles of an item, each unit having one of its own.
-
-use std::ops::RangeInclusive;
+//! Clusters of CTAs that share the tiles of an item, each unit having one of its own, where times (`times.rs`) are not known.
 
 use super::{Choice, MAX_CLUSTER, Problem, Work};
 use crate::plan_layout::FM_TILE_ROWS;
@@ -10,20 +8,10 @@ use crate::problem::{Keys, Split};
 const BUSY_CTAS: i32 = 72;
 /// ... by pairs of 16 rows, which take least of an SM, if so many have, ...
 const BUSY_PAIRED_CTAS: i32 = 64;
-/// ... over pages with as many tiles to a CTA at most, if so many have, ...
-const BUSY_CTAS_OF_SHORT_ITEMS: i32 = 48;
-const SHORT_ITEM: i64 = 6;
 /// ... unless there is little work for more units than this, or [`FEW_TILES`] for as many: then being split costs more.
 pub(super) const FEW_UNITS: i32 = 8;
 /// Tiles of a unit, at most, up to which a cluster of 16 has no more than one for each CTA. Units of such clusters are never cut.
 const FEW_TILES: i64 = 16;
-/// The same of three units and more over [`Keys::Pages`], and of five and more, where a cluster of 16 has several tiles for each CTA.
-const TILES_OF_SEVERAL: i64 = 48;
-const TILES_OF_MORE: i64 = 64;
-/// ... and of seven and more, which take longer than in clusters of 8 where they are shorter than this.
-const TILES_OF_MOST: i64 = 32;
-/// And of three and four units of [`Keys::Rows`], for which times (`times.rs`) say that single CTAs with parts are as fast.
-const TILES_OF_ROWS: RangeInclusive<i64> = FEW_TILES + 1..=32;
 
 impl Choice {
     pub(super) fn with_worker_each(self, Work { units, .. }: Work) -> Self {
@@ -43,24 +31,6 @@ impl Choice {
 }
 
 impl Problem {
-    /// Whether clusters of 16 may share units, which are few and none of them long.
-    pub(super) fn are_for_sixteen(&self, rows: i32, Work { units, tiles }: Work) -> bool {
-        let tiles_of_pages = match units {
-            ..=2 => 0..=FEW_TILES,
-            3..=4 => 0..=TILES_OF_SEVERAL,
-            5..=6 => 0..=TILES_OF_MORE,
-            _ => TILES_OF_MOST..=TILES_OF_MORE,
-        };
-        if self.split != Split::Auto || units > FEW_UNITS.into() {
-            return false;
-        }
-        match self.keys {
-            Keys::Pages if rows == 16 => tiles_of_pages.contains(&tiles),
-            Keys::Rows => (3..=4).contains(&units) && TILES_OF_ROWS.contains(&tiles),
-            _ => tiles <= FEW_TILES,
-        }
-    }
-
     /// Clusters of CTAs that share an item, where every unit of few rows gets a cluster of its own that way and enough CTAs
     /// have work.
     pub(super) fn shared(&self, rows: i32, sm_count: i32, clusters: [i32; 4]) -> Option<Choice> {
@@ -80,17 +50,13 @@ impl Problem {
         let few = units <= FEW_UNITS.into();
         let little = !few && self.is_little_work(sm_count);
         let short = few && self.split == Split::Auto && tiles <= FEW_TILES;
-        let by_sixteen = self.are_for_sixteen(rows, work);
         [16, 8, 4, 2]
             .into_iter()
             .zip(clusters.into_iter().rev())
             .filter(|&(splits, _)| splits <= most_splits)
-            .filter(|&(splits, _)| i64::from(splits) < 2 * tiles && (splits < 16 || by_sixteen))
+            .filter(|&(splits, _)| i64::from(splits) < 2 * tiles && (splits < 16 || short))
             .find(|&(splits, clusters)| {
                 let least = match (splits, rows) {
-                    _ if self.keys == Keys::Pages && tiles <= SHORT_ITEM * i64::from(splits) => {
-                        BUSY_CTAS_OF_SHORT_ITEMS
-                    }
                     (2, 16) => BUSY_PAIRED_CTAS,
                     _ => BUSY_CTAS,
                 };

@@ -228,50 +228,50 @@ const LITTLE_WORK: &[(&str, Batch, i32, Layout)] = &[
 /// The same of pages of 16-bit numbers.
 #[rustfmt::skip]
 const LITTLE_WORK_OF_PAGES: &[(&str, Batch, i32, Layout)] = &[
-    ("two requests of 48 tiles, few heads", (2, 16, each(1)), 3072, (16, 1, 1, 96, 2)),
+    ("two requests of 48 tiles, few heads", (2, 16, each(1)), 3072, (16, 1, 16, 2, 2)),
     ("3 of 48 tiles", (3, 16, each(1)), 3072, (16, 1, 16, 3, 3)),
     ("4 of 49 tiles", (4, 16, each(1)), 3073, (16, 1, 1, 104, 4)),
     ("5 of 64 tiles", (5, 16, each(1)), 4096, (16, 1, 16, 5, 5)),
     ("7 of 65 tiles", (7, 16, each(1)), 4097, (16, 1, 1, 132, 7)),
-    ("7 of 16 tiles", (7, 16, each(1)), 1024, (16, 1, 8, 7, 7)),
-    ("7 of 31 tiles", (7, 16, each(1)), 1984, (16, 1, 8, 15, 7)),
+    ("7 of 16 tiles", (7, 16, each(1)), 1024, (16, 1, 16, 7, 7)),
+    ("7 of 31 tiles", (7, 16, each(1)), 1984, (16, 1, 16, 7, 7)),
     ("7 of 32 tiles", (7, 16, each(1)), 2048, (16, 1, 16, 7, 7)),
     ("6 requests of 32 tiles, few heads", (6, 16, each(1)), 2048, (16, 1, 16, 6, 6)),
-    ("8 of 48 tiles", (8, 16, each(1)), 3072, (16, 1, 8, 15, 8)),
+    ("8 of 48 tiles", (8, 16, each(1)), 3072, (16, 1, 1, 128, 8)),
     ("8 of 64 tiles", (8, 16, each(1)), 4096, (16, 1, 1, 128, 8)),
-    ("16 of 16 tiles", (16, 16, each(1)), 1024, (16, 1, 4, 16, 16)),
-    ("9 of 128 tiles", (9, 16, each(1)), 8192, (16, 1, 8, 15, 9)),
-    ("12 of 128 tiles", (12, 16, each(1)), 8192, (16, 1, 8, 15, 12)),
+    ("16 of 16 tiles", (16, 16, each(1)), 1024, (16, 1, 1, 128, 16)),
+    ("9 of 128 tiles", (9, 16, each(1)), 8192, (16, 1, 1, 117, 9)),
+    ("12 of 128 tiles", (12, 16, each(1)), 8192, (16, 1, 1, 132, 12)),
     ("12 that may be longer", (12, 16, each(1)), 8193, (16, 1, 1, 132, 12)),
     ("16 of 128 tiles", (16, 16, each(1)), 8192, (16, 1, 1, 128, 16)),
-    ("18 of 128 tiles", (18, 16, each(1)), 8192, (16, 1, 4, 30, 18)),
-    ("24 of 128 tiles", (24, 16, each(1)), 8192, (16, 1, 4, 30, 24)),
-    ("32 of 128 tiles", (32, 16, each(1)), 8192, (16, 1, 2, 66, 32)),
-    ("64 of 128 tiles", (64, 16, each(1)), 8192, (16, 1, 2, 66, 64)),
+    ("18 of 128 tiles", (18, 16, each(1)), 8192, (16, 1, 1, 126, 18)),
+    ("24 of 128 tiles", (24, 16, each(1)), 8192, (16, 1, 1, 132, 24)),
+    ("32 of 128 tiles", (32, 16, each(1)), 8192, (16, 1, 1, 128, 32)),
+    ("64 of 128 tiles", (64, 16, each(1)), 8192, (16, 1, 1, 128, 64)),
     ("32 heads, 3 requests of 32 tiles", (3, 32, each(1)), 2048, (16, 1, 16, 6, 6)),
-    ("32 heads, 6 requests of 32 tiles", (6, 32, each(1)), 2048, (16, 1, 8, 15, 12)),
-    ("32 heads, 12 of 16 tiles", (12, 32, each(1)), 1024, (16, 1, 4, 30, 24)),
-    ("32 heads, 16 of 32 tiles", (16, 32, each(1)), 2048, (64, 1, 1, 132, 16)),
-    ("32 heads, as many as there are pairs, 48 tiles", (32, 32, each(1)), 3072, (16, 1, 2, 66, 64)),
-    ("32 heads, a tile more", (32, 32, each(1)), 3073, (64, 1, 1, 132, 32)),
+    ("32 heads, 6 requests of 32 tiles", (6, 32, each(1)), 2048, (16, 1, 8, 12, 12)),
+    ("32 heads, 12 of 16 tiles", (12, 32, each(1)), 1024, (16, 1, 4, 24, 24)),
+    ("32 heads, 16 of 32 tiles", (16, 32, each(1)), 2048, (16, 1, 1, 128, 32)),
+    ("32 heads, as many as there are pairs, 48 tiles", (32, 32, each(1)), 3072, (32, 1, 1, 128, 32)),
+    ("32 heads, a tile more", (32, 32, each(1)), 3073, (32, 1, 1, 128, 32)),
     ("32 heads, one long request", (1, 32, each(1)), 32768, (16, 1, 1, 128, 2)),
     ("32 heads, 8 that differ", (8, 32, each(1)), 32768, (16, 1, 1, 132, 16)),
     ("32 heads, 8 that may be longer", (8, 32, each(1)), 32769, (32, 1, 1, 128, 8)),
     ("32 heads, 9 that differ", (9, 32, each(1)), 32768, (32, 1, 1, 132, 9)),
-    ("32 heads, 80 of 12 tiles", (80, 32, each(1)), 768, (64, 1, 1, 132, 80)),
+    ("32 heads, 80 of 12 tiles", (80, 32, each(1)), 768, (32, 1, 1, 132, 80)),
     ("32 heads, 80 of more", (80, 32, each(1)), 769, (32, 1, 1, 132, 80)),
-    ("32 heads, 32 of 64 tiles", (32, 32, each(1)), 4096, (64, 1, 1, 132, 32)),
-    ("32 heads, 32 of any length", (32, 32, each(1)), 1 << 20, (64, 1, 1, 132, 32)),
+    ("32 heads, 32 of 64 tiles", (32, 32, each(1)), 4096, (32, 1, 1, 128, 32)),
+    ("32 heads, 32 of any length", (32, 32, each(1)), 1 << 20, (32, 1, 1, 132, 32)),
     ("32 heads, 33 of 64 tiles", (33, 32, each(1)), 4096, (32, 1, 1, 132, 33)),
     ("32 heads, 40 of 128 tiles", (40, 32, each(1)), 8192, (32, 1, 1, 120, 40)),
-    ("32 heads, 15 of 64 tiles", (15, 32, each(1)), 4096, (64, 1, 1, 132, 15)),
+    ("32 heads, 15 of 64 tiles", (15, 32, each(1)), 4096, (32, 1, 1, 120, 15)),
     ("32 heads, 9 of 64 tiles", (9, 32, each(1)), 4096, (32, 1, 1, 117, 9)),
-    ("64 heads, 16 of 8 tiles", (16, 64, each(1)), 512, (16, 1, 2, 66, 64)),
-    ("64 heads, 6 of 32 tiles", (6, 64, each(1)), 2048, (16, 1, 4, 30, 24)),
+    ("64 heads, 16 of 8 tiles", (16, 64, each(1)), 512, (16, 1, 2, 64, 64)),
+    ("64 heads, 6 of 32 tiles", (6, 64, each(1)), 2048, (64, 1, 1, 132, 6)),
     ("64 heads, 8 of 32 tiles", (8, 64, each(1)), 2048, (64, 1, 1, 132, 8)),
-    ("all heads, 8 of 8 tiles", (8, 128, each(1)), 512, (16, 1, 2, 66, 64)),
+    ("all heads, 8 of 8 tiles", (8, 128, each(1)), 512, (16, 1, 2, 64, 64)),
     ("all heads, 8 of 16 tiles", (8, 128, each(1)), 1024, (64, 2, 1, 66, 8)),
-    ("all heads, one of 48 tiles", (1, 128, each(1)), 3072, (16, 1, 8, 15, 8)),
+    ("all heads, one of 48 tiles", (1, 128, each(1)), 3072, (16, 1, 1, 128, 8)),
 ];
 
 #[test]
@@ -334,10 +334,10 @@ const KNOWN_TIMES: &[(&str, Keys, Batch, i32, Layout)] = &[
     ("lists of two tiles", Keys::Codes, (64, 16, listed(128, 0)), 0, (16, 1, 2, 64, 64)),
     ("80 lists, 32 heads", Keys::Codes, (80, 32, listed(2048, 0)), 0, (32, 1, 1, 132, 80)),
     ("72 short lists, half the heads", Keys::Codes, (72, 64, listed(512, 0)), 0, (64, 1, 1, 132, 72)),
-    ("48 requests of one length, or not", Keys::Codes, (48, 16, each(1)), 2048, (16, 1, 1, 132, 48)),
-    ("48 shorter ones", Keys::Codes, (48, 16, each(1)), 1984, (16, 1, 2, 66, 48)),
+    ("48 requests of one length, or not", Keys::Codes, (48, 16, each(1)), 2048, (16, 1, 2, 66, 48)),
+    ("48 shorter ones", Keys::Codes, (48, 16, each(1)), 1984, (16, 1, 1, 132, 48)),
     ("24 long requests", Keys::Codes, (24, 16, each(1)), 4096, (16, 1, 1, 120, 24)),
-    ("lists of 8 tiles, 12 requests", Keys::Codes, (12, 64, listed(512, 0)), 0, (16, 1, 2, 48, 48)),
+    ("lists of 8 tiles, 12 requests", Keys::Codes, (12, 64, listed(512, 0)), 0, (32, 1, 4, 24, 24)),
     ("32 requests", Keys::Codes, (32, 64, listed(512, 0)), 0, (32, 1, 2, 64, 64)),
     ("64 requests", Keys::Codes, (64, 64, listed(512, 0)), 0, (32, 1, 1, 132, 128)),
     ("lists, all heads", Keys::Codes, (128, 128, listed(2048, 0)), 0, (64, 2, 1, 66, 128)),
@@ -348,14 +348,14 @@ const KNOWN_TIMES: &[(&str, Keys, Batch, i32, Layout)] = &[
     ("lists of rows, 32 heads", Keys::Rows, (160, 32, listed(2048, 0)), 0, (32, 1, 1, 132, 160)),
     ("lists of rows, all heads", Keys::Rows, (8, 128, listed(512, 0)), 0, (16, 1, 2, 64, 64)),
     ("38 lists of rows, 32 heads", Keys::Rows, (38, 32, listed(2048, 0)), 0, (32, 1, 1, 132, 38)),
-    ("56 short ones", Keys::Rows, (56, 32, listed(512, 0)), 0, (16, 1, 1, 132, 112)),
+    ("56 short ones", Keys::Rows, (56, 32, listed(512, 0)), 0, (32, 1, 2, 56, 56)),
     ("88, half the heads", Keys::Rows, (88, 64, listed(2048, 0)), 0, (64, 1, 1, 132, 88)),
     ("one request of rows", Keys::Rows, (1, 32, each(1)), 4096, (16, 1, 1, 67, 2)),
     ("4 lists of rows", Keys::Rows, (4, 16, listed(2048, 0)), 0, (16, 1, 16, 4, 4)),
     ("half the heads of a list of rows", Keys::Rows, (1, 64, listed(2048, 0)), 0, (16, 1, 16, 4, 4)),
     ("3 requests of rows", Keys::Rows, (3, 16, each(1)), 2048, (16, 1, 16, 3, 3)),
-    ("one list of rows", Keys::Rows, (1, 16, listed(2048, 0)), 0, (16, 1, 1, 32, 1)),
-    ("2 lists of rows", Keys::Rows, (2, 16, listed(2048, 0)), 0, (16, 1, 1, 70, 2)),
+    ("one list of rows", Keys::Rows, (1, 16, listed(2048, 0)), 0, (16, 1, 16, 1, 1)),
+    ("2 lists of rows", Keys::Rows, (2, 16, listed(2048, 0)), 0, (16, 1, 16, 2, 2)),
     ("3 lists of rows, short", Keys::Rows, (3, 16, listed(1024, 0)), 0, (16, 1, 16, 3, 3)),
     ("5 lists of rows", Keys::Rows, (5, 16, listed(2048, 0)), 0, (16, 1, 16, 5, 5)),
     ("24 requests of rows", Keys::Rows, (24, 16, each(1)), 8192, (16, 1, 1, 120, 24)),
@@ -372,6 +372,22 @@ fn keys_whose_times_are_known_get_the_layout_that_takes_least() {
                 (name, bounded(keys, batch, max_seq_len), layout)
             }),
     );
+}
+
+#[test]
+fn requests_of_a_token_have_one_layout_whether_ragged_or_not() {
+    for keys in [Keys::Pages, Keys::Codes, Keys::Rows] {
+        for batch in [1, 3, 8, 24, 64, 200] {
+            for max_seq_len in [64, 512, 2048, 8192, 1 << 20] {
+                let of = |queries| layout_of(&bounded(keys, (batch, 16, queries), max_seq_len));
+                assert_eq!(
+                    of(all(batch)),
+                    of(each(1)),
+                    "{keys:?} {batch} {max_seq_len}"
+                );
+            }
+        }
+    }
 }
 
 #[test]
@@ -446,8 +462,8 @@ fn an_invariant_layout_of_mixed_caches_depends_on_no_other_request() {
 
 #[test]
 fn costs_grow_with_the_ctas_that_share_an_item() {
-    let costs = |batch| {
-        let choice = choose(&bounded(Keys::Pages, batch, 8192));
+    let costs = |batch, max_seq_len| {
+        let choice = choose(&bounded(Keys::Pages, batch, max_seq_len));
         (
             choice.fixed_cost,
             choice.split_cost,
@@ -455,13 +471,13 @@ fn costs_grow_with_the_ctas_that_share_an_item() {
             choice.whole_speed,
         )
     };
-    assert_eq!(costs((128, 128, each(1))), (3, 10, 2, 256));
-    assert_eq!(costs((128, 16, each(1))), (3, 8, 1, 384));
-    assert_eq!(costs((128, 32, each(1))), (3, 8, 1, 384));
-    assert_eq!(costs((24, 16, each(1))), (12, 32, 4, 384));
-    assert_eq!(costs((12, 16, each(1))), (24, 64, 8, 384));
-    assert_eq!(costs((64, 16, all(2111))), (3, 10, 2, 288));
-    assert_eq!(costs((64, 8, all(512))), (3, 10, 2, 368));
+    assert_eq!(costs((128, 128, each(1)), 8192), (3, 10, 2, 256));
+    assert_eq!(costs((128, 16, each(1)), 8192), (3, 8, 1, 384));
+    assert_eq!(costs((128, 32, each(1)), 8192), (3, 8, 1, 384));
+    assert_eq!(costs((24, 16, each(1)), 1024), (12, 32, 4, 384));
+    assert_eq!(costs((12, 16, each(1)), 1024), (24, 64, 8, 384));
+    assert_eq!(costs((64, 16, all(2111)), 8192), (3, 10, 2, 288));
+    assert_eq!(costs((64, 8, all(512)), 8192), (3, 10, 2, 368));
 }
 
 #[test]
@@ -517,11 +533,11 @@ fn kv_heads_are_units_too() {
     let of = |kv_heads| {
         let heads = Problem {
             kv_heads,
-            ..bounded(Keys::Pages, (8, 16, each(1)), 8192)
+            ..bounded(Keys::Pages, (8, 16, each(1)), 1024)
         };
         choose(&heads).splits
     };
-    assert_eq!([1, 2, 3, 5, 6, 9].map(of), [1, 1, 4, 2, 2, 1]);
+    assert_eq!([1, 2, 3, 5, 6, 9].map(of), [8, 1, 4, 2, 2, 1]);
 }
 
 #[test]

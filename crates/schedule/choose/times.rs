@@ -4,8 +4,8 @@
 //! A launch takes what it takes to begin and to end, more where parts are added up, and so much for each tile of the CTA
 //! that has most; a tile takes longer the more CTAs are at work. Of codes it was fitted to 1,859 plans on an H200: the root mean
 //! square error of the fits is 3 to 6 %, 10 % of 64 rows over two lists (`docs/tried-equal-units.md`), of 16-bit numbers to 420 lists with
-//! each layout each: 6 %. Some numbers have been moved since, until choices were best, and some units of 16-bit numbers have a rule
-//! (`docs/tried-schedule.md`, "Few units, once more").
+//! each layout each: 6 %, of pages to 3,650 plans: 6 to 9 %. Some numbers have been moved since, until choices were best, and some units
+//! of 16-bit rows have a rule (`docs/tried-schedule.md`, "Few units, once more").
 
 use super::{
     COSTS_OF_FEW_ROWS, Choice, Costs, Keys, MAX_CLUSTER, Problem, Queries, SMS_OF_SPEEDS, Split,
@@ -26,7 +26,9 @@ struct Times {
     two_parts: Time,
     /// ... or into more equal parts, ...
     parts: Time,
-    /// ... and for each of them above [`CHEAP_PARTS`], where all multiprocessors have one, ...
+    /// ... what more where all multiprocessors have one, ...
+    parts_crowd: Time,
+    /// ... and for each of a unit's above [`CHEAP_PARTS`] there, ...
     part: Time,
     /// ... or where the even shares fall.
     shares: Time,
@@ -50,13 +52,14 @@ type TimesOfRows = [Times; 3];
 
 const fn times(
     whole: [Time; 5],
-    [two_parts, parts, part, shares]: [Time; 4],
+    [two_parts, parts, parts_crowd, part, shares]: [Time; 5],
     [tile, crowd, read]: [Time; 3],
 ) -> Times {
     Times {
         whole,
         two_parts,
         parts,
+        parts_crowd,
         part,
         shares,
         tile,
@@ -65,33 +68,47 @@ const fn times(
     }
 }
 
+/// Of pages of 16-bit numbers.
+#[rustfmt::skip]
+const PAGES: TimesOfRows = [
+    times([393, 474, 547, 606, 567], [340, 190, 165, 3, 25], [100, 41, 207]),
+    times([583, NONE, NONE, NONE, NONE], [491, 250, 215, 4, 984], [135, 24, 206]),
+    times([777, NONE, NONE, NONE, NONE], [401, 200, 160, 12, 1038], [95, 70, 220]),
+];
 /// Of pages of codes.
 #[rustfmt::skip]
 const PAGES_OF_CODES: TimesOfRows = [
-    times([589, 711, 704, 798, 943], [292, 401, 5, 895], [93, 12, 105]),
-    times([802, 971, 1015, 1161, 1269], [365, 475, 10, 1151], [107, 13, 110]),
-    times([869, NONE, NONE, NONE, NONE], [556, 423, 10, 1582], [161, 22, 110]),
+    times([589, 711, 704, 798, 943], [292, 401, 0, 5, 895], [93, 12, 105]),
+    times([802, 971, 1015, 1161, 1269], [365, 475, 0, 10, 1151], [107, 13, 110]),
+    times([869, NONE, NONE, NONE, NONE], [556, 423, 0, 10, 1582], [161, 22, 110]),
 ];
 /// Of codes in a list.
 #[rustfmt::skip]
 const LISTED_CODES: TimesOfRows = [
-    times([599, 698, 747, 819, 886], [307, 388, 5, 682], [141, 18, 125]),
-    times([665, 849, 980, 1074, 1222], [395, 560, 5, 787], [171, 22, 125]),
-    times([738, NONE, NONE, NONE, NONE], [609, 484, 10, 1252], [203, 33, 125]),
+    times([540, 665, 687, 733, 882], [307, 372, 0, 6, 682], [129, 28, 125]),
+    times([600, 789, 860, 954, 1222], [395, 500, 0, 1, 877], [159, 22, 125]),
+    times([678, NONE, NONE, NONE, NONE], [579, 424, 0, 10, 1252], [199, 33, 125]),
 ];
 /// Of codes in lists of two caches.
 #[rustfmt::skip]
 const TWICE_LISTED_CODES: TimesOfRows = [
-    times([731, 789, 766, 831, 905], [109, 267, 5, 970], [154, 29, 110]),
-    times([869, 1053, 1035, 1110, 1276], [202, 470, 10, 1586], [165, 38, 110]),
-    times([1050, NONE, NONE, NONE, NONE], [466, 460, 10, 2487], [179, 46, 110]),
+    times([731, 789, 766, 831, 905], [109, 267, 0, 5, 970], [154, 29, 110]),
+    times([869, 1053, 1035, 1110, 1276], [202, 470, 0, 10, 1586], [165, 38, 110]),
+    times([1050, NONE, NONE, NONE, NONE], [466, 460, 0, 10, 2487], [179, 46, 110]),
 ];
-/// Of rows of 16-bit numbers.
+/// Of rows of 16-bit numbers in pages of other sizes.
 #[rustfmt::skip]
-const ROWS: TimesOfRows = [
-    times([607, 775, 676, 742, 854], [311, 333, 0, 693], [121, 30, 200]),
-    times([932, 1158, 1181, 1264, 1374], [352, 342, 0, 910], [127, 43, 212]),
-    times([907, NONE, NONE, NONE, NONE], [494, 294, 13, 1696], [132, 67, 246]),
+const PAGES_OF_ROWS: TimesOfRows = [
+    times([604, 616, 721, 817, 839], [311, 333, 0, 2, 693], [108, 21, 157]),
+    times([695, 963, 1001, 1129, 1374], [832, 522, 60, 2, 910], [109, 13, 153]),
+    times([754, NONE, NONE, NONE, NONE], [434, 309, 60, 11, 1696], [84, 91, 220]),
+];
+/// Of rows of 16-bit numbers in a list.
+#[rustfmt::skip]
+const LISTED_ROWS: TimesOfRows = [
+    times([577, 595, 604, 622, 644], [311, 243, 0, 0, 693], [109, 42, 230]),
+    times([827, 888, 986, 1099, 1374], [352, 282, 30, 0, 910], [115, 31, 212]),
+    times([847, NONE, NONE, NONE, NONE], [494, 264, 30, 13, 1696], [126, 67, 231]),
 ];
 
 /// Bounds on lengths of sequences above which most are loose ones.
@@ -145,69 +162,43 @@ const EQUAL_ROWS: Equal = Equal {
     speeds: [336, 352],
     split: 5,
 };
-/// Tiles of a unit from which on a sequence of codes gets no cluster of two or of four CTAs: if lengths are equal parts take 2 to 5 % longer, if
-/// they differ, as they mostly do, up to 20 % less.
-const LONG_FOR_PAIRS: i64 = 32;
-const LONG_FOR_FOURS: i64 = 64;
-
-impl Work {
-    /// In clusters of `splits` CTAs of so many rows, of which there are `most`, if each unit can have its own.
-    fn in_clusters(self, rows: i32, splits: i32, most: i32) -> Option<Choice> {
-        let choice = Choice::new((rows, 1, splits), most, COSTS_OF_KEYS);
-        let cutting_costs_more =
-            self.tiles + i64::from(choice.fixed_cost) <= i64::from(choice.split_cost);
-        let fits = rows < FM_TILE_ROWS
-            && i64::from(splits) < 2 * self.tiles
-            && self.units <= most.into()
-            && (splits <= MAX_CLUSTER || cutting_costs_more);
-        fits.then(|| {
-            if splits > MAX_CLUSTER {
-                choice.never_cut(self)
-            } else if cutting_costs_more {
-                choice.with_worker_each(self)
-            } else {
-                choice
-            }
-        })
-    }
-}
+/// Lengths of sequences mostly differ, where a cluster takes what the longest takes it, and parts for single CTAs get shorter: what units take
+/// of which each has so many tenths of the greatest length ...
+const USUAL_LENGTH: i64 = 7;
+/// ... counts for so many tenths (`docs/tried-schedule.md`, "Times of pages").
+const USUAL_WEIGHT: i64 = 4;
 
 impl Problem {
     /// The layout that takes least time for units of the greatest length, where times are known.
     pub(super) fn fastest(&self, sm_count: i32, clusters: [i32; 4]) -> Option<Choice> {
         let lists = matches!(self.queries, Queries::Sparse { .. });
-        if self.split != Split::Auto || (!lists && self.max_seq_len > MOST_TOKENS) {
+        // Ragged requests of more rows may have any number of units.
+        let ragged = matches!(self.queries, Queries::Ragged { .. }) && self.mean_rows() > 16;
+        if self.split != Split::Auto || self.lengths_may_differ() || ragged {
             return None;
         }
         let times = match (self.keys, self.queries) {
-            (_, Queries::Ragged { .. }) | (Keys::Pages | Keys::Mixed, _) => return None,
+            (Keys::Mixed, _) => return None,
+            (Keys::Pages, _) => &PAGES,
             (Keys::Codes, Queries::Sparse { extra_topk: 0, .. }) => &LISTED_CODES,
             (Keys::Codes, Queries::Sparse { .. }) => &TWICE_LISTED_CODES,
             (Keys::Codes, _) => &PAGES_OF_CODES,
-            (Keys::Rows, _) => &ROWS,
+            (Keys::Rows, Queries::Sparse { .. }) => &LISTED_ROWS,
+            (Keys::Rows, _) => &PAGES_OF_ROWS,
         };
-        let few_rows = self.work(16);
-        if self.keys == Keys::Rows
-            && self.are_for_sixteen(16, few_rows)
-            && let Some(choice) = few_rows.in_clusters(16, 16, clusters[3])
-        {
-            return Some(choice);
-        }
         let rows: &[i32] = match self.mean_rows() {
             ..=16 => &[16],
+            // Several CTAs of 32 rows take longer than of 16 or of 64, by 5 to 10 %.
+            65.. if self.keys == Keys::Pages => &[FM_TILE_ROWS, 16],
             _ => &[FM_TILE_ROWS, 32, 16],
         };
         let mut least = None;
         for &rows in rows {
             let work = self.work(rows);
             let times = &times[(rows.ilog2() - 4) as usize];
-            let too_small = match (lists || self.keys == Keys::Rows, work.tiles) {
-                (true, _) | (_, ..LONG_FOR_PAIRS) => 0,
-                (_, ..LONG_FOR_FOURS) => 1,
-                _ => 2,
-            };
-            let sizes = clusters.into_iter().zip([2, 4, 8, 16]).skip(too_small);
-            let shared = sizes.filter_map(|(most, splits)| work.in_clusters(rows, splits, most));
+            let sizes = clusters.into_iter().zip([2, 4, 8, 16]);
+            let shared =
+                sizes.filter_map(|(most, splits)| self.in_clusters(rows, splits, most, sm_count));
             for choice in std::iter::once(self.alone(rows, sm_count)).chain(shared) {
                 let Some(time) = self.time(&choice, work, times, sm_count) else {
                     continue;
@@ -227,6 +218,27 @@ impl Problem {
         Some(Choice {
             split_cost,
             ..choice
+        })
+    }
+
+    /// In clusters of `splits` CTAs of so many rows, of which there are `most`, if each unit can have its own.
+    fn in_clusters(&self, rows: i32, splits: i32, most: i32, sm_count: i32) -> Option<Choice> {
+        let work = self.work(rows);
+        let fits = i64::from(splits) < 2 * work.tiles && work.units <= most.into();
+        if rows == FM_TILE_ROWS || !fits {
+            return None;
+        }
+        let costs = match self.keys {
+            Keys::Pages => self.costs_of_few_rows(rows, sm_count),
+            _ => COSTS_OF_KEYS,
+        };
+        let choice = Choice::new((rows, 1, splits), most, costs);
+        Some(if splits > MAX_CLUSTER {
+            choice.never_cut(work)
+        } else if work.tiles + i64::from(choice.fixed_cost) <= i64::from(choice.split_cost) {
+            choice.with_worker_each(work) // being cut would cost more
+        } else {
+            choice
         })
     }
 
@@ -276,19 +288,46 @@ impl Problem {
         }
     }
 
-    /// Of units of the greatest length. None without units or tiles, or with too many units for a plan.
+    /// Of units of the greatest length and, if they are parts of sequences, of [`USUAL_LENGTH`], weighed. None without units or tiles, or with too
+    /// many units for a plan.
     fn time(&self, choice: &Choice, work: Work, times: &Times, sm_count: i32) -> Option<Time> {
         let units = i32::try_from(work.units).ok()?;
         if units == 0 || work.tiles == 0 {
             return None;
         }
         let shape = self.shape_of(choice);
-        let fixed = i64::from(shape.fixed_cost);
-        let division = division(&shape, units, work.tiles);
+        let of = |tiles| {
+            let division = division(&shape, units, tiles);
+            (
+                division,
+                self.time_of(choice, units, division, times, sm_count),
+            )
+        };
+        let (division, longest) = of(work.tiles);
+        // Whole ones take as long as the longest.
+        let usual = match (division, self.queries) {
+            (Division::Whole { .. }, _) | (_, Queries::Sparse { .. }) => longest,
+            _ => of((work.tiles * USUAL_LENGTH).div_ceil_positive(10)).1,
+        };
+        Some((longest? * (10 - USUAL_WEIGHT) + usual? * USUAL_WEIGHT) / 10)
+    }
+
+    /// Of so many units that are shared out like this. None for clusters whose units are cut.
+    fn time_of(
+        &self,
+        choice: &Choice,
+        units: i32,
+        division: Division,
+        times: &Times,
+        sm_count: i32,
+    ) -> Option<Time> {
         let (longest, workers) = match division {
             Division::Whole { longest } => (longest, units.into()),
             Division::Shares { .. } | Division::Parts { .. } if choice.splits > 1 => return None,
-            Division::Shares { share } => ((share - fixed).max(1), choice.workers.into()),
+            Division::Shares { share } => {
+                let tiles = share - i64::from(choice.fixed_cost);
+                (tiles.max(1), choice.workers.into())
+            }
             Division::Parts { step, count } => (step, i64::from(units) * i64::from(count)),
         };
         // CTAs of a team read the same keys at the same time, and so do all of a request that begin together.
@@ -315,7 +354,7 @@ impl Problem {
                 } else {
                     UNEVEN_PARTS
                 };
-                times.parts + times.part * more * busy / sm_count + uneven
+                times.parts + (times.parts_crowd + times.part * more) * busy / sm_count + uneven
             }
         };
         let begin = times.whole[choice.splits.ilog2() as usize] + extra;

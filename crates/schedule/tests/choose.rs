@@ -113,6 +113,7 @@ fn equal_units_go_faster_than_their_share_by_more_where_memory_is_slower() {
         let choice = choose(&Problem {
             keys,
             target: with_memory(memory),
+            max_seq_len: 1 << 20, // so that rows are those of a request
             ..decodes(72, group)
         });
         (choice.equal_speed, choice.whole_speed)
