@@ -2,10 +2,9 @@
 //! chosen.
 //!
 //! A launch takes what it takes to begin and to end, more where parts are added up, and so much for each tile of the CTA
-//! that has most; a tile takes longer the more CTAs are at work. Of codes it was fitted to 1,859 plans on an H200: the root mean
-//! square error of the fits is 3 to 6 %, 10 % of 64 rows over two lists (`docs/tried-equal-units.md`), of 16-bit numbers to 420 lists with
-//! each layout each: 6 %, of pages to 3,650 plans: 6 to 9 %. Some numbers have been moved since, until choices were best, and some units
-//! of 16-bit rows have a rule (`docs/tried-schedule.md`, "Few units, once more").
+//! that has most; a tile takes longer the more CTAs are at work. It was fitted to thousands of plans on an H200, each shape with each layout
+//! (`docs/tried-equal-units.md`, "Times of layouts" and "Times of pages"): the root mean square error is 4 to 10 % for layouts that are nearly
+//! the best. Some numbers have been moved since, until choices were best.
 
 use super::{
     COSTS_OF_FEW_ROWS, Choice, Costs, Keys, MAX_CLUSTER, Problem, Queries, SMS_OF_SPEEDS, Split,
@@ -165,7 +164,7 @@ const EQUAL_ROWS: Equal = Equal {
 /// Lengths of sequences mostly differ, where a cluster takes what the longest takes it, and parts for single CTAs get shorter: what units take
 /// of which each has so many tenths of the greatest length ...
 const USUAL_LENGTH: i64 = 7;
-/// ... counts for so many tenths (`docs/tried-schedule.md`, "Times of pages").
+/// ... counts for so many tenths (`docs/tried-equal-units.md`, "Times of pages").
 const USUAL_WEIGHT: i64 = 4;
 
 impl Problem {
