@@ -217,7 +217,8 @@ fn keys(args: &PlanArgs) -> Keys {
     match known.map(|formats| KvFormat::operands(&formats)) {
         None if extra => Keys::Mixed,
         Some(Operands::Converted) => Keys::Mixed,
-        Some(Operands::Codes | Operands::BareCodes | Operands::FineCodes) => Keys::Codes,
+        Some(Operands::BareCodes) => Keys::Codes,
+        Some(Operands::Codes | Operands::FineCodes) => Keys::ScaledCodes,
         None | Some(Operands::Halves) if !lists && args.page_size % TOKENS_OF_A_BOX == 0 => {
             Keys::Pages
         }
@@ -428,7 +429,7 @@ mod tests {
         assert_eq!(paged(61, Some(KvFormat::Bf16)), Keys::Rows);
         assert_eq!(paged(64, Some(KvFormat::Fp8)), Keys::Codes);
         assert_eq!(listed(0, None, None), Keys::Rows);
-        assert_eq!(listed(0, Some(KvFormat::Fp8V4), None), Keys::Codes);
+        assert_eq!(listed(0, Some(KvFormat::Fp8V4), None), Keys::ScaledCodes);
     }
 
     #[test]
@@ -436,9 +437,9 @@ mod tests {
         use KvFormat::{Bf16, Fp4V41, Fp8, Fp8V4, Fp8V32, Fp8V41};
         for (main, extra, keys) in [
             (Bf16, Bf16, Keys::Rows),
-            (Fp8, Fp8V32, Keys::Codes),
-            (Fp8V4, Fp8V4, Keys::Codes),
-            (Fp8V41, Fp4V41, Keys::Codes),
+            (Fp8, Fp8V32, Keys::ScaledCodes),
+            (Fp8V4, Fp8V4, Keys::ScaledCodes),
+            (Fp8V41, Fp4V41, Keys::ScaledCodes),
         ] {
             assert_eq!(listed(5, Some(main), Some(extra)), keys);
         }

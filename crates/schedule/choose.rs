@@ -376,7 +376,7 @@ impl Problem {
         self.split != Split::Invariant
             && self.mean_rows() > FM_TILE_ROWS.into()
             && self.group <= FM_TILE_ROWS
-            && (self.keys == Keys::Codes || !drafts)
+            && (self.keys.are_codes() || !drafts)
             && mixes(1)
     }
 

@@ -97,8 +97,16 @@ pub enum Keys {
     Rows,
     /// Rows of codes, in pages or listed.
     Codes,
+    /// The same with scales in each row: what is done with them takes longer.
+    ScaledCodes,
     /// Rows of two caches, one of codes beside one of another kind.
     Mixed,
+}
+
+impl Keys {
+    pub(crate) fn are_codes(self) -> bool {
+        matches!(self, Self::Codes | Self::ScaledCodes)
+    }
 }
 
 /// A batch to plan for, in the caller's terms. Everything but the lengths.

@@ -43,7 +43,7 @@ impl Problem {
             Keys::Pages if rows == 32 => 1,
             _ if !self.lengths_may_differ() => 16,
             Keys::Pages | Keys::Mixed => 2,
-            Keys::Codes | Keys::Rows => 1,
+            Keys::Codes | Keys::ScaledCodes | Keys::Rows => 1,
         };
         let work = self.work(rows);
         let Work { units, tiles } = work;

@@ -28,7 +28,7 @@ impl Problem {
     fn are_few_that_differ(&self) -> bool {
         let most = match self.keys {
             Keys::Pages | Keys::Rows => FEW_THAT_DIFFER,
-            Keys::Codes => FEW_THAT_DIFFER_OF_CODES,
+            Keys::Codes | Keys::ScaledCodes => FEW_THAT_DIFFER_OF_CODES,
             Keys::Mixed => 0,
         };
         self.split == Split::Auto

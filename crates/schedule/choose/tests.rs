@@ -97,7 +97,13 @@ fn named_workloads_keep_their_layout() {
 #[test]
 fn little_work_goes_to_ctas_of_16_rows_unless_parts_are_fixed() {
     for &(name, batch, max_seq_len, _) in LITTLE_WORK.iter().chain(LITTLE_WORK_OF_PAGES) {
-        for keys in [Keys::Pages, Keys::Rows, Keys::Codes, Keys::Mixed] {
+        for keys in [
+            Keys::Pages,
+            Keys::Rows,
+            Keys::Codes,
+            Keys::ScaledCodes,
+            Keys::Mixed,
+        ] {
             for split in [Split::Fixed(2), Split::Invariant, Split::Never] {
                 let problem = Problem {
                     keys,
@@ -137,7 +143,7 @@ fn keys_whose_times_are_known_get_the_layout_that_takes_least() {
 
 #[test]
 fn requests_of_a_token_have_one_layout_whether_ragged_or_not() {
-    for keys in [Keys::Pages, Keys::Codes, Keys::Rows] {
+    for keys in [Keys::Pages, Keys::Codes, Keys::ScaledCodes, Keys::Rows] {
         for batch in [1, 3, 8, 24, 64, 200] {
             for max_seq_len in [64, 512, 2048, 8192, 1 << 20] {
                 let of = |queries| layout_of(&bounded(keys, (batch, 16, queries), max_seq_len));
@@ -198,7 +204,13 @@ fn mixed_caches_have_no_cta_of_32_rows_and_64_wherever_16_are_too_few() {
 
 #[test]
 fn plans_without_units_have_a_worker() {
-    for keys in [Keys::Pages, Keys::Codes, Keys::Rows, Keys::Mixed] {
+    for keys in [
+        Keys::Pages,
+        Keys::Codes,
+        Keys::ScaledCodes,
+        Keys::Rows,
+        Keys::Mixed,
+    ] {
         for queries in [each(1), each(2), listed(128, 0), all(0)] {
             for max_seq_len in [0, 64, 1024, 1 << 20] {
                 let none = bounded(keys, (0, 16, queries), max_seq_len);

@@ -77,9 +77,16 @@ const PAGES: TimesOfRows = [
 /// Of pages of codes.
 #[rustfmt::skip]
 const PAGES_OF_CODES: TimesOfRows = [
-    times([589, 711, 704, 798, 943], [292, 401, 0, 5, 895], [93, 12, 105]),
-    times([802, 971, 1015, 1161, 1269], [365, 475, 0, 10, 1151], [107, 13, 110]),
-    times([869, NONE, NONE, NONE, NONE], [556, 423, 0, 10, 1582], [161, 22, 110]),
+    times([610, 711, 656, 770, 903], [292, 401, 0, 5, 895], [93, 0, 85]),
+    times([738, 891, 955, 1081, 1269], [285, 475, 0, 12, 1151], [105, 0, 110]),
+    times([801, NONE, NONE, NONE, NONE], [476, 395, 20, 8, 1582], [159, 7, 110]),
+];
+/// Of pages of codes with scales.
+#[rustfmt::skip]
+const PAGES_OF_SCALED_CODES: TimesOfRows = [
+    times([589, 700, 704, 798, 943], [292, 401, 0, 5, 895], [93, 32, 125]),
+    times([754, 911, 975, 1081, 1269], [365, 475, 0, 2, 1151], [119, 17, 130]),
+    times([829, NONE, NONE, NONE, NONE], [596, 383, 0, 10, 1582], [165, 22, 110]),
 ];
 /// Of codes in a list.
 #[rustfmt::skip]
@@ -179,9 +186,12 @@ impl Problem {
         let times = match (self.keys, self.queries) {
             (Keys::Mixed, _) => return None,
             (Keys::Pages, _) => &PAGES,
-            (Keys::Codes, Queries::Sparse { extra_topk: 0, .. }) => &LISTED_CODES,
-            (Keys::Codes, Queries::Sparse { .. }) => &TWICE_LISTED_CODES,
+            (Keys::Codes | Keys::ScaledCodes, Queries::Sparse { extra_topk: 0, .. }) => {
+                &LISTED_CODES
+            }
+            (Keys::Codes | Keys::ScaledCodes, Queries::Sparse { .. }) => &TWICE_LISTED_CODES,
             (Keys::Codes, _) => &PAGES_OF_CODES,
+            (Keys::ScaledCodes, _) => &PAGES_OF_SCALED_CODES,
             (Keys::Rows, Queries::Sparse { .. }) => &LISTED_ROWS,
             (Keys::Rows, _) => &PAGES_OF_ROWS,
         };
@@ -246,14 +256,14 @@ impl Problem {
         let many = self.work(rows).units > sm_count.into();
         let costs = match self.keys {
             Keys::Pages | Keys::Mixed => COSTS_OF_FEW_ROWS,
-            Keys::Codes if many => COSTS_OF_MANY_UNITS_OF_CODES,
+            Keys::Codes | Keys::ScaledCodes if many => COSTS_OF_MANY_UNITS_OF_CODES,
             Keys::Rows if many => COSTS_OF_MANY_UNITS_OF_ROWS,
-            Keys::Codes if self.lengths_may_differ() => Costs {
+            Keys::Codes | Keys::ScaledCodes if self.lengths_may_differ() => Costs {
                 split: COSTS_OF_FEW_ROWS.split,
                 own_parts_gain: 3,
                 ..COSTS_OF_KEYS
             },
-            Keys::Codes | Keys::Rows => COSTS_OF_KEYS,
+            Keys::Codes | Keys::ScaledCodes | Keys::Rows => COSTS_OF_KEYS,
         };
         let (equal_speed, equal_split) = self.costs_of_equal(rows, &costs);
         Costs {
@@ -272,8 +282,8 @@ impl Problem {
             Keys::Mixed => return (costs.equal_speed, costs.equal_split),
             Keys::Rows => EQUAL_ROWS,
             Keys::Pages => EQUAL_PAGES,
-            Keys::Codes if lists => EQUAL_LISTS_OF_CODES,
-            Keys::Codes => EQUAL_PAGES_OF_CODES,
+            Keys::Codes | Keys::ScaledCodes if lists => EQUAL_LISTS_OF_CODES,
+            Keys::Codes | Keys::ScaledCodes => EQUAL_PAGES_OF_CODES,
         };
         (equal.speeds[(rows.ilog2() - 4) as usize], equal.split)
     }
@@ -282,7 +292,7 @@ impl Problem {
     pub(super) fn fixed_cost(&self, of_codes: i32, of_others: i32) -> i32 {
         match (self.keys, self.queries) {
             (_, Queries::Sparse { .. }) => of_others,
-            (Keys::Codes, _) => of_codes,
+            (Keys::Codes | Keys::ScaledCodes, _) => of_codes,
             _ => of_others,
         }
     }

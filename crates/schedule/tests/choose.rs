@@ -316,7 +316,7 @@ proptest! {
         (batch, group, kv_heads) in (0..300i32, 1..200i32, 1..3i32),
         (tokens, kind) in (1..20i32, 0..3),
         max_seq_len in prop_oneof![0..2000i32, 0..200_000i32],
-        keys in prop::sample::select(vec![Keys::Pages, Keys::Rows, Keys::Codes, Keys::Mixed]),
+        keys in prop::sample::select(vec![Keys::Pages, Keys::Rows, Keys::Codes, Keys::ScaledCodes, Keys::Mixed]),
         split in prop::sample::select(vec![Split::Auto, Split::Fixed(3), Split::Invariant, Split::Never, Split::Rest]),
         most in 8..140i64,
     ) {
@@ -340,7 +340,7 @@ proptest! {
         lens in prop::collection::vec(0..9000i32, 1..8),
         max_seq_len in 1..9000i32,
         group in 1..33i32,
-        keys in prop::sample::select(vec![Keys::Pages, Keys::Rows, Keys::Codes]),
+        keys in prop::sample::select(vec![Keys::Pages, Keys::Rows, Keys::Codes, Keys::ScaledCodes]),
     ) {
         let batch = lens.len() as i32;
         let queries = Queries::Uniform { q_len: 1 };
