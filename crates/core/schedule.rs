@@ -4,6 +4,8 @@
 //! each part on a 256-byte boundary counted from the workspace's beginning. Kernels may read a little of it where a
 //! cache has no pages.
 
+use std::cell::Cell;
+
 use ferromla_schedule::{
     Choice, Keys, MAX_CLUSTER, PlanError, PlanLayout, PlanShape, Problem as ScheduleProblem,
     Queries as ScheduleQueries, Split, Target, choose, layout,
@@ -43,6 +45,11 @@ pub(crate) struct Schedule {
     partial_out: u64,
     partial_lse: u64,
     pub bytes: u64,
+}
+
+thread_local! {
+    /// What was asked for last: calls without a plan ask for the same layer after layer, and step after step.
+    static LAST: Cell<Option<(ScheduleProblem, Schedule)>> = const { Cell::new(None) };
 }
 
 /// The addresses of a workspace's parts.
@@ -109,10 +116,17 @@ impl Schedule {
     }
 
     fn of(problem: &ScheduleProblem) -> Result<Self> {
+        if let Some((last, schedule)) = LAST.get()
+            && last == *problem
+        {
+            return Ok(schedule);
+        }
         let choice = choose(problem);
         let shape = problem.shape_of(&choice);
         let layout = layout(&shape).map_err(plan_error)?;
-        Self::place(problem, shape, layout, choice)
+        let schedule = Self::place(problem, shape, layout, choice)?;
+        LAST.set(Some((*problem, schedule)));
+        Ok(schedule)
     }
 
     /// Whether several CTAs may have a part of the same query rows.
@@ -419,6 +433,27 @@ mod tests {
             }) == Split::Never
         };
         assert!(!on_gpu(false) && on_gpu(true));
+    }
+
+    #[test]
+    fn what_was_asked_for_last_is_not_taken_for_another() {
+        let of = |batch, page_size| {
+            let args = PlanArgs {
+                page_size,
+                max_seq_len: Some(300),
+                ..PlanArgs::new(Device::Cpu, batch, 16)
+            };
+            Schedule::new(&args).unwrap()
+        };
+        let shapes = [(1, 64), (3, 64), (3, 1), (1, 64), (1, 64)];
+        let here = shapes.map(|(batch, page_size)| of(batch, page_size));
+        // A thread that has been asked for nothing.
+        let anew = |(batch, page_size)| {
+            std::thread::scope(|scope| scope.spawn(|| of(batch, page_size)).join().unwrap())
+        };
+        assert_eq!(here, shapes.map(anew));
+        assert_eq!(here[0], here[4]);
+        assert_ne!(here[0].layout, here[1].layout);
     }
 
     #[test]

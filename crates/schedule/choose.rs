@@ -393,8 +393,9 @@ impl Problem {
     /// Units for CTAs, or teams of CTAs of 64 rows, that share no item.
     fn alone(&self, rows: i32, sm_count: i32) -> Choice {
         if rows != FM_TILE_ROWS {
-            let costs = self.costs_of_few_rows(rows, sm_count);
-            return self.with_work(Choice::new((rows, 1, 1), sm_count, costs), sm_count);
+            let work = self.work(rows);
+            let costs = self.costs_of_few_rows(rows, work, sm_count);
+            return self.with_work(Choice::new((rows, 1, 1), sm_count, costs), work, sm_count);
         }
         let team = self.team();
         let whole_speed = match (team, self.keys) {
@@ -423,8 +424,8 @@ impl Problem {
 
     /// The choice, of few rows, without workers for whom there can be no part: a launch of fewer CTAs is done sooner. With 64
     /// rows it is not. Fewer of them cannot go faster than their share by as much.
-    fn with_work(&self, choice: Choice, sm_count: i32) -> Choice {
-        let Work { units, tiles } = self.work(choice.rows);
+    fn with_work(&self, choice: Choice, work: Work, sm_count: i32) -> Choice {
+        let Work { units, tiles } = work;
         if self.split != Split::Auto || units == 0 {
             return choice;
         }

@@ -64,7 +64,7 @@ impl Problem {
                 units <= clusters.into() && (busy || little || short)
             })
             .map(|(splits, clusters)| {
-                let costs = self.costs_of_few_rows(rows, sm_count);
+                let costs = self.costs_of_few_rows(rows, work, sm_count);
                 let choice = Choice::new((rows, 1, splits), clusters, costs);
                 if splits > MAX_CLUSTER {
                     choice.never_cut(work)

@@ -206,8 +206,9 @@ impl Problem {
             let work = self.work(rows);
             let times = &times[(rows.ilog2() - 4) as usize];
             let sizes = clusters.into_iter().zip([2, 4, 8, 16]);
-            let shared =
-                sizes.filter_map(|(most, splits)| self.in_clusters(rows, splits, most, sm_count));
+            let shared = sizes.filter_map(|(most, splits)| {
+                self.in_clusters((rows, splits), most, work, sm_count)
+            });
             for choice in std::iter::once(self.alone(rows, sm_count)).chain(shared) {
                 let Some(time) = self.time(&choice, work, times, sm_count) else {
                     continue;
@@ -231,14 +232,19 @@ impl Problem {
     }
 
     /// In clusters of `splits` CTAs of so many rows, of which there are `most`, if each unit can have its own.
-    fn in_clusters(&self, rows: i32, splits: i32, most: i32, sm_count: i32) -> Option<Choice> {
-        let work = self.work(rows);
+    fn in_clusters(
+        &self,
+        (rows, splits): (i32, i32),
+        most: i32,
+        work: Work,
+        sm_count: i32,
+    ) -> Option<Choice> {
         let fits = i64::from(splits) < 2 * work.tiles && work.units <= most.into();
         if rows == FM_TILE_ROWS || !fits {
             return None;
         }
         let costs = match self.keys {
-            Keys::Pages => self.costs_of_few_rows(rows, sm_count),
+            Keys::Pages => self.costs_of_few_rows(rows, work, sm_count),
             _ => COSTS_OF_KEYS,
         };
         let choice = Choice::new((rows, 1, splits), most, costs);
@@ -252,8 +258,8 @@ impl Problem {
     }
 
     /// What things cost CTAs of 16 or 32 rows.
-    pub(super) fn costs_of_few_rows(&self, rows: i32, sm_count: i32) -> Costs {
-        let many = self.work(rows).units > sm_count.into();
+    pub(super) fn costs_of_few_rows(&self, rows: i32, work: Work, sm_count: i32) -> Costs {
+        let many = work.units > sm_count.into();
         let costs = match self.keys {
             Keys::Pages | Keys::Mixed => COSTS_OF_FEW_ROWS,
             Keys::Codes | Keys::ScaledCodes if many => COSTS_OF_MANY_UNITS_OF_CODES,
