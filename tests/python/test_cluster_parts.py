@@ -10,20 +10,25 @@ import torch
 import problems
 import tolerance
 
-# Clusters of 16, 8, 4 and 2 with 16 heads; in the last batch a unit is cut for several clusters.
+# Clusters of 16, 8, 4 and 2 with 16 heads. In the last four batches a unit is cut for several clusters: of 8 over fp8,
+# of 4 over codes, of 2 over pages of one token and fp8, and of 2 over whole 16-bit pages, as the bound is a loose one.
 BATCHES = [
     [1024],
     [700, 1000],
     [1024, 577, 800, 1, 0, 640],
     [3000] * 6,
     [3072, 100, 2000],
+    [8192, 5000, 3, 0, 7000, 640],
     [512],
     [300] * 8,
     [300] * 30,
     [128],
     [1024] * 40,
     [4000] * 30,
-    [6000] + [200] * 17,
+    [8192] + [200] * 13,
+    [4096] + [200] * 27,
+    [2048, 1500] + [100] * 46,
+    [9000] + [200] * 40,
 ]
 each_batch = pytest.mark.parametrize("lens", BATCHES, ids=[f"{len(lens)}x{lens[0]}" for lens in BATCHES])
 each_cache = pytest.mark.parametrize(("kv_format", "page_size"), [(None, 64), (None, 1), ("fp8", 64), ("fp8_v32", 64)])
