@@ -179,7 +179,7 @@ impl Choice {
 /// before the lengths are.
 ///
 /// Of lists, and of sequences whose bound says something about their lengths, the layout is taken that would take least time, from a
-/// model that was fitted to measurements; but for ragged requests and caches of two kinds. For these, and where the bound is loose:
+/// model that was fitted to measurements; but for ragged requests of more than 16 rows and caches of two kinds. For these, and where the bound is loose:
 ///
 /// The rows of a request, or of ragged requests on average, decide what a CTA takes: 16, 32 or 64. With caches of
 /// two kinds more than 16 rows take 64: there is no kernel of 32. Where no sequence is long and there are few of them, blocks of 16 rows
@@ -376,7 +376,7 @@ impl Problem {
         self.split != Split::Invariant
             && self.mean_rows() > FM_TILE_ROWS.into()
             && self.group <= FM_TILE_ROWS
-            && (self.keys.are_codes() || !drafts)
+            && (matches!(self.keys, Keys::Codes | Keys::ScaledCodes) || !drafts)
             && mixes(1)
     }
 

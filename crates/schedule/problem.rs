@@ -103,12 +103,6 @@ pub enum Keys {
     Mixed,
 }
 
-impl Keys {
-    pub(crate) fn are_codes(self) -> bool {
-        matches!(self, Self::Codes | Self::ScaledCodes)
-    }
-}
-
 /// A batch to plan for, in the caller's terms. Everything but the lengths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Problem {

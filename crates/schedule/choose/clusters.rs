@@ -14,19 +14,17 @@ pub(super) const FEW_UNITS: i32 = 8;
 const FEW_TILES: i64 = 16;
 
 impl Choice {
-    pub(super) fn with_worker_each(self, Work { units, .. }: Work) -> Self {
-        Self {
-            workers: (units as i32).max(1),
-            ..self
+    /// Of a cluster: a worker for each unit if they are to be `uncut`. Of more than [`MAX_CLUSTER`] CTAs always, and
+    /// no parts, each of which would be too short: merges have words for the CTAs of clusters up to that only.
+    pub(super) fn for_clusters(mut self, Work { units, tiles }: Work, uncut: bool) -> Self {
+        let never_cut = self.splits > MAX_CLUSTER;
+        if uncut || never_cut {
+            self.workers = (units as i32).max(1);
         }
-    }
-
-    /// The same, and no parts: each would be too short. Merges have words for the CTAs of clusters up to [`MAX_CLUSTER`] only.
-    pub(super) fn never_cut(self, work: Work) -> Self {
-        Self {
-            min_part: self.min_part.max(work.tiles as i32),
-            ..self.with_worker_each(work)
+        if never_cut {
+            self.min_part = self.min_part.max(tiles as i32);
         }
+        self
     }
 }
 
@@ -65,15 +63,8 @@ impl Problem {
             })
             .map(|(splits, clusters)| {
                 let costs = self.costs_of_few_rows(rows, work, sm_count);
-                let choice = Choice::new((rows, 1, splits), clusters, costs);
-                if splits > MAX_CLUSTER {
-                    choice.never_cut(work)
-                } else if little || short {
-                    // None is cut of these, either: each costs less than being split would.
-                    choice.with_worker_each(work)
-                } else {
-                    choice
-                }
+                // None is cut of little work: each unit costs less than being split would.
+                Choice::new((rows, 1, splits), clusters, costs).for_clusters(work, little || short)
             })
     }
 }

@@ -175,7 +175,7 @@ const USUAL_LENGTH: i64 = 7;
 const USUAL_WEIGHT: i64 = 4;
 
 impl Problem {
-    /// The layout that takes least time for units of the greatest length, where times are known.
+    /// The layout that takes least [`time`](Self::time), where times are known.
     pub(super) fn fastest(&self, sm_count: i32, clusters: [i32; 4]) -> Option<Choice> {
         let lists = matches!(self.queries, Queries::Sparse { .. });
         // Ragged requests of more rows may have any number of units.
@@ -248,13 +248,8 @@ impl Problem {
             _ => COSTS_OF_KEYS,
         };
         let choice = Choice::new((rows, 1, splits), most, costs);
-        Some(if splits > MAX_CLUSTER {
-            choice.never_cut(work)
-        } else if work.tiles + i64::from(choice.fixed_cost) <= i64::from(choice.split_cost) {
-            choice.with_worker_each(work) // being cut would cost more
-        } else {
-            choice
-        })
+        let uncut = work.tiles + i64::from(choice.fixed_cost) <= i64::from(choice.split_cost);
+        Some(choice.for_clusters(work, uncut))
     }
 
     /// What things cost CTAs of 16 or 32 rows.
@@ -319,12 +314,13 @@ impl Problem {
             )
         };
         let (division, longest) = of(work.tiles);
+        let longest = longest?;
         // Whole ones take as long as the longest.
         let usual = match (division, self.queries) {
             (Division::Whole { .. }, _) | (_, Queries::Sparse { .. }) => longest,
-            _ => of((work.tiles * USUAL_LENGTH).div_ceil_positive(10)).1,
+            _ => of((work.tiles * USUAL_LENGTH).div_ceil_positive(10)).1?,
         };
-        Some((longest? * (10 - USUAL_WEIGHT) + usual? * USUAL_WEIGHT) / 10)
+        Some((longest * (10 - USUAL_WEIGHT) + usual * USUAL_WEIGHT) / 10)
     }
 
     /// Of so many units that are shared out like this. None for clusters whose units are cut.
