@@ -12,6 +12,7 @@ use crate::problem::{Keys, Problem, Queries, Split, Target};
 use crate::{PlanError, layout};
 
 mod clusters;
+mod loose;
 mod rows;
 mod stages;
 #[cfg(test)]
@@ -179,7 +180,8 @@ impl Choice {
 /// before the lengths are.
 ///
 /// Of lists, and of sequences whose bound says something about their lengths, the layout is taken that would take least time, from a
-/// model that was fitted to measurements; but for ragged requests of more than 16 rows and caches of two kinds. For these, and where the bound is loose:
+/// model that was fitted to measurements; where the bound is loose the rows of a CTA are, by the same times of short and of long sequences. But for
+/// caches of two kinds, of which none are known, and where parts are fixed. There:
 ///
 /// The rows of a request, or of ragged requests on average, decide what a CTA takes: 16, 32 or 64. With caches of
 /// two kinds more than 16 rows take 64: there is no kernel of 32. Where no sequence is long and there are few of them, blocks of 16 rows
@@ -191,8 +193,8 @@ impl Choice {
 ///
 /// With 16 rows, or 32 over other keys than pages, a cluster of 8, 4 or 2 CTAs, of few units that are not long 16, shares the tiles of an item: the most
 /// with which every unit has a cluster of its own and half of its CTAs a tile, if that keeps enough CTAs busy or there is little to do. Where
-/// the bound on lengths is so loose that they are taken to differ no more than two do, over pages. Otherwise units are cut into parts
-/// for single CTAs.
+/// the bound on lengths is so loose that they are taken to differ no more than two do, over pages, whatever is known. Otherwise units are cut
+/// into parts for single CTAs.
 ///
 /// With [`Split::Invariant`] nothing depends on the batch.
 ///

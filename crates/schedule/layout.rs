@@ -86,6 +86,26 @@ impl FmPlanLayout {
 /// multiple of `group`, rounding up adds at most `unit_rows - gcd(group, unit_rows)` rows, and no more requests
 /// than there are tokens have any.
 pub(crate) fn most_units(shape: &FmPlanShape) -> i128 {
+    units(shape, 1)
+}
+
+/// As many as there are if ragged requests' last units are half empty, on average, or if requests have as many tokens each: the fewer.
+pub(crate) fn usual_units(shape: &FmPlanShape) -> i128 {
+    if shape.ragged == 0 || shape.q_tokens <= 0 || shape.batch <= 0 {
+        return most_units(shape);
+    }
+    let batch = shape.batch.min(shape.q_tokens);
+    let uniform = FmPlanShape {
+        ragged: 0,
+        batch,
+        q_len: (shape.q_tokens - 1) / batch + 1,
+        ..*shape
+    };
+    units(shape, 2).min(most_units(&uniform))
+}
+
+/// With `1 / of` of the rows that may be empty.
+fn units(shape: &FmPlanShape, of: i128) -> i128 {
     let (group, unit_rows) = (i128::from(shape.group), i128::from(shape.unit_rows));
     let ceil = |rows: i128| (rows + unit_rows - 1) / unit_rows;
     let blocks = if shape.ragged == 0 {
@@ -94,7 +114,8 @@ pub(crate) fn most_units(shape: &FmPlanShape) -> i128 {
     } else {
         let requests = i128::from(shape.batch.min(shape.q_tokens));
         let padding = unit_rows - gcd(shape.group, shape.unit_rows);
-        (i128::from(shape.q_tokens) * group + requests * padding) / unit_rows
+        let units = (i128::from(shape.q_tokens) * group + requests * padding / of) / unit_rows;
+        units.max(requests)
     };
     i128::from(shape.kv_heads) * blocks
 }

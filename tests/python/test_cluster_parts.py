@@ -71,3 +71,28 @@ def test_columns_of_different_size(cuda, dtype, heads, page_size, lens):
     out, lse = problem.run()
     want, want_lse = problem.expected()
     tolerance.check((out.double() / size).to(dtype), lse, want / size, want_lse)
+
+
+# With 16 heads clusters of 16, 8, 4 and 2, over codes with 32 query rows, too, then single CTAs of 16 to 64 rows.
+DRAFTS = [
+    [(1024, 1), (300, 4)],
+    [(500, 3), (512, 2), (3, 3), (0, 0), (77, 1)],
+    [(512, 1), (256, 4), (300, 2)] * 4,
+    [(1024, 1), (900, 2), (2, 2), (640, 4)] * 6,
+    [(1000, 1), (1024, 4)] * 8,
+    [(4096, 4), (2000, 1), (1, 1)],
+    [(1024, 3)] * 40,
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("requests", DRAFTS, ids=[f"{len(requests)}x{requests[0][0]}" for requests in DRAFTS])
+@each_cache
+@pytest.mark.parametrize("heads", [5, 16, 32, 128])
+def test_drafts_of_different_numbers(cuda, requests, kv_format, page_size, heads):
+    """Requests of different numbers of query tokens, each with more rows than a CTA of 16, or fewer."""
+    lens, q_lens = zip(*requests, strict=True)
+    problem = _problem(lens, q_lens=q_lens, h=heads, page_size=page_size, device=cuda)
+    if kv_format is not None:
+        problem = problem.quantised(kv_format)
+    problem.check_repeats(3, attn_sink=torch.linspace(-1, 1, heads, device=cuda))

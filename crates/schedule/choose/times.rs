@@ -11,14 +11,14 @@ use super::{
     Work, speed_of,
 };
 use crate::equal_parts::{Division, division};
-use crate::layout::DivCeil;
+use crate::layout::{DivCeil, usual_units};
 use crate::plan_layout::FM_TILE_ROWS;
 
 /// Times in hundredths of a microsecond.
-type Time = i64;
+pub(super) type Time = i64;
 
 /// Of CTAs with so many query rows.
-struct Times {
+pub(super) struct Times {
     /// From begin to end but for the tiles, of whole units by 1, 2, 4, 8 or 16 CTAs each.
     whole: [Time; 5],
     /// What is added where units are cut in two, ...
@@ -47,7 +47,7 @@ const NONE: Time = 1 << 40;
 const LONGEST: i64 = 1 << 36;
 
 /// With 16, 32 and 64 rows.
-type TimesOfRows = [Times; 3];
+pub(super) type TimesOfRows = [Times; 3];
 
 const fn times(
     whole: [Time; 5],
@@ -100,7 +100,7 @@ const LISTED_CODES: TimesOfRows = [
 const TWICE_LISTED_CODES: TimesOfRows = [
     times([731, 789, 766, 831, 905], [109, 267, 0, 5, 970], [154, 29, 110]),
     times([869, 1053, 1035, 1110, 1276], [202, 470, 0, 10, 1586], [165, 38, 110]),
-    times([1050, NONE, NONE, NONE, NONE], [466, 460, 0, 10, 2487], [179, 46, 110]),
+    times([950, NONE, NONE, NONE, NONE], [466, 460, 0, 10, 2487], [179, 46, 110]),
 ];
 /// Of rows of 16-bit numbers in pages of other sizes.
 #[rustfmt::skip]
@@ -175,42 +175,22 @@ const USUAL_LENGTH: i64 = 7;
 const USUAL_WEIGHT: i64 = 4;
 
 impl Problem {
-    /// The layout that takes least [`time`](Self::time), where times are known.
+    /// The layout that takes least [`time`](Self::time), where times are known and the bound on lengths says something about them.
     pub(super) fn fastest(&self, sm_count: i32, clusters: [i32; 4]) -> Option<Choice> {
-        let lists = matches!(self.queries, Queries::Sparse { .. });
-        // Ragged requests of more rows may have any number of units.
-        let ragged = matches!(self.queries, Queries::Ragged { .. }) && self.mean_rows() > 16;
-        if self.split != Split::Auto || self.lengths_may_differ() || ragged {
+        if self.split != Split::Auto || self.lengths_may_differ() {
             return None;
         }
-        let times = match (self.keys, self.queries) {
-            (Keys::Mixed, _) => return None,
-            (Keys::Pages, _) => &PAGES,
-            (Keys::Codes | Keys::ScaledCodes, Queries::Sparse { extra_topk: 0, .. }) => {
-                &LISTED_CODES
-            }
-            (Keys::Codes | Keys::ScaledCodes, Queries::Sparse { .. }) => &TWICE_LISTED_CODES,
-            (Keys::Codes, _) => &PAGES_OF_CODES,
-            (Keys::ScaledCodes, _) => &PAGES_OF_SCALED_CODES,
-            (Keys::Rows, Queries::Sparse { .. }) => &LISTED_ROWS,
-            (Keys::Rows, _) => &PAGES_OF_ROWS,
-        };
-        let rows: &[i32] = match self.mean_rows() {
-            ..=16 => &[16],
-            // Several CTAs of 32 rows take longer than of 16 or of 64, by 5 to 10 %.
-            65.. if self.keys == Keys::Pages => &[FM_TILE_ROWS, 16],
-            _ => &[FM_TILE_ROWS, 32, 16],
-        };
+        let times = self.times()?;
+        let lists = matches!(self.queries, Queries::Sparse { .. });
         let mut least = None;
-        for &rows in rows {
+        for &rows in self.rows_to_time() {
             let work = self.work(rows);
-            let times = &times[(rows.ilog2() - 4) as usize];
             let sizes = clusters.into_iter().zip([2, 4, 8, 16]);
             let shared = sizes.filter_map(|(most, splits)| {
                 self.in_clusters((rows, splits), most, work, sm_count)
             });
             for choice in std::iter::once(self.alone(rows, sm_count)).chain(shared) {
-                let Some(time) = self.time(&choice, work, times, sm_count) else {
+                let Some(time) = self.time(&choice, work.tiles, times, sm_count) else {
                     continue;
                 };
                 if least.is_none_or(|(known, _)| time < known) {
@@ -229,6 +209,33 @@ impl Problem {
             split_cost,
             ..choice
         })
+    }
+
+    /// What is known of its keys.
+    pub(super) fn times(&self) -> Option<&'static TimesOfRows> {
+        Some(match (self.keys, self.queries) {
+            (Keys::Mixed, _) => return None,
+            (Keys::Pages, _) => &PAGES,
+            (Keys::Codes | Keys::ScaledCodes, Queries::Sparse { extra_topk: 0, .. }) => {
+                &LISTED_CODES
+            }
+            (Keys::Codes | Keys::ScaledCodes, Queries::Sparse { .. }) => &TWICE_LISTED_CODES,
+            (Keys::Codes, _) => &PAGES_OF_CODES,
+            (Keys::ScaledCodes, _) => &PAGES_OF_SCALED_CODES,
+            (Keys::Rows, Queries::Sparse { .. }) => &LISTED_ROWS,
+            (Keys::Rows, _) => &PAGES_OF_ROWS,
+        })
+    }
+
+    /// Query rows of a CTA that may take least time.
+    pub(super) fn rows_to_time(&self) -> &'static [i32] {
+        let ragged = matches!(self.queries, Queries::Ragged { .. });
+        match self.mean_rows() {
+            ..=16 => &[16],
+            // Several CTAs of 32 rows take longer than of 16 or of 64, by 5 to 10 %, where a request has none to spare.
+            65.. if self.keys == Keys::Pages && !ragged => &[FM_TILE_ROWS, 16],
+            _ => &[FM_TILE_ROWS, 32, 16],
+        }
     }
 
     /// In clusters of `splits` CTAs of so many rows, of which there are `most`, if each unit can have its own.
@@ -298,14 +305,21 @@ impl Problem {
         }
     }
 
-    /// Of units of the greatest length and, if they are parts of sequences, of [`USUAL_LENGTH`], weighed. None without units or tiles, or with too
-    /// many units for a plan.
-    fn time(&self, choice: &Choice, work: Work, times: &Times, sm_count: i32) -> Option<Time> {
-        let units = i32::try_from(work.units).ok()?;
-        if units == 0 || work.tiles == 0 {
+    /// Of units that have so many tiles, at most, and, if they are parts of sequences, of [`USUAL_LENGTH`] of these, weighed. None without units or
+    /// tiles, or with too many units for a plan.
+    pub(super) fn time(
+        &self,
+        choice: &Choice,
+        tiles: i64,
+        times: &TimesOfRows,
+        sm_count: i32,
+    ) -> Option<Time> {
+        let times = &times[(choice.rows.ilog2() - 4) as usize];
+        let shape = self.shape_of(choice);
+        let units = i32::try_from(usual_units(&shape)).ok()?;
+        if units == 0 || tiles == 0 {
             return None;
         }
-        let shape = self.shape_of(choice);
         let of = |tiles| {
             let division = division(&shape, units, tiles);
             (
@@ -313,12 +327,12 @@ impl Problem {
                 self.time_of(choice, units, division, times, sm_count),
             )
         };
-        let (division, longest) = of(work.tiles);
+        let (division, longest) = of(tiles);
         let longest = longest?;
         // Whole ones take as long as the longest.
         let usual = match (division, self.queries) {
             (Division::Whole { .. }, _) | (_, Queries::Sparse { .. }) => longest,
-            _ => of((work.tiles * USUAL_LENGTH).div_ceil_positive(10)).1?,
+            _ => of((tiles * USUAL_LENGTH).div_ceil_positive(10)).1?,
         };
         Some((longest * (10 - USUAL_WEIGHT) + usual * USUAL_WEIGHT) / 10)
     }

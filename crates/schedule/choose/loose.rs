@@ -1,0 +1,51 @@
+//! How many query rows a CTA takes where the bound on lengths is a loose one, which says little about them.
+
+use super::times::Time;
+use super::{Choice, Problem, Split};
+use crate::layout::DivCeil;
+use crate::plan_layout::FM_TILE_TOKENS;
+
+/// Lengths in tiles, 2,048 to 131,072 tokens, that may be usual ones: rows that are best for some take longer than others for the rest.
+const LENGTHS: [i64; 4] = [32, 128, 512, 2048];
+
+/// A choice and, by the squares of its parts, how much longer it takes than the best one.
+struct Candidate {
+    choice: Choice,
+    excess: Time,
+}
+
+impl Problem {
+    /// The rows of single CTAs with which calls of [`LENGTHS`] up to the bound, and of the bound if it is one of these, take least longer than with the
+    /// best ones for each, where times (`times.rs`) are known.
+    pub(super) fn rows_of_loose_bound(&self, sm_count: i32) -> Option<i32> {
+        if self.split != Split::Auto || !self.lengths_may_differ() {
+            return None;
+        }
+        let times = self.times()?;
+        if let &[only] = self.rows_to_time() {
+            return Some(only);
+        }
+        let new = |&rows| Candidate {
+            choice: self.alone(rows, sm_count),
+            excess: 0,
+        };
+        let mut candidates: Vec<_> = self.rows_to_time().iter().map(new).collect();
+        let most = i64::from(self.max_seq_len).div_ceil_positive(FM_TILE_TOKENS);
+        let mut last = 0;
+        for tiles in LENGTHS.map(|tiles| tiles.min(most)) {
+            if tiles == last {
+                break; // the bound again
+            }
+            last = tiles;
+            let time = |c: &Candidate| self.time(&c.choice, tiles, times, sm_count);
+            let taken: Vec<_> = candidates.iter().map(time).collect::<Option<_>>()?;
+            let best = taken.iter().copied().min()?.max(1);
+            for (candidate, time) in candidates.iter_mut().zip(taken) {
+                let more = (time - best) * 1024 / best;
+                candidate.excess += more * more;
+            }
+        }
+        let least = candidates.into_iter().min_by_key(|c| c.excess);
+        least.map(|c| c.choice.rows)
+    }
+}
