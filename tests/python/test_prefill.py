@@ -301,7 +301,8 @@ def test_how_many_tokens_a_request_has_at_most_is_a_hint(device, h, max_q_len):
         assert (plan.plan_bytes == _plan(problem, kv_format="bf16").plan_bytes) == (max_q_len == 1), "another layout"
     shapes = {"batch": len(q_lens), "num_heads": h, "page_size": 64, "num_tokens": sum(q_lens), "device": device}
     assert plan.workspace.shape[0] == ferromla.workspace_bytes(**shapes, kv_format="bf16", max_q_len=max_q_len)
-    planned, unplanned = problem.run(plan=plan, max_q_len=max_q_len), problem.check(max_q_len=max_q_len)
+    bounded = _plan(problem, kv_format="bf16", max_q_len=max_q_len, max_seq_len=problem.table.shape[1] * 64)
+    planned, unplanned = problem.run(plan=bounded, max_q_len=max_q_len), problem.check(max_q_len=max_q_len)
     assert all(torch.equal(a, b) for a, b in zip(planned, unplanned, strict=True))
     with pytest.raises(ferromla.InvalidArgument, match="max_q_len is 3 with a plan: None, or"):
         problem.run(plan=plan, max_q_len=3)
@@ -348,6 +349,7 @@ def test_the_workspace_is_needed_to_the_byte(device):
         batch=len(LENS),
         num_heads=16,
         num_tokens=sum(Q_LENS),
+        kv_format="bf16",
         page_size=64,
         max_seq_len=problem.table.shape[1] * 64,
         device=str(problem.q.device),

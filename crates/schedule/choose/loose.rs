@@ -5,8 +5,10 @@ use super::{Choice, Problem, Split};
 use crate::layout::DivCeil;
 use crate::plan_layout::FM_TILE_TOKENS;
 
-/// Lengths in tiles, 2,048 to 131,072 tokens, that may be usual ones: rows that are best for some take longer than others for the rest.
-const LENGTHS: [i64; 4] = [32, 128, 512, 2048];
+/// The longest sequences that are looked at, in tiles: of 131,072 tokens ...
+const LONGEST: i64 = 2048;
+/// ... or as long as the bound is, and a part of it: rows that are best for some lengths take longer than others for the rest.
+const PARTS: [i64; 4] = [32, 8, 2, 1];
 
 /// A choice and, by the squares of its parts, how much longer it takes than the best one.
 struct Candidate {
@@ -15,8 +17,7 @@ struct Candidate {
 }
 
 impl Problem {
-    /// The rows of single CTAs with which calls of [`LENGTHS`] up to the bound, and of the bound if it is one of these, take least longer than with the
-    /// best ones for each, where times (`times.rs`) are known.
+    /// The rows of single CTAs with which calls take least longer than with the best ones for each length, where times (`times.rs`) are known.
     pub(super) fn rows_of_loose_bound(&self, sm_count: i32) -> Option<i32> {
         if self.split != Split::Auto || !self.lengths_may_differ() {
             return None;
@@ -30,13 +31,9 @@ impl Problem {
             excess: 0,
         };
         let mut candidates: Vec<_> = self.rows_to_time().iter().map(new).collect();
-        let most = i64::from(self.max_seq_len).div_ceil_positive(FM_TILE_TOKENS);
-        let mut last = 0;
-        for tiles in LENGTHS.map(|tiles| tiles.min(most)) {
-            if tiles == last {
-                break; // the bound again
-            }
-            last = tiles;
+        let bound = i64::from(self.max_seq_len).div_ceil_positive(FM_TILE_TOKENS);
+        for part in PARTS {
+            let tiles = bound.min(LONGEST) / part;
             let time = |c: &Candidate| self.time(&c.choice, tiles, times, sm_count);
             let taken: Vec<_> = candidates.iter().map(time).collect::<Option<_>>()?;
             let best = taken.iter().copied().min()?.max(1);

@@ -314,7 +314,6 @@ impl Problem {
         times: &TimesOfRows,
         sm_count: i32,
     ) -> Option<Time> {
-        let times = &times[(choice.rows.ilog2() - 4) as usize];
         let shape = self.shape_of(choice);
         let units = i32::try_from(usual_units(&shape)).ok()?;
         if units == 0 || tiles == 0 {
@@ -343,9 +342,10 @@ impl Problem {
         choice: &Choice,
         units: i32,
         division: Division,
-        times: &Times,
+        all: &TimesOfRows,
         sm_count: i32,
     ) -> Option<Time> {
+        let times = &all[(choice.rows.ilog2() - 4) as usize];
         let (longest, workers) = match division {
             Division::Whole { longest } => (longest, units.into()),
             Division::Shares { .. } | Division::Parts { .. } if choice.splits > 1 => return None,
@@ -361,11 +361,18 @@ impl Problem {
             Division::Parts { .. } => true,
             Division::Shares { .. } => false,
         };
+        let blocks = self.mean_rows().div_ceil_positive(choice.rows).max(1);
         let readers = match together {
-            true => self.mean_rows().div_ceil_positive(choice.rows).max(1),
+            true => blocks,
             false => choice.team.into(),
         };
-        let read = times.read * self.share_of_memory(sm_count) / 256 / readers;
+        // Those of a request that do not begin together read them all, which takes memory as long with any rows.
+        let apart = blocks > 1 && readers == 1;
+        let read = match apart {
+            true => times.read.max(all[2].read),
+            false => times.read / readers,
+        };
+        let read = read * self.share_of_memory(sm_count) / 256;
         let (sm_count, ctas) = (i64::from(sm_count), choice.team * choice.splits);
         let busy = (workers * i64::from(ctas)).min(sm_count);
         let extra = match division {
