@@ -1,7 +1,7 @@
 //! How many query rows a CTA takes where the bound on lengths is a loose one, which says little about them.
 
 use super::times::Time;
-use super::{Choice, Problem, Split};
+use super::{Choice, Problem, Queries, Split};
 use crate::layout::DivCeil;
 use crate::plan_layout::FM_TILE_TOKENS;
 
@@ -9,6 +9,10 @@ use crate::plan_layout::FM_TILE_TOKENS;
 const LONGEST: i64 = 2048;
 /// ... or as long as the bound is, and a part of it: rows that are best for some lengths take longer than others for the rest.
 const PARTS: [i64; 4] = [32, 8, 2, 1];
+
+/// Units of 32 rows above which requests of as many tokens have the rows that they have: of more any rows keep all multiprocessors busy, and what
+/// long ones lose by fewer rows is more than what short ones gain.
+const MOST_UNITS: i128 = 8;
 
 /// A choice and, by the squares of its parts, how much longer it takes than the best one.
 struct Candidate {
@@ -19,7 +23,9 @@ struct Candidate {
 impl Problem {
     /// The rows of single CTAs with which calls take least longer than with the best ones for each length, where times (`times.rs`) are known.
     pub(super) fn rows_of_loose_bound(&self, sm_count: i32) -> Option<i32> {
-        if self.split != Split::Auto || !self.lengths_may_differ() {
+        let ragged = matches!(self.queries, Queries::Ragged { .. });
+        let few = ragged || self.work(32).units <= MOST_UNITS;
+        if self.split != Split::Auto || !self.lengths_may_differ() || !few {
             return None;
         }
         let times = self.times()?;
