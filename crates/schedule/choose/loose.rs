@@ -14,7 +14,7 @@ const PARTS: [i64; 4] = [32, 8, 2, 1];
 /// long ones lose by fewer rows is more than what short ones gain.
 const MOST_UNITS: i128 = 8;
 
-/// A choice and, by the squares of its parts, how much longer it takes than the best one.
+/// A choice and how much longer than the best one it takes: the sum over lengths of the squares, in 1,024ths of what that takes.
 struct Candidate {
     choice: Choice,
     excess: Time,

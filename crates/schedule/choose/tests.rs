@@ -176,7 +176,7 @@ fn mixed_caches_have_no_cta_of_32_rows_and_64_wherever_16_are_too_few() {
                     });
                     let one = choose(&one);
                     assert_ne!(mixed.rows, 32);
-                    // Of one kind what takes least is known, but for parts that are fixed.
+                    // Of one kind fewer rows may be known to take less, but for parts that are fixed.
                     if split == Split::Auto && one.rows < mixed.rows {
                         assert_eq!(mixed.splits, 1);
                     } else if one.rows == 32 {
