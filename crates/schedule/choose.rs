@@ -180,8 +180,9 @@ impl Choice {
 /// before the lengths are.
 ///
 /// Of lists, and of sequences whose bound says something about their lengths, the layout is taken that would take least time, from a
-/// model that was fitted to measurements; where the bound is loose the rows of a CTA are, by the same times of short and of long sequences. But for
-/// caches of two kinds, of which none are known, and where parts are fixed. There:
+/// model that was fitted to measurements; where the bound is loose, of ragged requests and of few others, the rows of a CTA are that take least, by the same
+/// times of short and of long sequences. Of caches of two kinds no times are known. For these, where parts are fixed, and for many requests with a
+/// loose bound:
 ///
 /// The rows of a request, or of ragged requests on average, decide what a CTA takes: 16, 32 or 64. With caches of
 /// two kinds more than 16 rows take 64: there is no kernel of 32. Where no sequence is long and there are few of them, blocks of 16 rows
@@ -334,8 +335,17 @@ impl Problem {
         }
     }
 
+    fn is_ragged(&self) -> bool {
+        matches!(self.queries, Queries::Ragged { .. })
+    }
+
+    /// Whether each query token has a list of its own.
+    fn has_lists(&self) -> bool {
+        matches!(self.queries, Queries::Sparse { .. })
+    }
+
     fn is_ragged_invariant(&self) -> bool {
-        matches!(self.queries, Queries::Ragged { .. }) && self.split == Split::Invariant
+        self.is_ragged() && self.split == Split::Invariant
     }
 
     /// CTAs of 64 rows that share a unit.
@@ -454,7 +464,6 @@ impl Problem {
     /// Whether sequences are taken to be of different lengths: their bound is a loose one. Single CTAs get parts of a common length
     /// then, which takes less time than to give each sequence a cluster, but for pairs of CTAs over pages.
     fn lengths_may_differ(&self) -> bool {
-        let lists = matches!(self.queries, Queries::Sparse { .. });
-        !lists && self.max_seq_len > MOST_TOKENS
+        !self.has_lists() && self.max_seq_len > MOST_TOKENS
     }
 }

@@ -73,7 +73,8 @@ def test_columns_of_different_size(cuda, dtype, heads, page_size, lens):
     tolerance.check((out.double() / size).to(dtype), lse, want / size, want_lse)
 
 
-# With 16 heads clusters of 16, 8, 4 and 2, over codes with 32 query rows, too, then single CTAs of 16 to 64 rows.
+# With 16 heads clusters of 16, 8, 4, 2, 2 (of 4 with 32 query rows over others than whole 16-bit pages) and 16, then
+# single CTAs of 64 rows; with other heads single ones of 16 and 32, too.
 DRAFTS = [
     [(1024, 1), (300, 4)],
     [(500, 3), (512, 2), (3, 3), (0, 0), (77, 1)],

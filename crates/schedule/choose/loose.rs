@@ -1,7 +1,7 @@
 //! How many query rows a CTA takes where the bound on lengths is a loose one, which says little about them.
 
 use super::times::Time;
-use super::{Choice, Problem, Queries, Split};
+use super::{Choice, Problem, Split};
 use crate::layout::DivCeil;
 use crate::plan_layout::FM_TILE_TOKENS;
 
@@ -23,12 +23,13 @@ struct Candidate {
 impl Problem {
     /// The rows of single CTAs with which calls take least longer than with the best ones for each length, where times (`times.rs`) are known.
     pub(super) fn rows_of_loose_bound(&self, sm_count: i32) -> Option<i32> {
-        let ragged = matches!(self.queries, Queries::Ragged { .. });
-        let few = ragged || self.work(32).units <= MOST_UNITS;
-        if self.split != Split::Auto || !self.lengths_may_differ() || !few {
+        if self.split != Split::Auto || !self.lengths_may_differ() {
             return None;
         }
         let times = self.times()?;
+        if !self.is_ragged() && self.work(32).units > MOST_UNITS {
+            return None;
+        }
         if let &[only] = self.rows_to_time() {
             return Some(only);
         }

@@ -1,6 +1,6 @@
 //! How many query rows a CTA takes, 16, 32 or 64, where the layout that takes least (`times.rs`) is not known.
 
-use super::{Keys, Problem, Queries, Split, Work};
+use super::{Keys, Problem, Split, Work};
 use crate::plan_layout::FM_TILE_ROWS;
 
 /// Tiles of 16 rows per multiprocessor up to which blocks of 16 rows share out the work, however many rows there are: then
@@ -25,7 +25,7 @@ impl Problem {
 
     /// Whether blocks of 16 rows would have [`LITTLE_WORK`] at most, as far as is known before the lengths are.
     pub(super) fn is_little_work(&self, sm_count: i32) -> bool {
-        if self.split != Split::Auto || matches!(self.queries, Queries::Ragged { .. }) {
+        if self.split != Split::Auto || self.is_ragged() {
             return false;
         }
         let Work { units, tiles } = self.work(16);

@@ -1,7 +1,7 @@
 //! Which of two kernels lists of codes of 64 query rows get: one that multiplies codes as they lie in the cache, or one that turns them to
 //! 16-bit numbers first and goes from list to list role by role.
 
-use super::{Choice, Problem, Queries, Split};
+use super::{Choice, Problem, Split};
 
 /// What the second takes less between two lists, and more for a tile and once, in hundredths of a microsecond: from lists of 8 to 32 tiles, one
 /// to 31 of them to a CTA, on an H200 (`docs/tried-staged.md`, "Rows by single CTAs").
@@ -13,9 +13,8 @@ impl Problem {
     /// Whether lists are so short, and workers have so many of them, that staging codes takes less time. Not where a result must not depend
     /// on how many others there are.
     pub fn stages_codes(&self, choice: &Choice) -> bool {
-        let lists = matches!(self.queries, Queries::Sparse { .. });
         let may_depend = matches!(self.split, Split::Auto | Split::Rest);
-        if !lists || !may_depend {
+        if !self.has_lists() || !may_depend {
             return false;
         }
         let work = self.work(choice.rows);
@@ -26,7 +25,7 @@ impl Problem {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Keys, Target, choose};
+    use super::super::{Keys, Queries, Target, choose};
     use super::*;
 
     fn staged(q_len: i32, topk: i32, extra_topk: i32, split: Split) -> bool {

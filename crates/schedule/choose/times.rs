@@ -181,7 +181,6 @@ impl Problem {
             return None;
         }
         let times = self.times()?;
-        let lists = matches!(self.queries, Queries::Sparse { .. });
         let mut least = None;
         for &rows in self.rows_to_time() {
             let work = self.work(rows);
@@ -200,7 +199,8 @@ impl Problem {
         }
         let (_, choice) = least?;
         // Clusters of 16 never have units that are cut.
-        let costs_less = lists && choice.rows < FM_TILE_ROWS && choice.splits <= MAX_CLUSTER;
+        let costs_less =
+            self.has_lists() && choice.rows < FM_TILE_ROWS && choice.splits <= MAX_CLUSTER;
         let split_cost = match costs_less {
             true => SPLIT_COST_OF_LISTS * choice.splits,
             false => choice.split_cost,
@@ -229,11 +229,10 @@ impl Problem {
 
     /// Query rows of a CTA that may take least time.
     pub(super) fn rows_to_time(&self) -> &'static [i32] {
-        let ragged = matches!(self.queries, Queries::Ragged { .. });
         match self.mean_rows() {
             ..=16 => &[16],
             // Several CTAs of 32 rows take longer than of 16 or of 64, by 5 to 10 %, but for ragged requests, whose last one may be half empty.
-            65.. if self.keys == Keys::Pages && !ragged => &[FM_TILE_ROWS, 16],
+            65.. if self.keys == Keys::Pages && !self.is_ragged() => &[FM_TILE_ROWS, 16],
             _ => &[FM_TILE_ROWS, 32, 16],
         }
     }
@@ -285,7 +284,7 @@ impl Problem {
 
     /// What CTAs of 16 or 32 rows gain by reading alone, and lose by being cut at even shares, where units are equal.
     fn costs_of_equal(&self, rows: i32, costs: &Costs) -> (i32, i32) {
-        let lists = matches!(self.queries, Queries::Sparse { .. });
+        let lists = self.has_lists();
         let equal = match self.keys {
             Keys::Mixed => return (costs.equal_speed, costs.equal_split),
             Keys::Rows => EQUAL_ROWS,
@@ -366,10 +365,11 @@ impl Problem {
             true => blocks,
             false => choice.team.into(),
         };
-        // Those of a request that do not begin together read them all, which takes memory as long with any rows.
+        // Those of a request that do not begin together read them all, which takes memory as long as with 64 rows, at least.
         let apart = blocks > 1 && readers == 1;
+        let [.., of_64_rows] = all;
         let read = match apart {
-            true => times.read.max(all[2].read),
+            true => times.read.max(of_64_rows.read),
             false => times.read / readers,
         };
         let read = read * self.share_of_memory(sm_count) / 256;
