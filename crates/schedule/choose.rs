@@ -15,6 +15,7 @@ mod clusters;
 mod loose;
 mod rows;
 mod stages;
+mod teams;
 #[cfg(test)]
 mod tests;
 mod times;
@@ -89,19 +90,10 @@ const COSTS_OF_FEW_ROWS: Costs = Costs {
 
 /// Most CTAs that share one unit or one item: the portable cluster size.
 pub const MAX_CLUSTER: i32 = 8;
-/// CTAs of a team where a unit of all rows would need more than [`MAX_CLUSTER`].
-const TEAM_OF_MANY_ROWS: i32 = 4;
-/// CTAs of a team where requests have different numbers of rows, more than a tile on average ...
-const TEAM_OF_RAGGED_ROWS: i32 = 2;
-/// ... unless most of them may have one token, whose rows are one block: then the second CTA of a team would often have nothing to do. They
-/// may if the blocks of all tokens but one of each request are no more than so many for each other request, ...
-const BLOCKS_BESIDE_A_DECODE: i64 = 18;
-/// ... and, but for codes, where teams gain next to nothing, if requests have more tokens than these on average: fewer are drafts to verify.
-const MOST_DRAFTS: i64 = 6;
-/// A request with more tokens than these is a chunk of prefill.
-const MOST_DRAFTS_OF_A_REQUEST: i32 = 32;
-/// How much faster than its share of the GPU one of those single CTAs can go over [`Keys::Pages`].
+/// How much faster than its share of the GPU a CTA can go over [`Keys::Pages`] where most requests may have one token, ...
 const SPEED_OF_MIXED_CTAS: i32 = 288;
+/// ... and a team of ragged requests over 16-bit numbers: those of a request that have whole units are at the same tiles, and cut ones are not.
+const SPEED_OF_RAGGED_TEAMS: i32 = 272;
 /// Worker slots per CPU thread: threads take the next slot when done, which evens out their speeds.
 const SLOTS_PER_THREAD: i32 = 4;
 
@@ -189,8 +181,9 @@ impl Choice {
 /// share out the little there is to do.
 ///
 /// All CTAs of a team read the same KV tiles at the same time, so a unit of 64-row CTAs takes all rows where
-/// they fit one team of at most 8: each tile then leaves memory once. Ragged requests get teams of 2, or of 1
-/// where most may have one token, of up to 64 rows.
+/// they fit one team of at most 8: each tile then leaves memory once; of more the team of 3 to 6 is taken that leaves fewest CTAs without rows.
+/// Ragged requests get teams of 2, or of 1 where most may have one token, of up to 64 rows, or few have an odd number of
+/// blocks; of 4 where they have many, over 16-bit numbers.
 ///
 /// With 16 rows, or 32 over other keys than pages, a cluster of 8, 4 or 2 CTAs, of few units that are not long 16, shares the tiles of an item: the most
 /// with which every unit has a cluster of its own and half of its CTAs a tile, if that keeps enough CTAs busy or there is little to do. Where
@@ -344,52 +337,12 @@ impl Problem {
         matches!(self.queries, Queries::Sparse { .. })
     }
 
+    fn has_codes(&self) -> bool {
+        matches!(self.keys, Keys::Codes | Keys::ScaledCodes)
+    }
+
     fn is_ragged_invariant(&self) -> bool {
         self.is_ragged() && self.split == Split::Invariant
-    }
-
-    /// CTAs of 64 rows that share a unit.
-    fn team(&self) -> i32 {
-        let blocks = self.mean_rows().div_ceil_positive(FM_TILE_ROWS).max(1);
-        match self.queries {
-            Queries::Ragged { .. }
-                if blocks == 1 || self.is_ragged_invariant() || self.may_mix_decodes() =>
-            {
-                1
-            }
-            Queries::Ragged { .. } => TEAM_OF_RAGGED_ROWS,
-            _ if blocks <= MAX_CLUSTER.into() => blocks as i32,
-            _ => TEAM_OF_MANY_ROWS,
-        }
-    }
-
-    /// Whether most of the requests may have one token beside few with many: ragged ones, with more than a tile of rows on average.
-    fn may_mix_decodes(&self) -> bool {
-        let Queries::Ragged { tokens, most } = self.queries else {
-            return false;
-        };
-        let (tokens, batch) = (i64::from(tokens), i64::from(self.batch));
-        // With so many requests of more than one token.
-        let mixes = |chunks: i64| {
-            let others = (batch - chunks).max(0);
-            let rows = (tokens - others) * i64::from(self.group);
-            rows.div_ceil_positive(FM_TILE_ROWS) <= BLOCKS_BESIDE_A_DECODE * others
-        };
-        // Few tokens on average are drafts, unless there are chunks, as many of the longest one as there can be, beside which others
-        // have one block on average.
-        let beside_chunks = most.is_some_and(|most| {
-            let chunks = (tokens / i64::from(most.max(1))).max(1);
-            let others = (tokens - chunks * i64::from(most)).max(0) * i64::from(self.group);
-            most > MOST_DRAFTS_OF_A_REQUEST
-                && others <= i64::from(FM_TILE_ROWS) * (batch - chunks)
-                && mixes(chunks)
-        });
-        let drafts = tokens <= MOST_DRAFTS * batch && !beside_chunks;
-        self.split != Split::Invariant
-            && self.mean_rows() > FM_TILE_ROWS.into()
-            && self.group <= FM_TILE_ROWS
-            && (matches!(self.keys, Keys::Codes | Keys::ScaledCodes) || !drafts)
-            && mixes(1)
     }
 
     /// What there is to do for CTAs of so many rows, or teams of them.
@@ -413,6 +366,7 @@ impl Problem {
         let whole_speed = match (team, self.keys) {
             (1, Keys::Pages) if self.may_mix_decodes() => SPEED_OF_MIXED_CTAS,
             (1, Keys::Pages) => SPEED_OF_SINGLE_CTAS,
+            (2.., Keys::Pages | Keys::Rows) if self.is_ragged() => SPEED_OF_RAGGED_TEAMS,
             _ => COSTS.whole_speed,
         };
         let fixed = match team {
@@ -464,6 +418,6 @@ impl Problem {
     /// Whether sequences are taken to be of different lengths: their bound is a loose one. Single CTAs get parts of a common length
     /// then, which takes less time than to give each sequence a cluster, but for pairs of CTAs over pages.
     fn lengths_may_differ(&self) -> bool {
-        !self.has_lists() && self.max_seq_len > MOST_TOKENS
+        !self.has_lists() && !self.has_chunks() && self.max_seq_len > MOST_TOKENS
     }
 }

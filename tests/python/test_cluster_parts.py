@@ -1,4 +1,4 @@
-"""Clusters of CTAs that share a unit's tiles: what they have of its rows is merged."""
+"""Clusters of CTAs that share a unit's tiles, whose results are merged, and teams of CTAs that have its rows."""
 
 from __future__ import annotations
 
@@ -97,3 +97,14 @@ def test_drafts_of_different_numbers(cuda, requests, kv_format, page_size, heads
     if kv_format is not None:
         problem = problem.quantised(kv_format)
     problem.check_repeats(3, attn_sink=torch.linspace(-1, 1, heads, device=cuda))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("s_q", "heads"), [(5, 128), (9, 64), (11, 64), (18, 64), (6, 126)])
+@each_cache
+def test_teams_of_three_to_six(cuda, s_q, heads, kv_format, page_size):
+    """More rows than a team of eight CTAs has: teams of 5, 3, 4, 6 and 4. One of the third has no rows."""
+    problem = _problem([700, 64, 3000, 3, 0], s_q=s_q, h=heads, page_size=page_size, device=cuda)
+    if kv_format is not None:
+        problem = problem.quantised(kv_format)
+    problem.check_repeats(2, attn_sink=torch.linspace(-1, 1, heads, device=cuda))

@@ -92,6 +92,26 @@ def test_chunked_prefill(cuda, h, lens, q_lens):
             tolerance.check(out[begin + token][None, None], lse[begin + token][None, None], *want)
 
 
+# With 16-bit caches and 64 blocks of 64 rows to a request, on average, teams of four CTAs: one chunk; chunks whose last
+# teams have one to three blocks; a short one and a decode beside a long one; chunks of uneven lengths, which are cut.
+CHUNKS = [
+    [(400, 70)],
+    [(300, 33), (35, 35), (257, 34)],
+    [(500, 100), (200, 1), (3, 2), (0, 0)],
+    [(1500, 40), (90, 44), (64, 64)],
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("requests", CHUNKS, ids=[f"{len(requests)}x{requests[0][1]}" for requests in CHUNKS])
+@pytest.mark.parametrize(("heads", "d_qk"), [(128, 576), (126, 512)])
+@pytest.mark.parametrize("page_size", [64, 16, 1])
+def test_chunks_of_many_blocks(cuda, requests, heads, d_qk, page_size):
+    lens, q_lens = zip(*requests, strict=True)
+    problem = problems.make(h=heads, d_qk=d_qk, lens=lens, q_lens=q_lens, page_size=page_size, device=cuda)
+    problem.check_repeats(2)
+
+
 def test_no_tokens_and_no_requests(device):
     out, lse = problems.make(h=16, lens=[], q_lens=[], device=device).check()
     assert (out.shape, lse.shape) == ((0, 16, 512), (0, 16))
