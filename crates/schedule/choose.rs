@@ -92,8 +92,8 @@ const COSTS_OF_FEW_ROWS: Costs = Costs {
 pub const MAX_CLUSTER: i32 = 8;
 /// How much faster than its share of the GPU a CTA can go over [`Keys::Pages`] where most requests may have one token, ...
 const SPEED_OF_MIXED_CTAS: i32 = 288;
-/// ... and a team of ragged requests over 16-bit numbers: those of a request that have whole units are at the same tiles, and cut ones are not.
-const SPEED_OF_RAGGED_TEAMS: i32 = 272;
+/// ... and a team of chunks over many 16-bit numbers: those of a request that have whole units are at the same tiles, and cut ones are not.
+const SPEED_OF_TEAMS_OF_CHUNKS: i32 = 280;
 /// Worker slots per CPU thread: threads take the next slot when done, which evens out their speeds.
 const SLOTS_PER_THREAD: i32 = 4;
 
@@ -366,7 +366,11 @@ impl Problem {
         let whole_speed = match (team, self.keys) {
             (1, Keys::Pages) if self.may_mix_decodes() => SPEED_OF_MIXED_CTAS,
             (1, Keys::Pages) => SPEED_OF_SINGLE_CTAS,
-            (2.., Keys::Pages | Keys::Rows) if self.is_ragged() => SPEED_OF_RAGGED_TEAMS,
+            (2.., Keys::Pages | Keys::Rows)
+                if self.has_chunks() && self.max_seq_len > MOST_TOKENS =>
+            {
+                SPEED_OF_TEAMS_OF_CHUNKS
+            }
             _ => COSTS.whole_speed,
         };
         let fixed = match team {

@@ -10,6 +10,8 @@ const TEAMS_OF_MANY_ROWS: [i64; 4] = [4, 5, 6, 3];
 /// same tiles, so that the L2 gives what memory would have to.
 const TEAM_OF_LONG_CHUNKS: i32 = 4;
 const BLOCKS_OF_LONG_CHUNKS: i64 = 64;
+/// If the longest one is known to have no more than so many times as many tokens as they have on average: else most may be decodes.
+const ALIKE: i64 = 4;
 /// CTAs of a team where requests have different numbers of rows, more than a tile on average ...
 const TEAM_OF_RAGGED_ROWS: i32 = 2;
 /// ... unless the second one would have nothing to do beside one block in fewer than so many ...
@@ -37,7 +39,11 @@ impl Problem {
             {
                 1
             }
-            Queries::Ragged { .. } if blocks >= BLOCKS_OF_LONG_CHUNKS && !self.has_codes() => {
+            Queries::Ragged { tokens, most }
+                if blocks >= BLOCKS_OF_LONG_CHUNKS
+                    && !self.has_codes()
+                    && most.is_none_or(|most| self.have_up_to(ALIKE, tokens, most)) =>
+            {
                 TEAM_OF_LONG_CHUNKS
             }
             Queries::Ragged { .. } => TEAM_OF_RAGGED_ROWS,
@@ -49,8 +55,8 @@ impl Problem {
         }
     }
 
-    /// Whether ragged requests of so many blocks on average leave the second CTA of too many pairs without one. Pairs are worth that where there are
-    /// so many requests that single CTAs would not have all blocks of one at a time.
+    /// Whether ragged requests of so many blocks on average leave the second CTA of too many pairs without one, if single CTAs can have all blocks at
+    /// a time: of more, pairs read less.
     fn lacks_blocks_for_pairs(&self, blocks: i64) -> bool {
         let (Queries::Ragged { tokens, most }, Target::Gpu { sm_count, .. }) =
             (self.queries, self.target)
@@ -60,16 +66,18 @@ impl Problem {
         // Twice what the last pair of a request lacks, on average.
         let lacks = match self.group % (2 * FM_TILE_ROWS) {
             0 => 0,
-            _ if self.are_alike(tokens, most) => 2 * (blocks % 2),
+            _ if self.batch == 1 || most.is_some_and(|most| self.have_up_to(1, tokens, most)) => {
+                2 * (blocks % 2)
+            }
             _ => 1,
         };
-        self.batch <= sm_count / 2 && lacks * BLOCKS_BESIDE_AN_EMPTY_ONE > 2 * blocks
+        i64::from(self.batch) * blocks <= i64::from(sm_count)
+            && lacks * BLOCKS_BESIDE_AN_EMPTY_ONE > 2 * blocks
     }
 
-    /// Whether each of the ragged requests is known to have as many tokens.
-    fn are_alike(&self, tokens: i32, most: Option<i32>) -> bool {
-        let all = |most| i64::from(most) * i64::from(self.batch) <= i64::from(tokens);
-        self.batch == 1 || most.is_some_and(all)
+    /// Whether the longest of the ragged requests has no more than so many times as many tokens as they have on average.
+    fn have_up_to(&self, times: i64, tokens: i32, most: i32) -> bool {
+        i64::from(most) * i64::from(self.batch) <= times * i64::from(tokens)
     }
 
     /// Whether most of the requests may have one token beside few with many: ragged ones, with more than a tile of rows on average.
