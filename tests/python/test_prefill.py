@@ -312,8 +312,8 @@ def test_host_lengths_plan_for_the_device(device):
 @pytest.mark.parametrize("max_q_len", [1, 90, 2000])
 @pytest.mark.parametrize("h", [32, 64])
 def test_how_many_tokens_a_request_has_at_most_is_a_hint(device, h, max_q_len):
-    """A chunk of 90 tokens beside 40 decodes: right where it is known, and where too few or too many are said."""
-    q_lens = [1] * 20 + [90] + [1] * 20
+    """A chunk of 90 tokens beside 80 decodes: right where it is known, and where too few or too many are said."""
+    q_lens = [1] * 40 + [90] + [1] * 40
     problem = problems.make(h=h, lens=[100 + 7 * n for n in range(len(q_lens))], q_lens=q_lens, device=device)
     plan = _plan(problem, kv_format="bf16", max_q_len=max_q_len)
     problem.check(plan=plan)

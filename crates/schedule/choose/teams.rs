@@ -14,8 +14,10 @@ const BLOCKS_OF_LONG_CHUNKS: i64 = 64;
 const ALIKE: i64 = 4;
 /// CTAs of a team where requests have different numbers of rows, more than a tile on average ...
 const TEAM_OF_RAGGED_ROWS: i32 = 2;
-/// ... unless the second one would have nothing to do beside one block in fewer than so many ...
-const BLOCKS_BESIDE_AN_EMPTY_ONE: i64 = 12;
+/// ... unless they are known to have an odd number of blocks, less than this, ...
+const EVEN_ENOUGH_BLOCKS: i64 = 16;
+/// ... or have fewer than so many on average, if single CTAs can have all at a time (of more, pairs read less), ...
+const MANY_ENOUGH_BLOCKS: i64 = 6;
 /// ... or most of them may have one token, whose rows are one block: then the second CTA of a team would often have nothing to do. They
 /// may if the blocks of all tokens but one of each request are no more than so many for each other request, ...
 const BLOCKS_BESIDE_A_DECODE: i64 = 18;
@@ -55,24 +57,22 @@ impl Problem {
         }
     }
 
-    /// Whether ragged requests of so many blocks on average leave the second CTA of too many pairs without one, if single CTAs can have all blocks at
-    /// a time: of more, pairs read less.
+    /// Whether ragged requests of so many blocks on average leave the second CTA of too many pairs without one.
     fn lacks_blocks_for_pairs(&self, blocks: i64) -> bool {
         let (Queries::Ragged { tokens, most }, Target::Gpu { sm_count, .. }) =
             (self.queries, self.target)
         else {
             return false;
         };
-        // Twice what the last pair of a request lacks, on average.
-        let lacks = match self.group % (2 * FM_TILE_ROWS) {
-            0 => 0,
-            _ if self.batch == 1 || most.is_some_and(|most| self.have_up_to(1, tokens, most)) => {
-                2 * (blocks % 2)
-            }
-            _ => 1,
-        };
-        i64::from(self.batch) * blocks <= i64::from(sm_count)
-            && lacks * BLOCKS_BESIDE_AN_EMPTY_ONE > 2 * blocks
+        let alike = most.is_some_and(|most| self.have_up_to(1, tokens, most));
+        if self.group % (2 * FM_TILE_ROWS) == 0 {
+            false
+        } else if alike || self.batch == 1 {
+            blocks % 2 == 1 && blocks < EVEN_ENOUGH_BLOCKS
+        } else {
+            let at_a_time = i64::from(self.batch) * blocks <= i64::from(sm_count);
+            blocks < MANY_ENOUGH_BLOCKS && at_a_time
+        }
     }
 
     /// Whether the longest of the ragged requests has no more than so many times as many tokens as they have on average.
