@@ -92,12 +92,12 @@ def test_chunked_prefill(cuda, h, lens, q_lens):
             tolerance.check(out[begin + token][None, None], lse[begin + token][None, None], *want)
 
 
-# With 16-bit caches and 64 blocks of 64 rows to a request, on average, teams of four CTAs: one chunk; chunks whose last
+# With 16-bit caches and many blocks of 64 rows to each request, teams of four CTAs: one chunk; chunks whose last
 # teams have one to three blocks; a short one and a decode beside a long one; chunks of uneven lengths, which are cut.
 CHUNKS = [
     [(400, 70)],
-    [(300, 33), (35, 35), (257, 34)],
-    [(500, 130), (200, 1), (3, 2), (0, 0)],
+    [(300, 45), (45, 45), (257, 46)],
+    [(500, 196), (200, 1), (3, 2), (0, 0)],
     [(1500, 40), (90, 44), (64, 64)],
 ]
 

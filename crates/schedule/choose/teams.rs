@@ -10,8 +10,10 @@ const TEAMS_OF_MANY_ROWS: [i64; 4] = [4, 5, 6, 3];
 /// same tiles, so that the L2 gives what memory would have to.
 const TEAM_OF_LONG_CHUNKS: i32 = 4;
 const BLOCKS_OF_LONG_CHUNKS: i64 = 64;
-/// If the longest one is known to have no more than so many times as many tokens as they have on average: else most may be decodes.
+/// If the longest one has no more than so many times as many tokens as they have on average, or, where that is not known, all have so many blocks
+/// for each request but one: else most may be decodes, for which four are too many.
 const ALIKE: i64 = 4;
+const BLOCKS_OF_CHUNKS: i64 = 128;
 /// CTAs of a team where requests have different numbers of rows, more than a tile on average ...
 const TEAM_OF_RAGGED_ROWS: i32 = 2;
 /// ... unless they are known to have an odd number of blocks, less than this, ...
@@ -44,7 +46,7 @@ impl Problem {
             Queries::Ragged { tokens, most }
                 if blocks >= BLOCKS_OF_LONG_CHUNKS
                     && !self.has_codes()
-                    && most.is_none_or(|most| self.have_up_to(ALIKE, tokens, most)) =>
+                    && self.are_chunks(blocks, tokens, most) =>
             {
                 TEAM_OF_LONG_CHUNKS
             }
@@ -72,6 +74,15 @@ impl Problem {
         } else {
             let at_a_time = i64::from(self.batch) * blocks <= i64::from(sm_count);
             blocks < MANY_ENOUGH_BLOCKS && at_a_time
+        }
+    }
+
+    /// Whether ragged requests of so many blocks on average are not one chunk among decodes, as far as is known.
+    fn are_chunks(&self, blocks: i64, tokens: i32, most: Option<i32>) -> bool {
+        let batch = i64::from(self.batch);
+        match most {
+            Some(most) => self.have_up_to(ALIKE, tokens, most),
+            None => blocks * batch >= BLOCKS_OF_CHUNKS * (batch - 1),
         }
     }
 
