@@ -102,7 +102,8 @@ pub struct PlanArgs {
     /// A request's result depends on nothing else in the batch, bit for bit; of a sparse prefill, a token's.
     pub batch_invariant: bool,
     /// Longer lengths are clamped to this; `None`: no bound but int32's. On CUDA few requests that cannot be long are
-    /// shared out more finely, and with a bound above 8,192 lengths are taken to differ where requests have up to six query tokens on average.
+    /// shared out more finely, and with a bound above 8,192 lengths are taken to differ, but those of a prefill with more than six query
+    /// tokens a request on average.
     pub max_seq_len: Option<i64>,
     /// The query tokens of the request that has most, with [`Queries::Ragged`] only; `None`: not known. On CUDA it tells chunks of prefill
     /// among decodes from drafts to verify, and from chunks of like length, over 16-bit pages with up to 64 query heads per cached one: they

@@ -33,8 +33,8 @@ use crate::tensor::{self, Tensor};
 ///     num_splits: parts that each request's keys are cut into; None lets the scheduler choose.
 ///     batch_invariant: a request's result is bit for bit the same whatever else is in the batch.
 ///     max_seq_len: longer lengths are clamped to this; None for no bound. On CUDA few requests that cannot be long
-///         are shared out more finely, and with a bound above 8,192 lengths are taken to differ where requests have up to
-///         six query tokens on average: give the longest there is.
+///         are shared out more finely, and with a bound above 8,192 lengths are taken to differ, but those of a prefill
+///         with more than six query tokens a request on average: give the longest there is.
 ///     max_q_len: the query tokens of the request that has most, with `qo_indptr` only; None where it is not known. On
 ///         CUDA it tells a chunk of prefill among decodes from drafts to verify, and from chunks of like length, over
 ///         16-bit pages with up to 64 query heads per cached one. Only the time depends on it: less where it is right,

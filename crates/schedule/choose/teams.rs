@@ -34,6 +34,8 @@ impl Problem {
     /// CTAs of 64 rows that share a unit.
     pub(super) fn team(&self) -> i32 {
         let blocks = self.mean_rows().div_ceil_positive(FM_TILE_ROWS).max(1);
+        let batch = i64::from(self.batch);
+        let are_many = || blocks * batch >= BLOCKS_OF_CHUNKS * (batch - 1);
         match self.queries {
             Queries::Ragged { .. }
                 if blocks == 1
@@ -43,10 +45,10 @@ impl Problem {
             {
                 1
             }
-            Queries::Ragged { tokens, most }
+            Queries::Ragged { .. }
                 if blocks >= BLOCKS_OF_LONG_CHUNKS
                     && !self.has_codes()
-                    && self.are_chunks(blocks, tokens, most) =>
+                    && self.have_up_to(ALIKE).unwrap_or_else(are_many) =>
             {
                 TEAM_OF_LONG_CHUNKS
             }
@@ -61,15 +63,12 @@ impl Problem {
 
     /// Whether ragged requests of so many blocks on average leave the second CTA of too many pairs without one.
     fn lacks_blocks_for_pairs(&self, blocks: i64) -> bool {
-        let (Queries::Ragged { tokens, most }, Target::Gpu { sm_count, .. }) =
-            (self.queries, self.target)
-        else {
+        let Target::Gpu { sm_count, .. } = self.target else {
             return false;
         };
-        let alike = most.is_some_and(|most| self.have_up_to(1, tokens, most));
         if self.group % (2 * FM_TILE_ROWS) == 0 {
             false
-        } else if alike || self.batch == 1 {
+        } else if self.batch == 1 || self.have_up_to(1) == Some(true) {
             blocks % 2 == 1 && blocks < EVEN_ENOUGH_BLOCKS
         } else {
             let at_a_time = i64::from(self.batch) * blocks <= i64::from(sm_count);
@@ -77,18 +76,13 @@ impl Problem {
         }
     }
 
-    /// Whether ragged requests of so many blocks on average are not one chunk among decodes, as far as is known.
-    fn are_chunks(&self, blocks: i64, tokens: i32, most: Option<i32>) -> bool {
-        let batch = i64::from(self.batch);
-        match most {
-            Some(most) => self.have_up_to(ALIKE, tokens, most),
-            None => blocks * batch >= BLOCKS_OF_CHUNKS * (batch - 1),
+    /// Whether the longest of the ragged requests has no more than so many times as many tokens as they have on average, where that is known.
+    fn have_up_to(&self, times: i64) -> Option<bool> {
+        match self.queries {
+            Queries::Ragged { tokens, most } => most
+                .map(|most| i64::from(most) * i64::from(self.batch) <= times * i64::from(tokens)),
+            _ => None,
         }
-    }
-
-    /// Whether the longest of the ragged requests has no more than so many times as many tokens as they have on average.
-    fn have_up_to(&self, times: i64, tokens: i32, most: i32) -> bool {
-        i64::from(most) * i64::from(self.batch) <= times * i64::from(tokens)
     }
 
     /// Whether most of the requests may have one token beside few with many: ragged ones, with more than a tile of rows on average.
@@ -112,7 +106,7 @@ impl Problem {
                 && others <= i64::from(FM_TILE_ROWS) * (batch - chunks)
                 && mixes(chunks)
         });
-        let drafts = tokens <= MOST_DRAFTS * batch && !beside_chunks;
+        let drafts = !self.has_chunks() && !beside_chunks;
         // As many as there can be, if no request has more tokens than the longest one.
         let decodes = most.map_or(batch, |most| {
             let most = i64::from(most).max(2);
