@@ -296,12 +296,12 @@ def uneven(bench: Bench) -> None:
 def invariance(bench: Bench) -> None:
     """``batch_invariant=True`` against the default on the same inputs, measured in turn."""
     bench.report.table("invariance", "batch_invariant=True", ratio_columns("default"))
-    for case in shapes.INVARIANCE:
+    for case, limit in shapes.INVARIANCE:
         if not bench.wanted(case.name):
             continue
         sets = bench.inputs(case)
         # The default first: the outputs that are checked are those of the last call, an invariant one.
         base_us, us = times_us(calls(sets), calls(sets, batch_invariant=True), device=bench.device)
-        add_ratio(bench, case.name, sets, us, base_us, shapes.INVARIANCE_LIMIT)
+        add_ratio(bench, case.name, sets, us, base_us, limit)
         del sets
         bench.forget()

@@ -320,7 +320,7 @@ typedef struct FmCombineIndicesParams {
 
 #ifdef __cplusplus
 /* The Rust side asserts the same sizes, and every offset. */
-static_assert(sizeof(FmPlanShape) == 92, "FmPlanShape");
+static_assert(sizeof(FmPlanShape) == 96, "FmPlanShape");
 static_assert(sizeof(FmPlanHeader) == 64, "FmPlanHeader");
 static_assert(sizeof(FmWorkItem) == 48, "FmWorkItem");
 static_assert(sizeof(FmMerge) == 112, "FmMerge");

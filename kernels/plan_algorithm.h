@@ -185,7 +185,7 @@ FM_BOTH Parts<P> parts_by_count(const FmPlanShape& shape, const Span<P>& span) {
   if (tiles == 0) return {0, 0, 1, 0};
   const uint32_t wanted = static_cast<uint32_t>(
       shape.split_mode == FM_SPLIT_INVARIANT
-          ? clamp((tiles + FM_INVARIANT_TILES - 1) / FM_INVARIANT_TILES, 1, FM_MAX_INVARIANT_PARTS)
+          ? clamp((tiles + shape.part_tiles - 1) / shape.part_tiles, 1, shape.num_splits)
           : shape.split_mode == FM_SPLIT_FIXED ? clamp(shape.num_splits, 1, tiles) : 1);
   const uint32_t step = (tiles + wanted - 1) / wanted; /* all of these are at most 2^25 */
   return {0, static_cast<P>(step), static_cast<int32_t>((tiles + step - 1) / step), tiles};

@@ -38,8 +38,6 @@
 #define FM_PLAN_CLUSTER_SMEM_BYTES 69632 /* ... and its dynamic shared memory */
 #define FM_MAX_SPLITS 8 /* most CTAs of a team, or of a cluster that shares the tiles of a part of a unit */
 #define FM_MAX_PARTS 65535 /* of a unit, where num_splits fixes them; else there are no more than workers */
-#define FM_MAX_INVARIANT_PARTS 16
-#define FM_INVARIANT_TILES 64 /* batch_invariant cuts a request into ceil(tiles / this) parts; lists of sparse prefill stay whole */
 
 /* How a unit may be cut into parts. */
 #define FM_SPLIT_AUTO 0      /* wherever the even shares of the workers fall */
@@ -57,7 +55,7 @@ typedef struct FmPlanShape {
   int32_t unit_rows;    /* rows of one unit: those of a CTA times the row blocks of a team */
   int32_t workers;      /* teams (CUDA) or worker slots (CPU) that share the work line */
   int32_t split_mode;   /* FM_SPLIT_* */
-  int32_t num_splits;   /* FM_SPLIT_FIXED only */
+  int32_t num_splits;   /* FM_SPLIT_FIXED: parts of a unit; FM_SPLIT_INVARIANT: most parts of one; else 0 */
   int32_t max_seq_len;  /* longer lengths are clamped to this */
   int32_t fixed_cost;   /* what a unit costs before its first tile, in tiles */
   int32_t split_cost;   /* what being split costs, in tiles: below this gain units stay whole */
@@ -72,6 +70,7 @@ typedef struct FmPlanShape {
   int32_t part_cost;    /* FM_SPLIT_AUTO: what adding up each of a unit's equal parts costs, in 256ths of a tile */
   int32_t equal_speed;  /* FM_SPLIT_AUTO: whole_speed where units have as many tiles each, ... */
   int32_t equal_split_cost; /* ... and what being cut at even shares costs these, in tiles, if they are more than half the workers */
+  int32_t part_tiles;   /* FM_SPLIT_INVARIANT only, else 0: most tiles of a part, unless that makes more than num_splits */
 } FmPlanShape;
 
 typedef struct FmPlanHeader {

@@ -7,7 +7,7 @@
 
 use crate::layout::DivCeil;
 use crate::plan_layout::{
-    FM_INVARIANT_TILES, FM_MAX_INVARIANT_PARTS, FM_MAX_SPLITS, FM_PLAN_VERSION, FM_SPLIT_AUTO,
+    FM_MAX_SPLITS, FM_PLAN_VERSION, FM_SPLIT_AUTO,
     FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_TILE_TOKENS, FmMerge, FmPlanHeader, FmPlanShape,
     FmWorkItem,
 };
@@ -175,6 +175,13 @@ fn parts_at_shares(shape: &FmPlanShape, line: &Line, unit: i32) -> Parts {
     }
 }
 
+/// So many parts has a unit of so many tiles, whatever else is to be planned.
+pub(crate) fn invariant_parts(shape: &FmPlanShape, tiles: i64) -> i64 {
+    tiles
+        .div_ceil_positive(shape.part_tiles)
+        .clamp(1, shape.num_splits.into())
+}
+
 /// Even parts, as many as the mode asks for; rounding up their length may leave fewer.
 fn parts_by_count(shape: &FmPlanShape, line: &Line, unit: i32) -> Parts {
     let tiles = line.tiles(shape, unit);
@@ -184,9 +191,7 @@ fn parts_by_count(shape: &FmPlanShape, line: &Line, unit: i32) -> Parts {
     let tiles64 = i64::from(tiles);
     let wanted = match shape.split_mode {
         FM_SPLIT_FIXED => i64::from(shape.num_splits).clamp(1, tiles64),
-        FM_SPLIT_INVARIANT => tiles64
-            .div_ceil_positive(FM_INVARIANT_TILES)
-            .clamp(1, FM_MAX_INVARIANT_PARTS.into()),
+        FM_SPLIT_INVARIANT => invariant_parts(shape, tiles64),
         _ => 1,
     };
     let step = tiles64.div_ceil_positive(wanted);

@@ -5,13 +5,14 @@ use crate::common_parts::shortest_part;
 use crate::equal_parts::equal_parts_of;
 use crate::layout::{DivCeil, most_units};
 use crate::plan_layout::{
-    FM_MAX_PARTS, FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_SPLIT_REST, FM_TILE_ROWS,
-    FM_TILE_TOKENS, FmPlanShape,
+    FM_MAX_PARTS, FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_REST, FM_TILE_ROWS, FM_TILE_TOKENS,
+    FmPlanShape,
 };
 use crate::problem::{Keys, Problem, Queries, Split, Target};
 use crate::{PlanError, layout};
 
 mod clusters;
+mod invariant;
 mod loose;
 mod rows;
 mod stages;
@@ -21,6 +22,7 @@ mod tests;
 mod times;
 mod units;
 use clusters::FEW_UNITS;
+use invariant::invariant_parts;
 use times::MOST_TOKENS;
 
 /// What a worker's time goes into, in tiles. Of one CTA: a cluster that shares the tiles of an item goes
@@ -190,7 +192,7 @@ impl Choice {
 /// the bound on lengths is so loose that they are taken to differ no more than two do, over pages, whatever is known. Otherwise units are cut
 /// into parts for single CTAs.
 ///
-/// With [`Split::Invariant`] nothing depends on the batch.
+/// With [`Split::Invariant`] nothing depends on the batch; parts are at most 48 tiles long, with 64 rows 64.
 ///
 /// ```
 /// use ferromla_schedule::{Keys, Problem, Queries, Split, Target, choose};
@@ -248,12 +250,12 @@ impl Problem {
 
     /// The shape to plan with for a choice that has been made; [`layout`] says whether it is within limits.
     pub fn shape_of(&self, choice: &Choice) -> FmPlanShape {
-        let (split_mode, num_splits) = match self.split {
-            Split::Auto => (FM_SPLIT_AUTO, 0),
-            Split::Fixed(parts) => (FM_SPLIT_FIXED, parts.min(FM_MAX_PARTS)),
-            Split::Invariant => (FM_SPLIT_INVARIANT, 0),
-            Split::Never => (FM_SPLIT_FIXED, 1),
-            Split::Rest => (FM_SPLIT_REST, 0),
+        let (split_mode, num_splits, part_tiles) = match self.split {
+            Split::Auto => (FM_SPLIT_AUTO, 0, 0),
+            Split::Fixed(parts) => (FM_SPLIT_FIXED, parts.min(FM_MAX_PARTS), 0),
+            Split::Invariant => invariant_parts(choice.rows),
+            Split::Never => (FM_SPLIT_FIXED, 1, 0),
+            Split::Rest => (FM_SPLIT_REST, 0, 0),
         };
         let any = FmPlanShape {
             batch: self.batch,
@@ -273,6 +275,7 @@ impl Problem {
             whole_speed: choice.whole_speed,
             equal_speed: choice.equal_speed,
             equal_split_cost: choice.equal_split_cost,
+            part_tiles,
             ..FmPlanShape::default()
         };
         match self.queries {

@@ -1,9 +1,9 @@
 //! Where the parts of a plan lie in its buffer: a function of the shape alone, so that a captured graph
 //! can plan again in place whatever the lengths become.
 
-use crate::algorithm::end_of_keys;
+use crate::algorithm::{end_of_keys, invariant_parts};
 use crate::plan_layout::{
-    FM_INVARIANT_TILES, FM_MAX_INVARIANT_PARTS, FM_MAX_PARTS, FM_SPLIT_AUTO, FM_SPLIT_FIXED,
+    FM_MAX_PARTS, FM_SPLIT_AUTO, FM_SPLIT_FIXED,
     FM_SPLIT_INVARIANT, FM_SPLIT_REST, FM_TILE_TOKENS, FmMerge, FmPlanHeader, FmPlanLayout,
     FmPlanShape, FmWorkItem,
 };
@@ -178,9 +178,7 @@ fn max_parts(shape: &FmPlanShape) -> i32 {
     let parts = if shape.split_mode == FM_SPLIT_FIXED {
         i64::from(shape.num_splits).min(tiles)
     } else {
-        tiles
-            .div_ceil_positive(FM_INVARIANT_TILES)
-            .min(FM_MAX_INVARIANT_PARTS.into())
+        invariant_parts(shape, tiles)
     };
     parts.max(1) as i32 // <= FM_MAX_PARTS
 }
@@ -272,7 +270,11 @@ fn check(shape: &FmPlanShape) -> Result<(), PlanError> {
         shape.split_mode != FM_SPLIT_REST || shape.ragged == 0,
         "0, 1 or 2 where ragged is 1",
     )?;
-    if shape.split_mode == FM_SPLIT_FIXED {
+    let invariant = shape.split_mode == FM_SPLIT_INVARIANT;
+    if invariant {
+        at_least("part_tiles", shape.part_tiles, 1, "1 or more")?;
+    }
+    if invariant || shape.split_mode == FM_SPLIT_FIXED {
         at_least("num_splits", shape.num_splits, 1, "1 or more")?;
         one_of(
             "num_splits",

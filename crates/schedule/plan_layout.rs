@@ -11,8 +11,6 @@ pub const FM_PLAN_CLUSTER_REQUESTS: i32 = 2048;
 pub const FM_PLAN_CLUSTER_SMEM_BYTES: i32 = 69632;
 pub const FM_MAX_SPLITS: i32 = 8;
 pub const FM_MAX_PARTS: i32 = 65535;
-pub const FM_MAX_INVARIANT_PARTS: i32 = 16;
-pub const FM_INVARIANT_TILES: i32 = 64;
 pub const FM_SPLIT_AUTO: i32 = 0;
 pub const FM_SPLIT_FIXED: i32 = 1;
 pub const FM_SPLIT_INVARIANT: i32 = 2;
@@ -36,7 +34,7 @@ pub struct FmPlanShape {
     pub workers: i32,
     #[doc = " FM_SPLIT_*"]
     pub split_mode: i32,
-    #[doc = " FM_SPLIT_FIXED only"]
+    #[doc = " FM_SPLIT_FIXED: parts of a unit; FM_SPLIT_INVARIANT: most parts of one; else 0"]
     pub num_splits: i32,
     #[doc = " longer lengths are clamped to this"]
     pub max_seq_len: i32,
@@ -66,10 +64,12 @@ pub struct FmPlanShape {
     pub equal_speed: i32,
     #[doc = " ... and what being cut at even shares costs these, in tiles, if they are more than half the workers"]
     pub equal_split_cost: i32,
+    #[doc = " FM_SPLIT_INVARIANT only, else 0: most tiles of a part, unless that makes more than num_splits"]
+    pub part_tiles: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FmPlanShape"][::core::mem::size_of::<FmPlanShape>() - 92usize];
+    ["Size of FmPlanShape"][::core::mem::size_of::<FmPlanShape>() - 96usize];
     ["Alignment of FmPlanShape"][::core::mem::align_of::<FmPlanShape>() - 4usize];
     ["Offset of field: FmPlanShape::batch"][::core::mem::offset_of!(FmPlanShape, batch) - 0usize];
     ["Offset of field: FmPlanShape::q_len"][::core::mem::offset_of!(FmPlanShape, q_len) - 4usize];
@@ -113,6 +113,8 @@ const _: () = {
         [::core::mem::offset_of!(FmPlanShape, equal_speed) - 84usize];
     ["Offset of field: FmPlanShape::equal_split_cost"]
         [::core::mem::offset_of!(FmPlanShape, equal_split_cost) - 88usize];
+    ["Offset of field: FmPlanShape::part_tiles"]
+        [::core::mem::offset_of!(FmPlanShape, part_tiles) - 92usize];
 };
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone, PartialEq, Eq, bytemuck :: Pod, bytemuck :: Zeroable)]

@@ -229,7 +229,7 @@ def test_the_same_call_gives_the_same_bits(device):
         assert torch.equal(lse, first[1])
 
 
-@pytest.mark.parametrize(("h", "s_q"), [(16, 1), (128, 2)])
+@pytest.mark.parametrize(("h", "s_q"), [(16, 1), (16, 2), (128, 2)])
 def test_batch_invariance(device, h, s_q):
     """Bit for bit the same under permutation, removal and addition of other requests."""
     lens = [1, 700, 64, 0, 2500, 5000, 129]

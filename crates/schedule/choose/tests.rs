@@ -305,6 +305,18 @@ fn an_invariant_layout_depends_on_no_other_request() {
 }
 
 #[test]
+fn invariant_parts_are_shorter_and_may_be_more_with_few_rows() {
+    let parts = |group, q_len| {
+        let shape = problem((3, group, each(q_len)), Split::Invariant).shape();
+        shape.map(|shape| (shape.part_tiles, shape.num_splits))
+    };
+    assert_eq!(parts(16, 1), Ok((48, 64)));
+    assert_eq!(parts(16, 2), Ok((48, 32)));
+    assert_eq!(parts(16, 3), Ok((64, 16)));
+    assert_eq!(parts(128, 2), Ok((64, 16)));
+}
+
+#[test]
 fn kv_heads_are_units_too() {
     let of = |kv_heads| {
         let heads = Problem {

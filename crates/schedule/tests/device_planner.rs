@@ -572,6 +572,7 @@ fn longest(split_mode: i32) -> Case {
         workers: 132,
         split_mode,
         num_splits: 3,
+        part_tiles: 64,
         max_seq_len: i32::MAX,
         fixed_cost: i32::MAX,
         split_cost: 0,

@@ -118,6 +118,8 @@ fn a_cluster_plans_many_units() {
     assert_eq!(
         other(PlanShape {
             split_mode: FM_SPLIT_INVARIANT,
+            num_splits: 16,
+            part_tiles: 64,
             ..uniform(1)
         }),
         Many

@@ -57,6 +57,8 @@ fn capacities_of_each_mode() {
     );
     let invariant = PlanShape {
         split_mode: FM_SPLIT_INVARIANT,
+        num_splits: 16,
+        part_tiles: 64,
         ..SHAPE
     };
     assert_eq!(capacities(invariant), (60, 20, 60));
@@ -286,6 +288,22 @@ fn fields_out_of_range_are_named() {
                 ..SHAPE
             },
             "equal_split_cost is -1, must be 0 or more",
+        ),
+        (
+            PlanShape {
+                split_mode: FM_SPLIT_INVARIANT,
+                num_splits: 1,
+                ..SHAPE
+            },
+            "part_tiles is 0, must be 1 or more",
+        ),
+        (
+            PlanShape {
+                split_mode: FM_SPLIT_INVARIANT,
+                part_tiles: 1,
+                ..SHAPE
+            },
+            "num_splits is 0, must be 1 or more",
         ),
     ] {
         assert_eq!(layout(&shape).unwrap_err().to_string(), message);

@@ -210,7 +210,10 @@ proptest! {
         for (items, unit) in items_by_unit(&items).iter().zip(expected_units(&case)) {
             let wanted = match case.shape.split_mode {
                 FM_SPLIT_FIXED => i64::from(case.shape.num_splits).min(unit.tiles),
-                _ => ((unit.tiles + 63) / 64).min(16),
+                _ => {
+                    let part = i64::from(case.shape.part_tiles);
+                    ((unit.tiles + part - 1) / part).min(case.shape.num_splits.into())
+                }
             };
             prop_assert!(items.len() as i64 <= wanted.max(1));
             let chunk = items[0].tile_end;
@@ -370,6 +373,7 @@ fn the_longest_lengths_do_not_overflow() {
                     workers,
                     split_mode,
                     num_splits: 7,
+                    part_tiles: 64,
                     max_seq_len: i32::MAX,
                     fixed_cost: i32::MAX,
                     split_cost: i32::MAX,

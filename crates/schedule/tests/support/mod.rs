@@ -272,11 +272,12 @@ prop_compose! {
         whole_speed in prop_oneof![1 => Just(256), 1 => 256..1000i32],
         equal_speed in prop_oneof![1 => Just(256), 1 => 256..1000i32],
         equal_split_cost in 0..20i32,
+        part_tiles in prop_oneof![1 => 1..9i32, 4 => 9..100i32],
     ) -> PlanShape {
         PlanShape {
             batch, q_len, group, kv_heads, causal, unit_rows, workers, split_mode, num_splits,
             max_seq_len, fixed_cost, split_cost, min_part, part_cost, whole_speed,
-            equal_speed, equal_split_cost,
+            equal_speed, equal_split_cost, part_tiles,
             own_parts_gain: own_parts_gain.min(split_cost), ..PlanShape::default()
         }
     }

@@ -27,6 +27,7 @@ pub const SHAPE: PlanShape = PlanShape {
     part_cost: 0,
     equal_speed: 256,
     equal_split_cost: 6,
+    part_tiles: 0,
 };
 
 pub const RAGGED: PlanShape = PlanShape {
