@@ -7,9 +7,8 @@
 
 use crate::layout::DivCeil;
 use crate::plan_layout::{
-    FM_MAX_SPLITS, FM_PLAN_VERSION, FM_SPLIT_AUTO,
-    FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_TILE_TOKENS, FmMerge, FmPlanHeader, FmPlanShape,
-    FmWorkItem,
+    FM_MAX_SPLITS, FM_PLAN_VERSION, FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT,
+    FM_TILE_TOKENS, FmMerge, FmPlanHeader, FmPlanShape, FmWorkItem,
 };
 
 /// One request, one KV head, one block of query rows.

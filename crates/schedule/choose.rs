@@ -22,7 +22,6 @@ mod tests;
 mod times;
 mod units;
 use clusters::FEW_UNITS;
-use invariant::invariant_parts;
 use times::MOST_TOKENS;
 
 /// What a worker's time goes into, in tiles. Of one CTA: a cluster that shares the tiles of an item goes
@@ -192,7 +191,8 @@ impl Choice {
 /// the bound on lengths is so loose that they are taken to differ no more than two do, over pages, whatever is known. Otherwise units are cut
 /// into parts for single CTAs.
 ///
-/// With [`Split::Invariant`] nothing depends on the batch; parts are at most 48 tiles long, with 64 rows 64.
+/// With [`Split::Invariant`] nothing depends on the batch: few rows have pairs of CTAs that share the tiles of a part, over 16-bit pages up to
+/// 16 of them.
 ///
 /// ```
 /// use ferromla_schedule::{Keys, Problem, Queries, Split, Target, choose};
@@ -253,7 +253,7 @@ impl Problem {
         let (split_mode, num_splits, part_tiles) = match self.split {
             Split::Auto => (FM_SPLIT_AUTO, 0, 0),
             Split::Fixed(parts) => (FM_SPLIT_FIXED, parts.min(FM_MAX_PARTS), 0),
-            Split::Invariant => invariant_parts(choice.rows),
+            Split::Invariant => self.invariant_parts(choice),
             Split::Never => (FM_SPLIT_FIXED, 1, 0),
             Split::Rest => (FM_SPLIT_REST, 0, 0),
         };

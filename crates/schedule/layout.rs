@@ -3,9 +3,8 @@
 
 use crate::algorithm::{end_of_keys, invariant_parts};
 use crate::plan_layout::{
-    FM_MAX_PARTS, FM_SPLIT_AUTO, FM_SPLIT_FIXED,
-    FM_SPLIT_INVARIANT, FM_SPLIT_REST, FM_TILE_TOKENS, FmMerge, FmPlanHeader, FmPlanLayout,
-    FmPlanShape, FmWorkItem,
+    FM_MAX_PARTS, FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_SPLIT_REST, FM_TILE_TOKENS,
+    FmMerge, FmPlanHeader, FmPlanLayout, FmPlanShape, FmWorkItem,
 };
 use crate::rest::Rest;
 use crate::{PlanError, WorkItem};

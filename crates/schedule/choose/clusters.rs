@@ -32,10 +32,11 @@ impl Problem {
     /// Clusters of CTAs that share an item, where every unit of few rows gets a cluster of its own that way and enough CTAs
     /// have work.
     pub(super) fn shared(&self, rows: i32, sm_count: i32, clusters: [i32; 4]) -> Option<Choice> {
-        if rows == FM_TILE_ROWS
-            || matches!(self.split, Split::Invariant | Split::Never | Split::Rest)
-        {
+        if rows == FM_TILE_ROWS || matches!(self.split, Split::Never | Split::Rest) {
             return None;
+        }
+        if self.split == Split::Invariant {
+            return self.invariant_pairs(rows, sm_count, clusters);
         }
         let most_splits = match self.keys {
             Keys::Pages if rows == 32 => 1,

@@ -225,13 +225,13 @@ fn plans_without_units_have_a_worker() {
 
 #[test]
 fn an_invariant_layout_of_mixed_caches_depends_on_no_other_request() {
-    for (group, rows) in [(16, 16), (17, 64), (32, 64), (128, 64)] {
+    for (group, layout) in [(16, (16, 2)), (17, (64, 1)), (32, (64, 1)), (128, (64, 1))] {
         for batch in [1, 500] {
             let mixed = Problem {
                 keys: Keys::Mixed,
                 ..problem((batch, group, each(1)), Split::Invariant)
             };
-            assert_eq!((choose(&mixed).rows, choose(&mixed).splits), (rows, 1));
+            assert_eq!((choose(&mixed).rows, choose(&mixed).splits), layout);
         }
     }
 }
@@ -291,13 +291,14 @@ fn lists_of_few_rows_are_cut_for_less() {
 
 #[test]
 fn an_invariant_layout_depends_on_no_other_request() {
-    for group in [16, 32, 128] {
+    for (group, splits) in [(16, 2), (32, 1), (128, 1)] {
         let choice = |batch, queries| {
             let choice = choose(&problem((batch, group, queries), Split::Invariant));
             (choice.rows, choice.team, choice.splits)
         };
         assert_eq!(choice(1, each(1)), choice(500, each(1)));
-        assert_eq!(choice(1, each(1)).2, 1);
+        assert_eq!(choice(1, each(1)).2, splits);
+        assert_eq!(choice(1, lists(1)), choice(500, lists(1)));
         for tokens in [0, 1, 7, 128, 32768] {
             assert_eq!(choice(7, all(tokens)), (64, 1, 1));
         }
@@ -305,15 +306,21 @@ fn an_invariant_layout_depends_on_no_other_request() {
 }
 
 #[test]
-fn invariant_parts_are_shorter_and_may_be_more_with_few_rows() {
-    let parts = |group, q_len| {
-        let shape = problem((3, group, each(q_len)), Split::Invariant).shape();
-        shape.map(|shape| (shape.part_tiles, shape.num_splits))
+fn invariant_parts_are_as_long_as_pays_for_those_who_share_them() {
+    let parts = |keys, group| {
+        let problem = Problem {
+            keys,
+            ..problem((3, group, each(1)), Split::Invariant)
+        };
+        let shape = problem.shape().unwrap();
+        (choose(&problem).splits, shape.part_tiles, shape.num_splits)
     };
-    assert_eq!(parts(16, 1), Ok((48, 64)));
-    assert_eq!(parts(16, 2), Ok((48, 32)));
-    assert_eq!(parts(16, 3), Ok((64, 16)));
-    assert_eq!(parts(128, 2), Ok((64, 16)));
+    assert_eq!(parts(Keys::Pages, 16), (2, 64, 64));
+    assert_eq!(parts(Keys::Pages, 32), (1, 48, 32));
+    assert_eq!(parts(Keys::Rows, 32), (2, 64, 32));
+    assert_eq!(parts(Keys::Codes, 16), (2, 96, 64));
+    assert_eq!(parts(Keys::ScaledCodes, 32), (2, 96, 32));
+    assert_eq!(parts(Keys::Pages, 33), (1, 64, 16));
 }
 
 #[test]

@@ -105,7 +105,11 @@ fn batch_of(batch: i32, split_mode: i32, len_of: impl Fn(i32) -> i32) -> Case {
         unit_rows: 16,
         workers: 132,
         split_mode,
-        num_splits: if split_mode == FM_SPLIT_INVARIANT { 16 } else { 3 },
+        num_splits: if split_mode == FM_SPLIT_INVARIANT {
+            16
+        } else {
+            3
+        },
         part_tiles: 64,
         max_seq_len: 1 << 20,
         fixed_cost: 3,
