@@ -171,8 +171,10 @@ const EQUAL_ROWS: Equal = Equal {
 /// Lengths of sequences mostly differ, where a cluster takes what the longest takes it, and parts for single CTAs get shorter: what units take
 /// of which each has so many tenths of the greatest length ...
 const USUAL_LENGTH: i64 = 7;
-/// ... counts for so many tenths (`docs/tried-equal-units.md`, "Times of pages").
-const USUAL_WEIGHT: i64 = 4;
+/// ... counts for so many tenths (`docs/tried-equal-units.md`, "Times of pages"): of up to [`FEW_ROWS`] query rows over whole pages, over codes,
+/// and of others.
+const USUAL_WEIGHTS: [i64; 3] = [5, 6, 4];
+const FEW_ROWS: i64 = 32;
 
 impl Problem {
     /// The layout that takes least [`time`](Self::time), where times are known and the bound on lengths says something about them.
@@ -332,7 +334,14 @@ impl Problem {
             (Division::Whole { .. }, _) | (_, Queries::Sparse { .. }) => longest,
             _ => of((tiles * USUAL_LENGTH).div_ceil_positive(10)).1?,
         };
-        Some((longest * (10 - USUAL_WEIGHT) + usual * USUAL_WEIGHT) / 10)
+        let [of_pages, of_codes, of_others] = USUAL_WEIGHTS;
+        let weight = match self.keys {
+            _ if self.mean_rows() > FEW_ROWS => of_others,
+            Keys::Pages => of_pages,
+            Keys::Codes | Keys::ScaledCodes => of_codes,
+            Keys::Rows | Keys::Mixed => of_others,
+        };
+        Some((longest * (10 - weight) + usual * weight) / 10)
     }
 
     /// Of so many units that are shared out like this. None for clusters whose units are cut.
