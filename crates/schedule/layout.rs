@@ -12,6 +12,8 @@ use crate::{PlanError, WorkItem};
 const ALIGN: i64 = 16;
 /// A worker that is 256 times as fast as its share; more could overflow.
 const MAX_WHOLE_SPEED: i32 = 1 << 16;
+/// Of the longest unit; parts of more could overflow.
+const MOST_TILES: i32 = 1 << 25;
 
 /// Offsets (bytes, 16-byte aligned) and capacities of the plan of `shape`.
 ///
@@ -271,7 +273,12 @@ fn check(shape: &FmPlanShape) -> Result<(), PlanError> {
     )?;
     let invariant = shape.split_mode == FM_SPLIT_INVARIANT;
     if invariant {
-        at_least("part_tiles", shape.part_tiles, 1, "1 or more")?;
+        one_of(
+            "part_tiles",
+            shape.part_tiles,
+            (1..=MOST_TILES).contains(&shape.part_tiles),
+            "from 1 to 33554432",
+        )?;
     }
     if invariant || shape.split_mode == FM_SPLIT_FIXED {
         at_least("num_splits", shape.num_splits, 1, "1 or more")?;

@@ -295,7 +295,16 @@ fn fields_out_of_range_are_named() {
                 num_splits: 1,
                 ..SHAPE
             },
-            "part_tiles is 0, must be 1 or more",
+            "part_tiles is 0, must be from 1 to 33554432",
+        ),
+        (
+            PlanShape {
+                split_mode: FM_SPLIT_INVARIANT,
+                num_splits: 1,
+                part_tiles: (1 << 25) + 1,
+                ..SHAPE
+            },
+            "part_tiles is 33554433, must be from 1 to 33554432",
         ),
         (
             PlanShape {
