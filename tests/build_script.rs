@@ -4,7 +4,7 @@
 #[path = "../build.rs"]
 mod build;
 
-use build::{Image, dependencies, faults};
+use build::{Image, dependencies, faults, release};
 
 const CLEAN: &str = "\
 ptxas info    : Compiling entry function 'fm_decode_bf16_576_tma' for 'sm_90a'
@@ -72,4 +72,20 @@ fn a_depfile_names_sources_and_headers() {
             "kernels/plan.cu"
         ]
     );
+}
+
+#[test]
+fn the_release_is_read_from_what_nvcc_says() {
+    let said = "nvcc: NVIDIA (R) Cuda compiler driver\nCuda compilation tools, release 13.0, V13.0.88\nBuild cuda_13.0.r13.0/compiler\n";
+    assert_eq!(release(said), Some((13, 0)));
+    assert_eq!(release("release 12.10, V12.10.4"), Some((12, 10)));
+    for other in [
+        "another program",
+        "",
+        "release 13",
+        "release 13.",
+        "release a.b,",
+    ] {
+        assert_eq!(release(other), None, "{other}");
+    }
 }

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::view::Stream;
 
 use super::handle;
+use super::images::CUDA_MAJOR;
 
 /// The oldest driver with every entry point used here, as `cuDriverGetVersion` counts (CUDA 12.4).
 const OLDEST_DRIVER: i32 = 12_040;
@@ -58,18 +59,35 @@ pub(super) fn init() -> Result<()> {
             call("cuInit", sys::cuInit(0))?;
             call("cuDriverGetVersion", sys::cuDriverGetVersion(&mut version))?;
         }
-        if version < OLDEST_DRIVER {
-            let message =
-                format!("the driver is for CUDA {version}, at least {OLDEST_DRIVER} is needed");
-            return Err(Error::Cuda {
+        too_old(version, CUDA_MAJOR).map_or(Ok(()), |message| {
+            Err(Error::Cuda {
                 call: "cuDriverGetVersion",
                 code: -1,
                 message,
-            });
-        }
-        Ok(())
+            })
+        })
     })
     .clone()
+}
+
+/// Why a driver of this version, as `cuDriverGetVersion` counts, does not do for kernels that nvcc of CUDA `major` compiled: it reads what compilers
+/// of its own major version make, and of earlier ones.
+fn too_old(version: i32, major: i32) -> Option<String> {
+    let driver = format!(
+        "the driver is for CUDA {}.{}",
+        version / 1000,
+        version % 1000 / 10
+    );
+    if version < OLDEST_DRIVER {
+        let (oldest, minor) = (OLDEST_DRIVER / 1000, OLDEST_DRIVER % 1000 / 10);
+        return Some(format!("{driver}, at least {oldest}.{minor} is needed"));
+    }
+    (version / 1000 < major).then(|| {
+        format!(
+            "{driver}, and this build's kernels are for CUDA {major}: a later driver reads them, or build with nvcc of CUDA {} (FERROMLA_NVCC)",
+            version / 1000
+        )
+    })
 }
 
 /// Makes a context current, and the one before it again when dropped.
@@ -171,5 +189,39 @@ impl Drop for RelaxedCapture {
     fn drop(&mut self) {
         // SAFETY: restores what `new` found; nothing can be done about a failure.
         let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.before) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::too_old;
+
+    #[test]
+    fn drivers_before_the_compiler_s_major_version_are_told_apart() {
+        for (version, major) in [
+            (13_000, 13),
+            (13_050, 13),
+            (14_000, 13),
+            (12_040, 12),
+            (13_000, 12),
+            (13_000, 0),
+        ] {
+            assert_eq!(too_old(version, major), None);
+        }
+        let said = |version, major| too_old(version, major).unwrap();
+        assert!(
+            said(12_080, 13).starts_with(
+                "the driver is for CUDA 12.8, and this build's kernels are for CUDA 13"
+            )
+        );
+        assert!(said(12_080, 13).contains("nvcc of CUDA 12 (FERROMLA_NVCC)"));
+        assert_eq!(
+            said(12_030, 12),
+            "the driver is for CUDA 12.3, at least 12.4 is needed"
+        );
+        assert_eq!(
+            said(12_030, 13),
+            "the driver is for CUDA 12.3, at least 12.4 is needed"
+        );
     }
 }

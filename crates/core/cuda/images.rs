@@ -11,7 +11,8 @@ pub(super) struct Image {
     pub cubin: &'static [u8],
 }
 
-// `IMAGES: &[Image]` and `WITHOUT_KERNELS: Option<&str>`, why there are none.
+// `IMAGES: &[Image]`, `WITHOUT_KERNELS: Option<&str>`, why there are none, and `CUDA_MAJOR: i32`, the version of CUDA whose drivers, and later ones,
+// read them.
 include!(concat!(env!("OUT_DIR"), "/images.rs"));
 
 /// The image of this name.
