@@ -53,17 +53,18 @@ fn build() -> Result<()> {
         println!("cargo:rerun-if-env-changed={variable}");
     }
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("OUT_DIR is not set: run by cargo only")?);
+    let without = |reason| write_table(&out, &[], (0, 0), Some(reason));
     if !has_feature("CUDA") {
-        return write_table(&out, &[], 0, Some("built without the feature `cuda`"));
+        return without("built without the feature `cuda`");
     }
     if is_set("FERROMLA_WITHOUT_KERNELS") {
-        return write_table(&out, &[], 0, Some("built with FERROMLA_WITHOUT_KERNELS"));
+        return without("built with FERROMLA_WITHOUT_KERNELS");
     }
     let Some(nvcc) = find_nvcc()? else {
         if is_set("FERROMLA_REQUIRE_CUDA") {
             return Err("FERROMLA_REQUIRE_CUDA is set and nvcc of CUDA 12.8 or later was not found: set FERROMLA_NVCC or CUDA_HOME".into());
         }
-        return write_table(&out, &[], 0, Some(REBUILD));
+        return without(REBUILD);
     };
     let sources = sources()?;
     let images = compile_all(&nvcc, &sources, &out)?;
@@ -72,14 +73,14 @@ fn build() -> Result<()> {
         report += &format!("\n== {}\n{}", image.name, image.report);
     }
     write_if_changed(&out.join("ptxas.txt"), &report)?;
-    let (major, minor) = release(&version(&nvcc)).unwrap_or_default();
+    let release @ (major, minor) = release(&version(&nvcc)).unwrap_or_default();
     let faults: Vec<_> = images.iter().flat_map(faults).collect();
     if !faults.is_empty() {
         let slow = format!(
             "nvcc {major}.{minor} makes slow attention kernels:\n{}",
             faults.join("\n")
         );
-        if (major, minor) == RELEASE {
+        if release == RELEASE {
             return Err(slow);
         }
         warn(&slow);
@@ -88,7 +89,7 @@ fn build() -> Result<()> {
     let reason = names
         .is_empty()
         .then_some("this build of ferromla found no kernels/*.cu");
-    write_table(&out, &names, major, reason)
+    write_table(&out, &names, release, reason)
 }
 
 fn is_set(variable: &str) -> bool {
@@ -349,8 +350,13 @@ fn is_positive(word: &str) -> bool {
     word.parse::<u64>().is_ok_and(|number| number > 0)
 }
 
-/// `major`: the CUDA version that nvcc is of.
-fn write_table(out: &Path, names: &[String], major: i32, reason: Option<&str>) -> Result<()> {
+/// `release`: nvcc's.
+fn write_table(
+    out: &Path,
+    names: &[String],
+    release: (i32, i32),
+    reason: Option<&str>,
+) -> Result<()> {
     let mut table = String::from("pub(super) static IMAGES: &[Image] = &[\n");
     for name in names {
         let bytes = format!("include_bytes!(concat!(env!(\"OUT_DIR\"), \"/{name}.cubin\"))");
@@ -359,7 +365,7 @@ fn write_table(out: &Path, names: &[String], major: i32, reason: Option<&str>) -
         );
     }
     table += &format!("];\npub(super) const WITHOUT_KERNELS: Option<&str> = {reason:?};\n");
-    table += &format!("pub(super) const CUDA_MAJOR: i32 = {major};\n");
+    table += &format!("pub(super) const RELEASE: (i32, i32) = {release:?};\n");
     write_if_changed(&out.join("images.rs"), &table)
 }
 

@@ -30,6 +30,10 @@ pub(crate) const fn compiled_kernels() -> Vec<&'static str> {
     Vec::new()
 }
 
+pub(crate) const fn compiler() -> Option<String> {
+    None
+}
+
 pub(crate) fn target(ordinal: u32) -> Result<Target> {
     absent(ordinal)
 }

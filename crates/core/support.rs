@@ -33,6 +33,8 @@ pub struct Support {
     pub device_name: Option<String>,
     /// The kernels compiled into this build, whatever the device.
     pub kernels: Vec<&'static str>,
+    /// What compiled them, `"nvcc 13.3"`: drivers of its major version, and later ones, read them.
+    pub compiler: Option<String>,
     /// Why the backend is `"none"`.
     pub reason: Option<String>,
     /// What is supported; empty when the backend is `"none"`.
@@ -53,12 +55,12 @@ pub(crate) struct CudaSupport {
 /// assert!(support.rows.iter().any(|row| row.operation == "decode"));
 /// ```
 pub fn support(device: Device) -> Support {
-    let kernels = cuda::compiled_kernels();
     let nothing = Support {
         device,
         backend: "none",
         device_name: None,
-        kernels,
+        kernels: cuda::compiled_kernels(),
+        compiler: cuda::compiler(),
         reason: None,
         rows: Vec::new(),
     };

@@ -57,6 +57,7 @@ fn describe<'py>(py: Python<'py>, support: &Support) -> PyResult<Bound<'py, PyDi
     report.set_item("backend", support.backend)?;
     report.set_item("device_name", &support.device_name)?;
     report.set_item("kernels", &support.kernels)?;
+    report.set_item("compiler", &support.compiler)?;
     report.set_item("reason", &support.reason)?;
     report.set_item("operations", operations)?;
     Ok(report)

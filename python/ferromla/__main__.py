@@ -23,11 +23,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _text(report: dict[str, Any]) -> str:
+    kernels = f"{len(report['kernels'])}, compiled by {report['compiler']}" if report["kernels"] else "none in this build"
     lines = [
         f"ferromla {ferromla.__version__}",
         f"device   {report['device']} ({report['device_name'] or 'name unknown'})",
         f"backend  {report['backend']}",
-        f"kernels  {', '.join(report['kernels']) or 'none in this build'}",
+        f"kernels  {kernels}",
     ]
     if report["reason"]:
         lines.append(f"no CUDA  {report['reason']}")

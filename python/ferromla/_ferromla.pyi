@@ -36,6 +36,7 @@ class Support(TypedDict):
     backend: str
     device_name: str | None
     kernels: list[str]
+    compiler: str | None
     reason: str | None
     operations: list[SupportedOperation]
 

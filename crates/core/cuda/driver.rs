@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::view::Stream;
 
 use super::handle;
-use super::images::CUDA_MAJOR;
+use super::images::RELEASE;
 
 /// The oldest driver with every entry point used here, as `cuDriverGetVersion` counts (CUDA 12.4).
 const OLDEST_DRIVER: i32 = 12_040;
@@ -59,7 +59,7 @@ pub(super) fn init() -> Result<()> {
             call("cuInit", sys::cuInit(0))?;
             call("cuDriverGetVersion", sys::cuDriverGetVersion(&mut version))?;
         }
-        too_old(version, CUDA_MAJOR).map_or(Ok(()), |message| {
+        too_old(version, RELEASE.0).map_or(Ok(()), |message| {
             Err(Error::Cuda {
                 call: "cuDriverGetVersion",
                 code: -1,

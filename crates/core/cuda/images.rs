@@ -11,8 +11,8 @@ pub(super) struct Image {
     pub cubin: &'static [u8],
 }
 
-// `IMAGES: &[Image]`, `WITHOUT_KERNELS: Option<&str>`, why there are none, and `CUDA_MAJOR: i32`, the version of CUDA whose drivers, and later ones,
-// read them.
+// `IMAGES: &[Image]`, `WITHOUT_KERNELS: Option<&str>`, why there are none, and `RELEASE: (i32, i32)`, nvcc's: drivers of
+// its major version, and later ones, read them.
 include!(concat!(env!("OUT_DIR"), "/images.rs"));
 
 /// The image of this name.

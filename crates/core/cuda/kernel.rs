@@ -7,7 +7,7 @@ use std::ffi::CStr;
 use crate::dtype::DType;
 use crate::params::{FM_DECODE_SMEM_BYTES, FM_DECODE_THREADS};
 
-use super::images::{IMAGES, image};
+use super::images::{IMAGES, RELEASE, image};
 use super::variant::{CLUSTERS, Variant};
 
 /// The numbers that quantisation reads.
@@ -285,6 +285,12 @@ pub(crate) fn compiled_kernels() -> Vec<&'static str> {
     compiled
         .filter_map(|kernel| kernel.name().to_str().ok())
         .collect()
+}
+
+/// What compiled them; none where there are none.
+pub(crate) fn compiler() -> Option<String> {
+    let (major, minor) = RELEASE;
+    (!IMAGES.is_empty()).then(|| format!("nvcc {major}.{minor}"))
 }
 
 #[cfg(test)]

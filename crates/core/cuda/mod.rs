@@ -25,7 +25,7 @@ use cudarc::driver::sys;
 pub(crate) use attention::{decode, sparse};
 pub(crate) use cache_ops::{append, dequantize, gather, quantize};
 pub(crate) use indices::{combine_topk_window, to_physical, window_token_ids};
-pub(crate) use kernel::compiled_kernels;
+pub(crate) use kernel::{compiled_kernels, compiler};
 pub(crate) use ops::{merge, plan};
 
 use crate::error::{Error, Result};
