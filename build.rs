@@ -125,14 +125,16 @@ fn find_nvcc() -> Result<Option<PathBuf>> {
             .filter(|value| !value.is_empty())
             .map(PathBuf::from)
     };
-    let serves = |nvcc: &PathBuf| release(&version(nvcc)) >= Some(OLDEST_RELEASE);
     if let Some(nvcc) = variable("FERROMLA_NVCC") {
         let (major, minor) = OLDEST_RELEASE;
         let fault = format!(
             "FERROMLA_NVCC is {}, which does not run or is older than {major}.{minor}",
             nvcc.display()
         );
-        return Some(nvcc).filter(serves).map(Some).ok_or(fault);
+        return Some(nvcc)
+            .filter(|nvcc| serves(nvcc))
+            .map(Some)
+            .ok_or(fault);
     }
     let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(variable);
     let toolkits = toolkits.map(|root| root.join("bin/nvcc"));
@@ -140,7 +142,12 @@ fn find_nvcc() -> Result<Option<PathBuf>> {
         .into_iter()
         .filter_map(|python| pip_nvcc(&python));
     let others = ["nvcc", "/usr/local/cuda/bin/nvcc"].map(PathBuf::from);
-    Ok(toolkits.chain(pip).chain(others).find(serves))
+    Ok(toolkits.chain(pip).chain(others).find(|nvcc| serves(nvcc)))
+}
+
+/// Whether it runs and knows all instructions of the kernels.
+pub fn serves(nvcc: &Path) -> bool {
+    release(&version(nvcc)) >= Some(OLDEST_RELEASE)
 }
 
 /// What `nvcc --version` says; nothing where it does not run.

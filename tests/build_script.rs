@@ -4,7 +4,10 @@
 #[path = "../build.rs"]
 mod build;
 
-use build::{Image, dependencies, faults, release};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use build::{Image, dependencies, faults, release, serves};
 
 const CLEAN: &str = "\
 ptxas info    : Compiling entry function 'fm_decode_bf16_576_tma' for 'sm_90a'
@@ -88,4 +91,27 @@ fn the_release_is_read_from_what_nvcc_says() {
     ] {
         assert_eq!(release(other), None, "{other}");
     }
+}
+
+#[test]
+fn an_nvcc_that_lacks_instructions_or_does_not_run_is_passed_over() {
+    let nvcc = std::env::temp_dir().join(format!("ferromla-nvcc-{}", std::process::id()));
+    let serves_if_it = |script: &str| {
+        fs::write(&nvcc, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&nvcc, fs::Permissions::from_mode(0o755)).unwrap();
+        serves(&nvcc)
+    };
+    let says = |release| format!("echo Cuda compilation tools, release {release}, V{release}.1");
+    for (release, served) in [
+        ("11.8", false),
+        ("12.6", false),
+        ("12.8", true),
+        ("12.10", true),
+        ("13.0", true),
+    ] {
+        assert_eq!(serves_if_it(&says(release)), served, "{release}");
+    }
+    assert!(!serves_if_it(&format!("{}; exit 1", says("13.3"))));
+    fs::remove_file(&nvcc).unwrap();
+    assert!(!serves(&nvcc));
 }
