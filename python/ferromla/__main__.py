@@ -23,7 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _text(report: dict[str, Any]) -> str:
-    kernels = f"{len(report['kernels'])}, compiled by {report['compiler']}" if report["kernels"] else "none in this build"
+    kernels = "none in this build"
+    if report["kernels"]:
+        kernels = f"{len(report['kernels'])}, compiled by {report['compiler']}"
     lines = [
         f"ferromla {ferromla.__version__}",
         f"device   {report['device']} ({report['device_name'] or 'name unknown'})",
