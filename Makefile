@@ -12,10 +12,9 @@ export VIRTUAL_ENV := $(VENV)
 export PYO3_PYTHON := $(BIN)/python
 export PYTHON_SYS_EXECUTABLE := $(BIN)/python
 
-# As in pyproject.toml: nvcc, and beside it headers of the release that torch asks for.
-TOOLKIT := 'nvidia-cuda-nvcc==13.3.*' 'nvidia-nvvm==13.3.*' 'nvidia-cuda-crt==13.3.*' \
-    'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-cccl==13.0.*'
-BUILD_NEEDS := 'maturin>=1.9,<2' 'numpy>=1.24' 'ml_dtypes>=0.5'
+# maturin and nvcc, as pyproject.toml asks for them.
+BUILD_REQUIRES := $(shell sed -n '/^requires = \[/,/^\]/s/^  "\([^;"]*\).*/"\1"/p' pyproject.toml)
+BUILD_NEEDS := $(BUILD_REQUIRES) 'numpy>=1.24' 'ml_dtypes>=0.5'
 TEST_NEEDS := 'torch==2.11.*' 'pytest>=8' 'pytest-timeout>=2.3' 'pytest-xdist>=3.5' 'libclang>=18' 'ruff>=0.8'
 BENCH_NEEDS := 'matplotlib>=3.8'
 RUST_CRATES := --workspace --exclude ferromla-python
@@ -107,7 +106,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.build: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(BUILD_NEEDS) $(TOOLKIT)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(BUILD_NEEDS)
 	touch $@
 
 $(VENV)/.test: $(VENV)/.build

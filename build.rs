@@ -18,7 +18,7 @@ const REBUILD: &str = "this build of ferromla has no CUDA kernels, because nvcc 
     install a CUDA toolkit (or `pip install 'nvidia-cuda-nvcc==13.3.*' 'nvidia-nvvm==13.3.*' 'nvidia-cuda-crt==13.3.*' nvidia-cuda-cccl`), point \
     FERROMLA_NVCC or CUDA_HOME at it, and build again";
 /// The release of nvcc that the kernels are made for and measured with, ...
-const RELEASE: (i32, i32) = (13, 3);
+pub const RELEASE: (i32, i32) = (13, 3);
 /// ... and the oldest that knows all their instructions.
 const OLDEST_RELEASE: (i32, i32) = (12, 8);
 #[rustfmt::skip]

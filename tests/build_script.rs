@@ -7,7 +7,7 @@ mod build;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use build::{Image, dependencies, faults, release, serves};
+use build::{Image, RELEASE, dependencies, faults, release, serves};
 
 const CLEAN: &str = "\
 ptxas info    : Compiling entry function 'fm_decode_bf16_576_tma' for 'sm_90a'
@@ -114,4 +114,14 @@ fn an_nvcc_that_lacks_instructions_or_does_not_run_is_passed_over() {
     assert!(!serves_if_it(&format!("{}; exit 1", says("13.3"))));
     fs::remove_file(&nvcc).unwrap();
     assert!(!serves(&nvcc));
+}
+
+#[test]
+fn builds_bring_the_nvcc_whose_spills_are_errors() {
+    let (major, minor) = RELEASE;
+    let asked = format!("\"nvidia-cuda-nvcc=={major}.{minor}.*;");
+    assert!(
+        include_str!("../pyproject.toml").contains(&asked),
+        "{asked}"
+    );
 }
