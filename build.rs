@@ -14,9 +14,6 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::time::SystemTime;
 
-const REBUILD: &str = "this build of ferromla has no CUDA kernels, because nvcc of CUDA 12.8 or later was not found when it was built: \
-    install a CUDA toolkit (or `pip install 'nvidia-cuda-nvcc==13.3.*' 'nvidia-nvvm==13.3.*' 'nvidia-cuda-crt==13.3.*' nvidia-cuda-cccl`), point \
-    FERROMLA_NVCC or CUDA_HOME at it, and build again";
 /// The release of nvcc that the kernels are made for and measured with, ...
 pub const RELEASE: (i32, i32) = (13, 3);
 /// ... and the oldest that knows all their instructions.
@@ -53,7 +50,7 @@ fn build() -> Result<()> {
         println!("cargo:rerun-if-env-changed={variable}");
     }
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("OUT_DIR is not set: run by cargo only")?);
-    let without = |reason| write_table(&out, &[], (0, 0), Some(reason));
+    let without = |reason: &str| write_table(&out, &[], (0, 0), Some(reason));
     if !has_feature("CUDA") {
         return without("built without the feature `cuda`");
     }
@@ -61,19 +58,29 @@ fn build() -> Result<()> {
         return without("built with FERROMLA_WITHOUT_KERNELS");
     }
     let Some(nvcc) = find_nvcc()? else {
+        let (major, minor) = OLDEST_RELEASE;
+        let missing = format!("nvcc of CUDA {major}.{minor} or later was not found");
         if is_set("FERROMLA_REQUIRE_CUDA") {
-            return Err("FERROMLA_REQUIRE_CUDA is set and nvcc of CUDA 12.8 or later was not found: set FERROMLA_NVCC or CUDA_HOME".into());
+            return Err(format!(
+                "FERROMLA_REQUIRE_CUDA is set and {missing}: set FERROMLA_NVCC or CUDA_HOME"
+            ));
         }
-        return without(REBUILD);
+        let (major, minor) = RELEASE;
+        return without(&format!(
+            "this build of ferromla has no CUDA kernels, because {missing} when it was built: install a CUDA toolkit \
+             (or `pip install 'nvidia-cuda-nvcc=={major}.{minor}.*' 'nvidia-nvvm=={major}.{minor}.*' \
+             'nvidia-cuda-crt=={major}.{minor}.*' nvidia-cuda-cccl`), point FERROMLA_NVCC or CUDA_HOME at it, and build again"
+        ));
     };
     let sources = sources()?;
-    let images = compile_all(&nvcc, &sources, &out)?;
+    let said = version(&nvcc);
+    let images = compile_all(&nvcc, &said, &sources, &out)?;
     let mut report = format!("{}\n", nvcc.display());
     for image in &images {
         report += &format!("\n== {}\n{}", image.name, image.report);
     }
     write_if_changed(&out.join("ptxas.txt"), &report)?;
-    let release @ (major, minor) = release(&version(&nvcc)).unwrap_or_default();
+    let release @ (major, minor) = release(&said).unwrap_or_default();
     let faults: Vec<_> = images.iter().flat_map(faults).collect();
     if !faults.is_empty() {
         let slow = format!(
@@ -202,8 +209,8 @@ pub struct Image {
     pub report: String,
 }
 
-/// Runs as many compilers at once as cargo has jobs.
-fn compile_all(nvcc: &Path, sources: &[PathBuf], out: &Path) -> Result<Vec<Image>> {
+/// Runs as many compilers at once as cargo has jobs. `said`: nvcc, of its version.
+fn compile_all(nvcc: &Path, said: &str, sources: &[PathBuf], out: &Path) -> Result<Vec<Image>> {
     let jobs: usize = env::var("NUM_JOBS").map_or(1, |jobs| jobs.parse().unwrap_or(1));
     let next = Mutex::new(sources.iter());
     let images = Mutex::new(Vec::new());
@@ -214,7 +221,7 @@ fn compile_all(nvcc: &Path, sources: &[PathBuf], out: &Path) -> Result<Vec<Image
                     let Some(source) = next.lock().unwrap().next() else {
                         break;
                     };
-                    let image = compile(nvcc, source, out); // with no lock held
+                    let image = compile(nvcc, said, source, out); // with no lock held
                     images.lock().unwrap().push(image);
                 }
             });
@@ -229,7 +236,7 @@ fn compile_all(nvcc: &Path, sources: &[PathBuf], out: &Path) -> Result<Vec<Image
     Ok(images)
 }
 
-fn compile(nvcc: &Path, source: &Path, out: &Path) -> Result<Image> {
+fn compile(nvcc: &Path, said: &str, source: &Path, out: &Path) -> Result<Image> {
     let name = stem(source);
     let [cubin, depfile, stamp] =
         ["cubin", "d", "stamp"].map(|kind| out.join(format!("{name}.{kind}")));
@@ -238,7 +245,7 @@ fn compile(nvcc: &Path, source: &Path, out: &Path) -> Result<Image> {
     };
     // cargo runs this script when a variable that may name nvcc changes: the same compiler and the same
     // sources give the same image.
-    let compiler = format!("{} {FLAGS:?}\n", version(nvcc));
+    let compiler = format!("{said} {FLAGS:?}\n");
     let report = match current(out, &name, &compiler).or_else(|| take_over(out, &name, &compiler)) {
         Some(report) => report,
         None => {

@@ -73,14 +73,11 @@ pub(super) fn init() -> Result<()> {
 /// Why a driver of this version, as `cuDriverGetVersion` counts, does not do for kernels that nvcc of CUDA `major` compiled: it reads what compilers
 /// of its own major version make, and of earlier ones.
 fn too_old(version: i32, major: i32) -> Option<String> {
-    let driver = format!(
-        "the driver is for CUDA {}.{}",
-        version / 1000,
-        version % 1000 / 10
-    );
+    let named = |version| format!("{}.{}", version / 1000, version % 1000 / 10);
+    let driver = format!("the driver is for CUDA {}", named(version));
     if version < OLDEST_DRIVER {
-        let (oldest, minor) = (OLDEST_DRIVER / 1000, OLDEST_DRIVER % 1000 / 10);
-        return Some(format!("{driver}, at least {oldest}.{minor} is needed"));
+        let oldest = named(OLDEST_DRIVER);
+        return Some(format!("{driver}, at least {oldest} is needed"));
     }
     (version / 1000 < major).then(|| {
         format!(
