@@ -7,8 +7,11 @@ import torch
 import ferromla
 import shapes
 from attention_tables import Bench
-from measure import Inputs, enqueue_us, times_us
+from ferromla.compat import flash_mla
+from ferromla.compat.flashinfer import BatchMLAPagedAttentionWrapper
+from measure import Call, Inputs, enqueue_us, times_us
 from report import SHAPE, US
+from shapes import D_QK, D_V
 
 # Plans in one graph, so that its own launch does not count.
 PLANS = 100
@@ -95,7 +98,10 @@ def host(bench: Bench) -> None:
         ("prefill, plan and outputs given", ragged.call(made_ragged), shapes.HOST_TARGET_US),
         ("decode, outputs given", inputs.call(None), None),
         ("prefill, outputs given", ragged.call(None), None),
+        ("decode, plan given", lambda: ferromla.decode(*arguments, plan=made), None),
         ("decode, nothing given", lambda: ferromla.decode(*arguments), None),
+        ("flash_mla_with_kvcache of compat, with metadata of a call before", _flash_mla(inputs), None),
+        ("BatchMLAPagedAttentionWrapper.run of compat, outputs given", _flashinfer(inputs), None),
         ("Plan.update", lambda: made.update(inputs.lens), None),
         ("an empty torch operation (mul_ on one number)", _torch_operation(bench.device), None),
     )
@@ -105,6 +111,24 @@ def host(bench: Bench) -> None:
             bench.report.row(name=name, us=us, target=target, verdict=bench.verdict(us, target))
 
 
-def _torch_operation(device: torch.device):
+def _flash_mla(inputs: Inputs) -> Call:
+    metadata, num_splits = flash_mla.get_mla_metadata()
+    arguments = (inputs.q, inputs.cache.unsqueeze(2), inputs.table, inputs.lens, D_V, metadata, num_splits)
+    return lambda: flash_mla.flash_mla_with_kvcache(*arguments, causal=True)
+
+
+def _flashinfer(inputs: Inputs) -> Call:
+    """Of one request in one page."""
+    heads, device = inputs.q.shape[-2], inputs.q.device
+    wrapper = BatchMLAPagedAttentionWrapper(torch.empty(0, device=device))
+    offsets = torch.tensor([0, 1], dtype=torch.int32)
+    sizes = (heads, D_V, D_QK - D_V, inputs.case.page_size, True, D_QK**-0.5, inputs.q.dtype, inputs.cache.dtype)
+    wrapper.plan(offsets, offsets, inputs.table[0], inputs.lens, *sizes)
+    q, cache = inputs.q[0], inputs.cache
+    parts = (q[..., :D_V], q[..., D_V:], cache[..., :D_V], cache[..., D_V:])
+    return lambda: wrapper.run(*parts, out=inputs.out[0], lse=inputs.lse[0])
+
+
+def _torch_operation(device: torch.device) -> Call:
     one = torch.ones(1, device=device)
     return lambda: one.mul_(1.0)

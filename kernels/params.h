@@ -103,7 +103,7 @@ typedef struct FmDecodeParams {
   float* partial_out; /* [slots, unit_rows, 512], each normalised, without value_scale; 64 rows: see split_rows.cuh */
   float* partial_lse; /* [unit_rows, slots], base 2: those of a row beside each other */
   int32_t slots; /* the most there can be */
-  int32_t reserved;
+  float empty_lse; /* lse of rows that see no key */
 } FmDecodeParams;
 
 /* Numbers that become `value`. */

@@ -23,6 +23,7 @@ struct Call {
     q_scale: Option<QScale>,
     num_splits: Option<u32>,
     max_q_len: Option<i64>,
+    empty_lse: f32,
     batch_invariant: bool,
 }
 
@@ -45,6 +46,7 @@ impl Call {
             q_scale: None,
             num_splits: None,
             max_q_len: None,
+            empty_lse: f32::NEG_INFINITY,
             batch_invariant: false,
         }
     }
@@ -116,6 +118,7 @@ impl Call {
             q_scale: self.q_scale,
             num_splits: self.num_splits,
             max_q_len: self.max_q_len,
+            empty_lse: self.empty_lse,
             batch_invariant: self.batch_invariant,
             attn_sink: self.attn_sink.as_ref().map(Array::view),
             workspace: self.workspace.as_ref().map(Array::view),
@@ -384,6 +387,7 @@ fn numbers() {
         (Call::right, |c| c.softmax_scale = Some(1e300), "softmax_scale", "float32"),
         (Call::right, |c| c.softmax_scale = Some(-1.0), "softmax_scale", "positive"),
         (Call::right, |c| c.softmax_scale = Some(1e-50), "softmax_scale", "float32"),
+        (Call::right, |c| c.empty_lse = f32::NAN, "empty_lse", "a number, or an infinity"),
         (Call::right, |c| c.workspace = None, "workspace", "bytes are needed without a plan"),
         (Call::right, |c| c.workspace.as_mut().unwrap().reshape(&[64]), "workspace", "64 bytes: at least "),
     ];

@@ -55,8 +55,10 @@ pub struct AttentionArgs<'a, Indptr> {
     pub max_q_len: Option<i64>,
     /// `[b, s_q, h, 512]` in q's type; bf16 for e4m3 queries.
     pub out: View,
-    /// `[b, s_q, h]` float32: natural logarithm of the sum of exponentials; -inf where no key is seen.
+    /// `[b, s_q, h]` float32: natural logarithm of the sum of exponentials; `empty_lse` where no key is seen.
     pub lse: View,
+    /// The `lse` of rows that see no key; -inf by default, which merges with others as nothing. Not NaN.
+    pub empty_lse: f32,
     /// `[bytes]` uint8, at least [`AttentionArgs::workspace_bytes`]. Needed without a plan; ignored with one.
     pub workspace: Option<View>,
     /// Where to launch.
@@ -128,6 +130,7 @@ impl<'a, Indptr: QoIndptr> AttentionArgs<'a, Indptr> {
             max_q_len: None,
             out: tensors.out,
             lse: tensors.lse,
+            empty_lse: f32::NEG_INFINITY,
             workspace: None,
             stream: Stream::default(),
         }

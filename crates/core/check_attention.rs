@@ -92,6 +92,7 @@ pub(crate) fn inputs<I: QoIndptr>(args: &AttentionArgs<'_, I>) -> Result<Attenti
         attn_sink: attn_sink(args.attn_sink.as_ref(), &q_arg, query.heads)?,
         out: Strided::NONE,
         lse: Strided::NONE,
+        empty_lse: empty_lse(args.empty_lse)?,
         stream: args.stream,
     })
 }
@@ -209,6 +210,18 @@ pub(crate) fn attn_sink(given: Option<&View>, q: &Arg<'_>, heads: i64) -> Result
     sink.device(q.view.device(), q.name)?;
     sink.memory(Last::Unit, Access::Read)?;
     Ok(view.ptr())
+}
+
+/// What the `lse` of rows that see no key is to be.
+pub(crate) fn empty_lse(given: f32) -> Result<f32> {
+    if given.is_nan() {
+        return Err(Error::invalid(
+            "empty_lse",
+            given,
+            "a number, or an infinity",
+        ));
+    }
+    Ok(given)
 }
 
 /// `out` and `lse`, into the problem.

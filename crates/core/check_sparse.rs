@@ -1,7 +1,7 @@
 //! The arguments of `sparse_decode` and `sparse_prefill`, checked: views to a [`SparseProblem`].
 
 use crate::check::{Access, Arg, Last, device_dtype};
-use crate::check_attention::{Query, attn_sink, out, query, row_numbers, scale};
+use crate::check_attention::{Query, attn_sink, empty_lse, out, query, row_numbers, scale};
 use crate::check_paged::{CacheArg, in_reach};
 use crate::check_parts::{KV_CACHE, ListTokens, PartNames, Q, lead, list_lens};
 use crate::dtype::{DType, Device, KvFormat};
@@ -57,6 +57,7 @@ pub(crate) fn decode(args: &SparseDecodeArgs<'_>) -> Result<SparseProblem> {
         attn_sink: attn_sink(args.attn_sink.as_ref(), &q, query.heads)?,
         out: out(&args.out, &q, query.dtype)?,
         lse: row_numbers(&Arg::new("lse", &args.lse), &q)?,
+        empty_lse: empty_lse(args.empty_lse)?,
         max_logits: None,
         stream: args.stream,
     })
@@ -92,6 +93,7 @@ pub(crate) fn prefill(args: &SparsePrefillArgs<'_>) -> Result<SparseProblem> {
         attn_sink: attn_sink(args.attn_sink.as_ref(), &q, query.heads)?,
         out: out(&args.out, &q, query.dtype)?,
         lse: row_numbers(&Arg::new("lse", &args.lse), &q)?,
+        empty_lse: empty_lse(args.empty_lse)?,
         max_logits: Some(row_numbers(&max_logits, &q)?),
         stream: args.stream,
     })

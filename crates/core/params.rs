@@ -207,7 +207,8 @@ pub struct FmDecodeParams {
     pub partial_lse: *mut f32,
     #[doc = " the most there can be"]
     pub slots: i32,
-    pub reserved: i32,
+    #[doc = " lse of rows that see no key"]
+    pub empty_lse: f32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -288,8 +289,8 @@ const _: () = {
         [::core::mem::offset_of!(FmDecodeParams, partial_lse) - 544usize];
     ["Offset of field: FmDecodeParams::slots"]
         [::core::mem::offset_of!(FmDecodeParams, slots) - 552usize];
-    ["Offset of field: FmDecodeParams::reserved"]
-        [::core::mem::offset_of!(FmDecodeParams, reserved) - 556usize];
+    ["Offset of field: FmDecodeParams::empty_lse"]
+        [::core::mem::offset_of!(FmDecodeParams, empty_lse) - 556usize];
 };
 impl Default for FmDecodeParams {
     fn default() -> Self {

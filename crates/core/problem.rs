@@ -194,6 +194,8 @@ pub(crate) struct AttentionProblem {
     pub attn_sink: u64,
     pub out: Strided<3>,
     pub lse: Strided<3>,
+    /// Of rows that see no key.
+    pub empty_lse: f32,
     pub stream: Stream,
 }
 
@@ -258,6 +260,8 @@ pub(crate) struct SparseProblem {
     pub attn_sink: u64,
     pub out: Strided<3>,
     pub lse: Strided<3>,
+    /// Of rows that see no key.
+    pub empty_lse: f32,
     /// Of `sparse_prefill`.
     pub max_logits: Option<Strided<3>>,
     pub stream: Stream,

@@ -52,8 +52,10 @@ pub struct SparseDecodeArgs<'a> {
     pub batch_invariant: bool,
     /// `[b, s_q, h, 512]` in q's type.
     pub out: View,
-    /// `[b, s_q, h]` float32: natural logarithm of the sum of exponentials; -inf where there is no key.
+    /// `[b, s_q, h]` float32: natural logarithm of the sum of exponentials; `empty_lse` where there is no key.
     pub lse: View,
+    /// The `lse` of rows without a key; -inf by default, which merges with others as nothing. Not NaN.
+    pub empty_lse: f32,
     /// `[bytes]` uint8, at least [`CheckedSparse::workspace_bytes`]. Needed without a plan; ignored with one.
     pub workspace: Option<View>,
     /// Where to launch.
@@ -78,6 +80,7 @@ impl<'a> SparseDecodeArgs<'a> {
             batch_invariant: false,
             out,
             lse,
+            empty_lse: f32::NEG_INFINITY,
             workspace: None,
             stream: Stream::default(),
         }

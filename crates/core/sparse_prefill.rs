@@ -41,8 +41,10 @@ pub struct SparsePrefillArgs<'a> {
     pub out: View,
     /// `[t, h]` float32: the largest scaled score; -inf where there is no key.
     pub max_logits: View,
-    /// `[t, h]` float32: natural logarithm of the sum of exponentials; -inf where there is no key.
+    /// `[t, h]` float32: natural logarithm of the sum of exponentials; `empty_lse` where there is no key.
     pub lse: View,
+    /// The `lse` of rows without a key; -inf by default, which merges with others as nothing. Not NaN.
+    pub empty_lse: f32,
     /// `[bytes]` uint8, at least [`CheckedSparse::workspace_bytes`]. Needed without a plan; ignored with one.
     /// Where lists are split it holds partial results, up to 35 MB: few tokens may need more than many.
     pub workspace: Option<View>,
@@ -66,6 +68,7 @@ impl<'a> SparsePrefillArgs<'a> {
             out,
             max_logits,
             lse,
+            empty_lse: f32::NEG_INFINITY,
             workspace: None,
             stream: Stream::default(),
         }

@@ -59,6 +59,8 @@ pub struct DecodeCpu<'a> {
     pub out: Strided<u16, 3>,
     /// `[b, s_q, h]`, natural logarithm.
     pub lse: Strided<f32, 3>,
+    /// The `lse` of rows that see no key.
+    pub empty_lse: f32,
     /// `[b, s_q, h]`: the largest scaled score, -inf where there is no key. With a plan that splits nothing.
     pub max_logits: Option<Strided<f32, 3>>,
     /// `[slots * unit_rows]` rows of 512: partial results of split units.
@@ -67,7 +69,7 @@ pub struct DecodeCpu<'a> {
     pub partial_lse: Strided<f32, 1>,
 }
 
-/// Decodes. A row that sees no key gives zeros and an `lse` of -inf; so does one whose every score is
+/// Decodes. A row that sees no key gives zeros and an `lse` of `empty_lse`; so does one whose every score is
 /// -inf.
 ///
 /// # Safety
@@ -122,6 +124,7 @@ pub struct DecodeCpu<'a> {
 ///     unit_rows: shape.unit_rows as usize,
 ///     out: rows(out.as_mut_ptr()),
 ///     lse: Strided::new(lse.as_mut_ptr(), [1, 1, 1], [1, 1, 1]),
+///     empty_lse: f32::NEG_INFINITY,
 ///     max_logits: None,
 ///     partial_out: none,
 ///     partial_lse: none,
@@ -143,6 +146,7 @@ unsafe fn decode_as<E: Element>(args: &DecodeCpu) {
     let output = Output {
         out: args.out,
         lse: args.lse,
+        empty_lse: args.empty_lse,
         attn_sink: args.attn_sink,
         max_logits: args.max_logits,
     };

@@ -9,6 +9,7 @@ use crate::{NOPE_DIM, Strided};
 pub(crate) struct Output {
     pub out: Strided<u16, 3>,
     pub lse: Strided<f32, 3>,
+    pub empty_lse: f32,
     pub attn_sink: Option<Strided<f32, 1>>,
     pub max_logits: Option<Strided<f32, 3>>,
 }
@@ -23,7 +24,12 @@ impl Output {
         let lse = lse2 * LN_2;
         // SAFETY: the caller's promise.
         let (sink, out) = unsafe {
-            self.lse.write(index, lse as f32);
+            let written = if lse == f64::NEG_INFINITY {
+                self.empty_lse
+            } else {
+                lse as f32
+            };
+            self.lse.write(index, written);
             (
                 self.attn_sink.map(|sink| sink.read([index[2]])),
                 self.out.row_mut(index, NOPE_DIM),

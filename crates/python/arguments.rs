@@ -101,6 +101,11 @@ pub fn num_splits(given: Option<i64>) -> PyResult<Option<u32>> {
     }
 }
 
+/// What the `lse` of rows that see no key is to be.
+pub fn empty_lse(given: Option<f64>) -> f32 {
+    given.map_or(f32::NEG_INFINITY, |lse| lse as f32)
+}
+
 /// `"cpu"`, `"cuda"`, `"cuda:1"`, or anything that prints as one of them (a `torch.device`).
 pub fn device(object: &Bound<'_, PyAny>) -> PyResult<Device> {
     let name = object.str()?.to_string();

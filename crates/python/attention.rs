@@ -50,11 +50,12 @@ type Outputs<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>);
 ///         to write to, any strides but a unit last one of `out`.
 ///     workspace: uint8, at least `workspace_bytes(...)` bytes; without plan and workspace the call
 ///         allocates one through the caller's framework. Not used with a plan, which has its own.
+///     empty_lse: what `lse` is for queries that see no key; -inf when None, which `merge_states` takes as nothing.
 ///
 /// Returns:
 ///     `(out, lse)`: `out [b, s_q, h, 512]` in q's dtype and the natural logarithm `lse [b, s_q, h]` float32
 ///     of the softmax denominators, tensors of q's framework. A query that sees no key has `out = 0` and
-///     `lse = -inf`.
+///     `lse = -inf`, or `empty_lse`.
 ///
 /// CUDA tensors are processed on the framework's current stream, without a synchronisation: as with any
 /// operation of the framework, memory may be reused only by work queued after it. Rows of q, the cache and
@@ -78,7 +79,7 @@ type Outputs<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>);
 #[pyfunction]
 #[pyo3(signature = (q, kv_cache, block_table, seq_lens, *, softmax_scale=None, causal=true, kv_format=None,
     kv_scale=None, q_scale=None, attn_sink=None, plan=None, num_splits=None, batch_invariant=false, out=None,
-    lse=None, workspace=None))]
+    lse=None, workspace=None, empty_lse=None))]
 // The public signature; the arguments become one struct at once.
 #[allow(clippy::too_many_arguments)]
 pub fn decode<'py>(
@@ -99,6 +100,7 @@ pub fn decode<'py>(
     out: Option<&Bound<'py, PyAny>>,
     lse: Option<&Bound<'py, PyAny>>,
     workspace: Option<&Bound<'py, PyAny>>,
+    empty_lse: Option<f64>,
 ) -> PyResult<Outputs<'py>> {
     let given = Given {
         q,
@@ -118,6 +120,7 @@ pub fn decode<'py>(
         out,
         lse,
         workspace,
+        empty_lse,
     };
     attend(py, &given, decode_outputs, DecodeArgs::new)
 }
@@ -141,7 +144,7 @@ pub fn decode<'py>(
 ///         counts, not the values of `seq_lens` and `qo_indptr` at this call.
 ///     out, lse: `[t, h, 512]` in q's dtype and `[t, h]` float32 to write to.
 ///     max_q_len: as in `Plan`; not with a plan, which has its own.
-///     softmax_scale, kv_format, kv_scale, attn_sink, num_splits, batch_invariant, workspace: as in `decode`.
+///     softmax_scale, kv_format, kv_scale, attn_sink, num_splits, batch_invariant, workspace, empty_lse: as in `decode`.
 ///
 /// Returns:
 ///     `(out, lse)`: `out [t, h, 512]` in q's dtype and the natural logarithm `lse [t, h]` float32 of the
@@ -164,7 +167,7 @@ pub fn decode<'py>(
 #[pyo3(signature = (q, kv_cache, block_table, seq_lens,
     qo_indptr, *, softmax_scale=None, causal=true, kv_format=None,
     kv_scale=None, q_scale=None, attn_sink=None, plan=None, num_splits=None, batch_invariant=false,
-    max_q_len=None, out=None, lse=None, workspace=None))]
+    max_q_len=None, out=None, lse=None, workspace=None, empty_lse=None))]
 // The public signature; the arguments become one struct at once.
 #[allow(clippy::too_many_arguments)]
 pub fn prefill<'py>(
@@ -187,6 +190,7 @@ pub fn prefill<'py>(
     out: Option<&Bound<'py, PyAny>>,
     lse: Option<&Bound<'py, PyAny>>,
     workspace: Option<&Bound<'py, PyAny>>,
+    empty_lse: Option<f64>,
 ) -> PyResult<Outputs<'py>> {
     let given = Given {
         q,
@@ -206,6 +210,7 @@ pub fn prefill<'py>(
         out,
         lse,
         workspace,
+        empty_lse,
     };
     let qo_indptr = tensor::read(qo_indptr, "qo_indptr")?;
     attend(
@@ -237,6 +242,7 @@ struct Given<'a, 'py> {
     out: Option<&'a Bound<'py, PyAny>>,
     lse: Option<&'a Bound<'py, PyAny>>,
     workspace: Option<&'a Bound<'py, PyAny>>,
+    empty_lse: Option<f64>,
 }
 
 /// Runs the attention whose outputs have these shapes and whose tensors make these arguments.
@@ -278,6 +284,7 @@ fn attend<'a, 'py, I: QoIndptr>(
     args.num_splits = arguments::num_splits(given.num_splits)?;
     args.batch_invariant = given.batch_invariant;
     args.max_q_len = given.max_q_len;
+    args.empty_lse = arguments::empty_lse(given.empty_lse);
     args.stream = framework::current_stream(&q.first)?;
     let checked = args.check().map_err(errors::to_python)?;
     let workspace = arguments::workspace(checked.workspace_bytes(), &q.first, given.workspace)?;

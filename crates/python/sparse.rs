@@ -33,7 +33,7 @@ use crate::tensor::{self, Tensor};
 ///         that it was made or last updated with count, not those of this call.
 ///     num_splits, batch_invariant: as in `decode`, for each query token.
 ///     out, lse: `[b, s_q, h, 512]` in q's dtype and `[b, s_q, h]` float32 to write to.
-///     workspace: as in `decode`.
+///     workspace, empty_lse: as in `decode`.
 ///
 /// Returns:
 ///     `(out, lse)` as `decode`. A query without a key has `out = 0` and `lse = -inf`.
@@ -52,7 +52,7 @@ use crate::tensor::{self, Tensor};
 #[pyfunction]
 #[pyo3(signature = (q, kv_cache, indices, *, topk_lengths=None, attn_sink=None, extra_kv_cache=None,
     extra_indices=None, extra_topk_lengths=None, kv_format=None, extra_kv_format=None, softmax_scale=None,
-    plan=None, num_splits=None, batch_invariant=false, out=None, lse=None, workspace=None))]
+    plan=None, num_splits=None, batch_invariant=false, out=None, lse=None, workspace=None, empty_lse=None))]
 // The public signature; the arguments become one struct at once.
 #[allow(clippy::too_many_arguments)]
 pub fn sparse_decode<'py>(
@@ -74,6 +74,7 @@ pub fn sparse_decode<'py>(
     out: Option<&Bound<'py, PyAny>>,
     lse: Option<&Bound<'py, PyAny>>,
     workspace: Option<&Bound<'py, PyAny>>,
+    empty_lse: Option<f64>,
 ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
     let q = Pair::read(q, "q", false)?;
     let kv_cache = Pair::read(kv_cache, "kv_cache", false)?;
@@ -104,6 +105,7 @@ pub fn sparse_decode<'py>(
         plan: plan.map(|plan| plan.get().inner()),
         num_splits: arguments::num_splits(num_splits)?,
         batch_invariant,
+        empty_lse: arguments::empty_lse(empty_lse),
         stream: framework::current_stream(&q.first)?,
         ..SparseDecodeArgs::new(
             q.parts(),
@@ -140,6 +142,7 @@ pub fn sparse_decode<'py>(
 ///     out, max_logits, lse: `[t, h, 512]` in q's dtype, `[t, h]` and `[t, h]` float32 to write to.
 ///     workspace: uint8; without one, or a plan, the call allocates it through the caller's framework. What it needs does
 ///         not depend on the number of cached tokens; where lists are split it is up to 35 MB, and few tokens may need more than many.
+///     empty_lse: as in `decode`.
 ///
 /// Returns:
 ///     `(out, max_logits, lse)`: `out [t, h, 512]` in q's dtype, the largest scaled score of each row
@@ -158,7 +161,7 @@ pub fn sparse_decode<'py>(
 ///     ([8.0, -inf], [8.693099975585938, -inf])
 #[pyfunction]
 #[pyo3(signature = (q, kv, indices, *, topk_lengths=None, attn_sink=None, softmax_scale=None, kv_format=None,
-    plan=None, batch_invariant=false, out=None, max_logits=None, lse=None, workspace=None))]
+    plan=None, batch_invariant=false, out=None, max_logits=None, lse=None, workspace=None, empty_lse=None))]
 // The public signature; the arguments become one struct at once.
 #[allow(clippy::too_many_arguments)]
 pub fn sparse_prefill<'py>(
@@ -176,6 +179,7 @@ pub fn sparse_prefill<'py>(
     max_logits: Option<&Bound<'py, PyAny>>,
     lse: Option<&Bound<'py, PyAny>>,
     workspace: Option<&Bound<'py, PyAny>>,
+    empty_lse: Option<f64>,
 ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>)> {
     let q = Pair::read(q, "q", false)?;
     let kv = Pair::read(kv, "kv", false)?;
@@ -200,6 +204,7 @@ pub fn sparse_prefill<'py>(
         attn_sink: attn_sink.as_ref().map(|sink| sink.view),
         plan: plan.map(|plan| plan.get().inner()),
         batch_invariant,
+        empty_lse: arguments::empty_lse(empty_lse),
         stream: framework::current_stream(&q.first)?,
         ..SparsePrefillArgs::new(
             q.parts(),

@@ -271,7 +271,7 @@ __device__ __forceinline__ float row_factor(const FmDecodeParams& p, const RowBl
     return factor;
   }
   const float lse = __fmul_rn(lse2, kLn2);  // rounded wherever this is, not a part of what follows
-  if (write) *end.lse() = lse;
+  if (write) *end.lse() = sum == 0.f ? p.empty_lse : lse;
   if (!end.has_sink() || sum == 0.f) return factor * p.value_scale;
   return factor * p.value_scale * inverse_approx(1.f + __expf(end.sink() - lse));
 }

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 from typing import Any
 
+from ferromla._errors import error
 from ferromla._ferromla import InvalidArgument, Unsupported, cache_shape
 
 
@@ -75,16 +76,9 @@ def _numpy_dtype(name: str) -> Any:
         return getattr(importlib.import_module("ml_dtypes"), name)
     except ModuleNotFoundError as missing:
         rule = f"numpy and cupy hold {name} with the package ml_dtypes, which is not installed"
-        raise _error(Unsupported, "kv_format", repr(name), rule) from missing
+        raise error(Unsupported, "kv_format", repr(name), rule) from missing
 
 
 def _refused(framework: str, device: str) -> InvalidArgument:
     rule = 'must be "torch", "numpy" on the CPU or "cupy" on a CUDA device'
-    return _error(InvalidArgument, "framework", f"{framework!r} on {device!r}", rule)
-
-
-def _error(kind: Any, argument: str, value: str, rule: str) -> Any:
-    """An error as the compiled module makes them: what is wrong, and its parts as attributes."""
-    error = kind(f"{argument} is {value}: {rule}")
-    error.argument, error.value, error.rule = argument, value, rule
-    return error
+    return error(InvalidArgument, "framework", f"{framework!r} on {device!r}", rule)

@@ -137,6 +137,7 @@ def decode(
     out: Tensor | None = None,
     lse: Tensor | None = None,
     workspace: Tensor | None = None,
+    empty_lse: float | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 def prefill(
     q: Parts,
@@ -158,6 +159,7 @@ def prefill(
     out: Tensor | None = None,
     lse: Tensor | None = None,
     workspace: Tensor | None = None,
+    empty_lse: float | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 def sparse_decode(
     q: Parts,
@@ -178,6 +180,7 @@ def sparse_decode(
     out: Tensor | None = None,
     lse: Tensor | None = None,
     workspace: Tensor | None = None,
+    empty_lse: float | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 def sparse_prefill(
     q: Parts,
@@ -194,6 +197,7 @@ def sparse_prefill(
     max_logits: Tensor | None = None,
     lse: Tensor | None = None,
     workspace: Tensor | None = None,
+    empty_lse: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 def merge_states(
     out_a: Tensor,

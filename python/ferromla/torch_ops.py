@@ -26,7 +26,8 @@ _INPUTS = "Tensor q, Tensor kv_cache, Tensor block_table, Tensor seq_lens"
 _OUTPUTS = "Tensor(a!) out, Tensor(b!) lse"
 _OPTIONS = (
     "float? softmax_scale=None, bool causal=True, Tensor? attn_sink=None, int? num_splits=None, "
-    "bool batch_invariant=False, str? kv_format=None, float? kv_scale=None, Tensor? q_scale=None"
+    "bool batch_invariant=False, str? kv_format=None, float? kv_scale=None, Tensor? q_scale=None, "
+    "float? empty_lse=None"
 )
 # Their names: torch passes an operator's arguments by position, without the last ones where they are defaults.
 _OPTION_NAMES = (
@@ -38,12 +39,13 @@ _OPTION_NAMES = (
     "kv_format",
     "kv_scale",
     "q_scale",
+    "empty_lse",
 )
 _LISTS = "Tensor? topk_lengths=None, Tensor? attn_sink=None, "
 _SPARSE_OPTIONS = (
     _LISTS + "Tensor? extra_kv_cache=None, Tensor? extra_indices=None, Tensor? extra_topk_lengths=None, "
     "str? kv_format=None, str? extra_kv_format=None, float? softmax_scale=None, int? num_splits=None, "
-    "bool batch_invariant=False"
+    "bool batch_invariant=False, float? empty_lse=None"
 )
 _SPARSE_NAMES = (
     "topk_lengths",
@@ -56,9 +58,12 @@ _SPARSE_NAMES = (
     "softmax_scale",
     "num_splits",
     "batch_invariant",
+    "empty_lse",
 )
-_SPARSE_PREFILL_OPTIONS = _LISTS + "float? softmax_scale=None, str? kv_format=None, bool batch_invariant=False"
-_SPARSE_PREFILL_NAMES = ("topk_lengths", "attn_sink", "softmax_scale", "kv_format", "batch_invariant")
+_SPARSE_PREFILL_OPTIONS = (
+    _LISTS + "float? softmax_scale=None, str? kv_format=None, bool batch_invariant=False, float? empty_lse=None"
+)
+_SPARSE_PREFILL_NAMES = ("topk_lengths", "attn_sink", "softmax_scale", "kv_format", "batch_invariant", "empty_lse")
 _SPARSE_PREFILL_OUTPUTS = "Tensor(a!) out, Tensor(b!) max_logits, Tensor(c!) lse"
 _SCHEMAS = (
     f"decode({_INPUTS}, {_OPTIONS}) -> (Tensor, Tensor)",

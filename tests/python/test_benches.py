@@ -28,7 +28,7 @@ def test_every_table_runs_is_right_and_fits_the_page(tmp_path, monkeypatch):
     expected |= {"sparse": 10, "sparse_v4": 6, "sparse_v41": 12, "sparse_absent": 12, "sparse_prefill": 5}
     expected |= {"prefill_hints": 6, "prefill_copies": 8, "sparse_prefill_copies": 5, "sparse_prefill_few": 20}
     expected |= {"sparse_prefill_heads": 16}
-    expected |= {"cache_ops": 33, "index_ops": 7, "plan": 21, "host": 7}
+    expected |= {"cache_ops": 33, "index_ops": 7, "plan": 21, "host": 10}
     assert counts == expected
     assert all(row["us"] > 0 for rows in tables.values() for row in rows)
     assert all(row["same"] == "yes" for row in tables["plan"])

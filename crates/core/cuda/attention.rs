@@ -168,6 +168,7 @@ fn page_params(problem: &AttentionProblem, plan: &Plan) -> FmDecodeParams {
         q_scale_stride: q_scale_rows.strides,
         value_scale: cache.scale,
         attn_sink: problem.attn_sink as *const f32,
+        empty_lse: problem.empty_lse,
         ..common_params(
             &problem.q,
             problem.group(),
@@ -190,6 +191,7 @@ fn list_params(problem: &SparseProblem, plan: &Plan) -> FmDecodeParams {
         max_tokens: i32::MAX,
         value_scale: 1.0,
         attn_sink: problem.attn_sink as *const f32,
+        empty_lse: problem.empty_lse,
         max_logits: max_logits.ptr as *mut f32,
         max_logits_stride: max_logits.strides,
         ..common_params(

@@ -117,6 +117,7 @@ fn attend(cache: CacheCpu, q_scale: QueryScale, q: Rows<3>) -> (Vec<u16>, Vec<f3
         unit_rows: shape.unit_rows as usize,
         out: Strided::new(out.as_mut_ptr(), [2, 3, 8], [24 * 512, 8 * 512, 512]),
         lse: Strided::new(lse.as_mut_ptr(), [2, 3, 8], [24, 8, 1]),
+        empty_lse: f32::NEG_INFINITY,
         max_logits: None,
         partial_out: Strided::new(partial_out.as_mut_ptr(), [slots], [512]),
         partial_lse: Strided::new(partial_lse.as_mut_ptr(), [slots], [1]),

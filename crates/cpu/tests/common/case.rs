@@ -205,6 +205,7 @@ impl Inputs {
             unit_rows: shape.unit_rows as usize,
             out: out.view_mut(0),
             lse: lse.view_mut(0),
+            empty_lse: f32::NEG_INFINITY,
             max_logits: None,
             partial_out: partial_out.view_mut(0),
             partial_lse: partial_lse.view_mut(0),
