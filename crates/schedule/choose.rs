@@ -183,8 +183,10 @@ impl Choice {
 ///
 /// All CTAs of a team read the same KV tiles at the same time, so a unit of 64-row CTAs takes all rows where
 /// they fit one team of at most 8: each tile then leaves memory once; of more the team of 3 to 6 is taken that leaves fewest CTAs without rows.
-/// Ragged requests get teams of 2, or of 1 where most may have one token, of up to 64 rows, or few have an odd number of
-/// blocks; of 4 where they have many, over 16-bit numbers.
+/// Where requests have few blocks teams are smaller if that takes less by those times: more parts may find place.
+/// Ragged requests, with more blocks than multiprocessors, of which none has more tokens than all have on average are laid out as those with as
+/// many each. Others get teams of 2, or of 1 where most may have one token, of up to 64 rows, or few have an odd number of blocks; of 4 where
+/// they have many, over 16-bit numbers.
 ///
 /// With 16 rows, or 32 over other keys than pages, a cluster of 8, 4 or 2 CTAs, of few units that are not long 16, shares the tiles of an item: the most
 /// with which every unit has a cluster of its own and half of its CTAs a tile, if that keeps enough CTAs busy or there is little to do. Where
@@ -219,12 +221,16 @@ pub fn choose(problem: &Problem) -> Choice {
             return Choice::new((FM_TILE_ROWS, 1, 1), slots, COSTS);
         }
     };
+    if let Some(alike) = problem.of_as_many_tokens(sm_count) {
+        return choose(&alike);
+    }
     if let Some(fastest) = problem.fastest(sm_count, clusters) {
         return fastest;
     }
     let rows = problem.rows(sm_count);
     problem
         .shared(rows, sm_count, clusters)
+        .or_else(|| problem.in_team_of_loose_bound(rows, sm_count))
         .unwrap_or_else(|| problem.alone(rows, sm_count))
 }
 
@@ -331,6 +337,32 @@ impl Problem {
         }
     }
 
+    /// The same of requests with as many query tokens each, if none of the ragged ones has more than they have on average, and not all of
+    /// their blocks have a multiprocessor.
+    fn of_as_many_tokens(&self, sm_count: i32) -> Option<Self> {
+        match self.queries {
+            Queries::Ragged {
+                tokens,
+                most: Some(q_len),
+            } if self.split != Split::Invariant
+                && q_len > 0
+                && i64::from(q_len) * i64::from(self.batch) == i64::from(tokens)
+                && self.blocks() > sm_count.into() =>
+            {
+                Some(Self {
+                    queries: Queries::Uniform { q_len },
+                    ..*self
+                })
+            }
+            _ => None,
+        }
+    }
+
+    /// Blocks of 64 rows of all requests, if ragged ones have as many each.
+    fn blocks(&self) -> i64 {
+        self.mean_rows().div_ceil_positive(FM_TILE_ROWS) * i64::from(self.batch)
+    }
+
     fn is_ragged(&self) -> bool {
         matches!(self.queries, Queries::Ragged { .. })
     }
@@ -360,12 +392,16 @@ impl Problem {
 
     /// Units for CTAs, or teams of CTAs of 64 rows, that share no item.
     fn alone(&self, rows: i32, sm_count: i32) -> Choice {
-        if rows != FM_TILE_ROWS {
-            let work = self.work(rows);
-            let costs = self.costs_of_few_rows(rows, work, sm_count);
-            return self.with_work(Choice::new((rows, 1, 1), sm_count, costs), work, sm_count);
+        if rows == FM_TILE_ROWS {
+            return self.in_teams(self.team(), sm_count);
         }
-        let team = self.team();
+        let work = self.work(rows);
+        let costs = self.costs_of_few_rows(rows, work, sm_count);
+        self.with_work(Choice::new((rows, 1, 1), sm_count, costs), work, sm_count)
+    }
+
+    /// The same for teams of so many CTAs of 64 rows.
+    fn in_teams(&self, team: i32, sm_count: i32) -> Choice {
         let whole_speed = match (team, self.keys) {
             (1, Keys::Pages) if self.may_mix_decodes() => SPEED_OF_MIXED_CTAS,
             (1, Keys::Pages) => SPEED_OF_SINGLE_CTAS,
@@ -392,7 +428,7 @@ impl Problem {
             equal_speed: self.equal_speed(equal_speed, sm_count),
             ..COSTS
         };
-        Choice::new((rows, team, 1), sm_count / team, costs)
+        Choice::new((FM_TILE_ROWS, team, 1), sm_count / team, costs)
     }
 
     /// The choice, of few rows, without workers for whom there can be no part: a launch of fewer CTAs is done sooner. With 64

@@ -1,9 +1,9 @@
 //! How many query rows a CTA takes where the bound on lengths is a loose one, which says little about them.
 
-use super::times::Time;
+use super::times::{Time, TimesOfRows};
 use super::{Choice, Problem, Split};
 use crate::layout::DivCeil;
-use crate::plan_layout::FM_TILE_TOKENS;
+use crate::plan_layout::{FM_TILE_ROWS, FM_TILE_TOKENS};
 
 /// The longest sequences that are looked at, in tiles: of 131,072 tokens ...
 const LONGEST: i64 = 2048;
@@ -33,15 +33,36 @@ impl Problem {
         if let &[only] = self.rows_to_time() {
             return Some(only);
         }
-        let new = |&rows| Candidate {
-            choice: self.alone(rows, sm_count),
-            excess: 0,
-        };
-        let mut candidates: Vec<_> = self.rows_to_time().iter().map(new).collect();
+        let choices = self.rows_to_time().iter();
+        let choices = choices.map(|&rows| self.alone(rows, sm_count));
+        let least = self.least_longer(choices, times, sm_count)?;
+        Some(least.rows)
+    }
+
+    /// The same for teams of CTAs of 64 rows, where they may be smaller than usual.
+    pub(super) fn in_team_of_loose_bound(&self, rows: i32, sm_count: i32) -> Option<Choice> {
+        if rows != FM_TILE_ROWS || self.split != Split::Auto || !self.lengths_may_differ() {
+            return None;
+        }
+        let smaller = self.smaller_teams(sm_count);
+        let teams = std::iter::once(self.team()).chain(smaller);
+        let choices = teams.map(|team| self.in_teams(team, sm_count));
+        self.least_longer(choices, self.times()?, sm_count)
+    }
+
+    fn least_longer(
+        &self,
+        choices: impl Iterator<Item = Choice>,
+        times: &TimesOfRows,
+        sm_count: i32,
+    ) -> Option<Choice> {
+        let mut candidates: Vec<_> = choices
+            .map(|choice| Candidate { choice, excess: 0 })
+            .collect();
         let bound = i64::from(self.max_seq_len).div_ceil_positive(FM_TILE_TOKENS);
         for part in PARTS {
             let tiles = bound.min(LONGEST) / part;
-            let time = |c: &Candidate| self.time(&c.choice, tiles, times, sm_count);
+            let time = |c: &Candidate| self.time_in_teams(&c.choice, tiles, times, sm_count);
             let taken: Vec<_> = candidates.iter().map(time).collect::<Option<_>>()?;
             let best = taken.iter().copied().min()?.max(1);
             for (candidate, time) in candidates.iter_mut().zip(taken) {
@@ -50,6 +71,6 @@ impl Problem {
             }
         }
         let least = candidates.into_iter().min_by_key(|c| c.excess);
-        least.map(|c| c.choice.rows)
+        least.map(|c| c.choice)
     }
 }

@@ -6,6 +6,10 @@ use crate::plan_layout::FM_TILE_ROWS;
 
 /// CTAs of a team where a unit of all rows would need more than [`MAX_CLUSTER`]: of these the first with which fewest have no rows.
 const TEAMS_OF_MANY_ROWS: [i64; 4] = [4, 5, 6, 3];
+/// CTAs of a team where requests have as many rows each, if that takes less time.
+const SMALLER_TEAMS: [i32; 3] = [4, 2, 1];
+/// Multiprocessors for each block of rows, at least, where teams may be smaller: with fewer, or whole units, reading each tile more often costs more.
+const SMS_OF_A_BLOCK: i64 = 2;
 /// CTAs of a team where ragged requests have so many blocks of rows, on average, over 16-bit numbers: also where units are cut all four are at the
 /// same tiles, so that the L2 gives what memory would have to.
 const TEAM_OF_LONG_CHUNKS: i32 = 4;
@@ -59,6 +63,16 @@ impl Problem {
                 TEAMS_OF_MANY_ROWS.into_iter().min_by_key(ctas).unwrap_or(1) as i32
             }
         }
+    }
+
+    /// CTAs of teams that are smaller than [`Self::team`]'s, where requests have few blocks: more parts of them may find place.
+    pub(super) fn smaller_teams(&self, sm_count: i32) -> impl Iterator<Item = i32> {
+        let few = self.blocks() * SMS_OF_A_BLOCK <= sm_count.into();
+        let most = match self.queries {
+            Queries::Uniform { .. } if few => self.team(),
+            _ => 0,
+        };
+        SMALLER_TEAMS.into_iter().filter(move |&team| team < most)
     }
 
     /// Whether ragged requests of so many blocks on average leave the second CTA of too many pairs without one.

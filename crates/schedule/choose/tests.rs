@@ -290,6 +290,39 @@ fn lists_of_few_rows_are_cut_for_less() {
 }
 
 #[test]
+fn many_ragged_requests_of_which_none_has_more_tokens_than_others_are_laid_out_as_uniform_ones() {
+    for (batch, q_len, group) in [(67, 1, 128), (100, 3, 64), (40, 4, 128), (3, 700, 16)] {
+        for keys in [Keys::Pages, Keys::Codes, Keys::ScaledCodes] {
+            let of = |queries| choose(&bounded(keys, (batch, group, queries), 4096));
+            let tokens = batch * q_len;
+            let up_to = |most| {
+                let most = Some(most);
+                of(Queries::Ragged { tokens, most })
+            };
+            assert_eq!(up_to(q_len), of(Queries::Uniform { q_len }));
+            assert!(q_len == 1 || up_to(2 * q_len) != up_to(q_len));
+        }
+    }
+}
+
+#[test]
+fn teams_of_few_requests_are_smaller_where_more_parts_find_place() {
+    let team = |batch, q_len, max_seq_len| {
+        let choice = choose(&bounded(Keys::Pages, (batch, 64, each(q_len)), max_seq_len));
+        assert_eq!(choice.rows, FM_TILE_ROWS);
+        choice.team
+    };
+    // 3 units of 63 tiles on 16 teams of 8: four parts each; 6 on 33 of 4: five.
+    assert_eq!(team(3, 8, 4000), 4);
+    assert_eq!(team(12, 3, 1000), 1);
+    // As many parts with either.
+    assert_eq!(team(8, 8, 1000), 8);
+    // Most multiprocessors have a block: reading tiles once counts for more.
+    assert_eq!(team(100, 3, 4000), 3);
+    assert_eq!(team(13, 8, 3500), 8);
+}
+
+#[test]
 fn an_invariant_layout_depends_on_no_other_request() {
     for (group, splits) in [(16, 2), (32, 1), (128, 1)] {
         let choice = |batch, queries| {

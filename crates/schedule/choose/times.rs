@@ -176,6 +176,9 @@ const USUAL_LENGTH: i64 = 7;
 const USUAL_WEIGHTS: [i64; 3] = [5, 6, 4];
 const FEW_ROWS: i64 = 32;
 
+/// Percent that smaller teams than usual take longer than [`Problem::time`] knows, which does not count how often a tile is read.
+const MORE_IN_SMALLER_TEAMS: Time = 4;
+
 impl Problem {
     /// The layout that takes least [`time`](Self::time), where times are known and the bound on lengths says something about them.
     pub(super) fn fastest(&self, sm_count: i32, clusters: [i32; 4]) -> Option<Choice> {
@@ -199,7 +202,13 @@ impl Problem {
                 }
             }
         }
-        let (_, choice) = least?;
+        let (time, choice) = least?;
+        let choice = match choice.rows {
+            FM_TILE_ROWS => self
+                .in_smaller_teams(time, times, sm_count)
+                .unwrap_or(choice),
+            _ => choice,
+        };
         // Clusters of 16 never have units that are cut.
         let costs_less =
             self.has_lists() && choice.rows < FM_TILE_ROWS && choice.splits <= MAX_CLUSTER;
@@ -211,6 +220,32 @@ impl Problem {
             split_cost,
             ..choice
         })
+    }
+
+    /// In smaller teams of CTAs of 64 rows, if there are few of these and it takes less than `time`.
+    fn in_smaller_teams(&self, time: Time, times: &TimesOfRows, sm_count: i32) -> Option<Choice> {
+        let tiles = self.work(FM_TILE_ROWS).tiles;
+        let choices = self
+            .smaller_teams(sm_count)
+            .map(|team| self.in_teams(team, sm_count));
+        let timed =
+            choices.filter_map(|c| Some((self.time_in_teams(&c, tiles, times, sm_count)?, c)));
+        let (least, choice) = timed.min_by_key(|&(least, _)| least)?;
+        (least < time).then_some(choice)
+    }
+
+    /// [`Self::time`], and in smaller teams than usual what else they take.
+    pub(super) fn time_in_teams(
+        &self,
+        choice: &Choice,
+        tiles: i64,
+        times: &TimesOfRows,
+        sm_count: i32,
+    ) -> Option<Time> {
+        let time = self.time(choice, tiles, times, sm_count)?;
+        let smaller = choice.rows == FM_TILE_ROWS && choice.team < self.team();
+        let more = if smaller { MORE_IN_SMALLER_TEAMS } else { 0 };
+        Some(time + time * more / 100)
     }
 
     /// What is known of its keys.

@@ -74,7 +74,7 @@ pub(super) const WORKLOADS: &[(&str, Batch, Layout)] = &[
     ("of four", (1, 16, all(16)), (64, 2, 1, 66, 2)),
     ("of fifteen", (1, 16, all(60)), (64, 1, 1, 132, 15)),
     ("of seventeen", (1, 16, all(68)), (64, 2, 1, 66, 9)),
-    ("of three, more than CTAs, known to be alike", (100, 16, up_to(10, 1000)), (64, 1, 1, 132, 325)),
+    ("of three, more than CTAs, known to be alike", (100, 16, up_to(10, 1000)), (64, 3, 1, 44, 175)),
     ("five blocks or so each", (3, 16, all(60)), (64, 1, 1, 132, 17)),
     ("three tokens each or so, all heads", (3, 128, all(9)), (64, 2, 1, 66, 9)),
     ("one long chunk among 16 decodes", (17, 32, all(4112)), (64, 4, 1, 33, 528)),
