@@ -10,6 +10,7 @@ import torch
 
 import ferromla
 import problems
+from ferromla.compat import flash_mla, flashinfer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.gpus]
 
@@ -131,3 +132,29 @@ def test_a_graph_of_a_device_that_is_not_current():
         graph.replay()
     torch.cuda.synchronize(1)
     _assert_same([out, lse], list(want))
+
+
+def _by_interfaces_of_others(number: int) -> list[torch.Tensor]:
+    """Of requests of one query token each, by FlashMLA's and FlashInfer's interfaces."""
+    device = torch.device("cuda", number)
+    problem = _problem(device, "bf16")
+    q, cache, table, lens = problem.q, problem.cache, problem.table, problem.lens
+    metadata, num_splits = flash_mla.get_mla_metadata()
+    found = flash_mla.flash_mla_with_kvcache(q, cache.unsqueeze(2), table, lens, 512, metadata, num_splits)
+    pages = -(-lens // PAGE_SIZE)
+    ends = torch.cat([pages.new_zeros(1), pages.cumsum(0)]).int()
+    used = torch.arange(table.shape[1], device=device) < pages[:, None]
+    wrapper = flashinfer.BatchMLAPagedAttentionWrapper(torch.empty(0, device=device))
+    sizes = (HEADS, 512, 64, PAGE_SIZE, True, 576**-0.5, q.dtype, cache.dtype)
+    wrapper.plan(torch.arange(len(lens) + 1).int(), ends, table[used], lens, *sizes)
+    parts = q[:, 0, :, :512], q[:, 0, :, 512:], cache[..., :512], cache[..., 512:]
+    found = *found, *wrapper.run(*parts, return_lse=True)
+    assert all(x.device == device for x in found)
+    return [x.cpu() for x in found]
+
+
+def test_interfaces_of_other_libraries_on_a_device_that_is_not_current():
+    with torch.cuda.device(0):
+        want, found = (_by_interfaces_of_others(number) for number in (0, 1))
+    _assert_same(found, want)
+    assert torch.equal(want[0][:, 0], want[2])
