@@ -115,11 +115,9 @@ def _buffers(device, requests=3, pages=48):
 
 @pytest.mark.gpu
 def test_a_graph_replays_after_other_plans(cuda):
-    """Lengths grow, shrink to none and move to other pages while the captured call stays."""
-    steps = [
-        _problem(cuda, [1, 1, 1], lens, seed=seed)
-        for seed, lens in enumerate([(900, 0, 64), (5, 1024, 640), (0, 0, 1)])
-    ]
+    """Lengths grow, shrink to none and move to other pages while the captured call stays; a query token is missing."""
+    given = ([1, 1, 1], (900, 0, 64)), ([1, 1, 1], (5, 1024, 640)), ([1, 0, 1], (700, 20, 3)), ([1, 1, 1], (0, 0, 1))
+    steps = [_problem(cuda, q_lens, lens, seed=seed) for seed, (q_lens, lens) in enumerate(given)]
     pages = max(len(step.cache) for step in steps)
     q, cache = torch.zeros_like(steps[0].q), steps[0].cache.new_zeros(pages, PAGE, 576)
     parts = q[..., :512], q[..., 512:], cache[..., :512], cache[..., 512:]
@@ -132,9 +130,25 @@ def test_a_graph_replays_after_other_plans(cuda):
         out, lse = run()
     for step in (*steps, steps[0]):
         _plan(wrapper, step)
-        q.copy_(step.q), cache[: len(step.cache)].copy_(step.cache)
+        tokens = len(step.q)
+        q[:tokens].copy_(step.q), cache[: len(step.cache)].copy_(step.cache)
         graph.replay()
-        tolerance.check(out, lse, *step.expected(softmax_scale=0.05))
+        tolerance.check(out[:tokens], lse[:tokens], *step.expected(softmax_scale=0.05))
+
+
+def test_a_later_plan_may_have_fewer_query_tokens(device):
+    """Whose rows are not written."""
+    wrapper = _wrapper(device, **_buffers(device))
+    _plan(wrapper, _problem(device, [2, 2, 2], [64, 64, 64]))
+    fewer = _problem(device, [1, 0, 2], [70, 5, 64], seed=1)
+    _plan(wrapper, fewer)
+    whole = _problem(device, [2, 2, 2], [70, 5, 64], seed=1)
+    whole.q[:3] = fewer.q
+    out, lse = problems.poisoned_outputs(whole.q)
+    parts = *_parts(whole)[:2], *_parts(fewer)[2:]
+    wrapper.run(*parts, out=out, lse=lse, return_lse=True, return_lse_base_on_e=True)
+    tolerance.check(out[:3], lse[:3], *fewer.expected(softmax_scale=0.05))
+    assert bool(out[3:].isnan().all())
 
 
 @pytest.mark.parametrize(
@@ -143,7 +157,7 @@ def test_a_graph_replays_after_other_plans(cuda):
         ([1, 1], [5, 5], {}, "kv_len_arr is of 2 requests: must be of 3"),
         ([1, 1, 1], [17 * PAGE, 0, 0], {}, "kv_indptr is of a request of 17 pages: must be 16 at most"),
         ([1, 2, 1], [64, 64, 64], {}, "qo_indptr is of 4 query tokens"),
-        ([2, 0, 1], [64, 64, 64], {}, "qo_indptr is of 3 query tokens, 2 of one request: must be of 3, of a request 1"),
+        ([2, 0, 1], [64, 64, 64], {}, "qo_indptr is of 3 query tokens, 2 of one request: must be of 3 at most, and 1"),
         ([1, 1, 1], [64, 64, 64], {"causal": False}, "must be those of the first plan"),
     ],
 )

@@ -43,8 +43,8 @@ class BatchMLAPagedAttentionWrapper:
 
     Args:
         float_workspace_buffer: a tensor on the device; nothing is written to it, as plans have memory of their own.
-        use_cuda_graph: ``run`` is captured: ``plan`` then goes on in the same memory, for as many requests and query
-            tokens, requests of at most as many query tokens each as at first, and of as many pages as are said below.
+        use_cuda_graph: ``run`` is captured: ``plan`` then goes on in the same memory, for as many requests with at most
+            as many query tokens, of all and of one, as at first, and at most as many pages as is said below.
         qo_indptr, kv_indptr, kv_len_arr: with ``use_cuda_graph``, ``[b + 1]``, ``[b + 1]`` and ``[b]`` int32 on the
             device, which are written by ``plan``.
         kv_indices: with ``use_cuda_graph``, int32 on the device. Nothing is written to it: its length divided by ``b``
@@ -277,7 +277,7 @@ def _check_room(step: _Step, shapes: dict[str, Any], table: torch.Tensor, first:
         rule = f"must be those of the first plan with use_cuda_graph, {first.shapes}"
         raise error(ferromla.InvalidArgument, "num_heads, page_size or causal", str(shapes), rule)
     tokens, most = first.step.tokens, first.step.most_queries
-    if step.tokens != tokens or step.most_queries > most:
-        rule = f"must be of {tokens}, of a request {most} at most, as those of the first plan with use_cuda_graph"
+    if step.tokens > tokens or step.most_queries > most:
+        rule = f"must be of {tokens} at most, and {most}, as those of the first plan with use_cuda_graph"
         value = f"of {step.tokens} query tokens, {step.most_queries} of one request"
         raise error(ferromla.InvalidArgument, "qo_indptr", value, rule)
