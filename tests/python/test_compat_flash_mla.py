@@ -248,5 +248,8 @@ def test_a_program_that_imports_flash_mla_gets_this_one():
         "from flash_mla.flash_mla_interface import FlashMLASchedMeta\n"
         "from flash_mla import get_mla_metadata\n"
         "assert flash_mla is interface is ours and isinstance(get_mla_metadata()[0], FlashMLASchedMeta)\n"
+        "ours.install('email.attention')\n"
+        "from email.attention.flash_mla_interface import get_mla_metadata as of_another\n"
+        "assert of_another is get_mla_metadata\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

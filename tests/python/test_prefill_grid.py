@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import covering
+import ferromla
 import problems
 import tolerance
 
@@ -93,3 +94,22 @@ def test_gpu_samples_match_reference(seed, cuda):
             yield _name(case), tolerance.all_near(*compared), functools.partial(tolerance.faults, *compared)
 
     tolerance.check_cases(cases)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kv_format", ["bf16", "fp8", "fp8_v32"])
+@pytest.mark.parametrize(("h", "tokens", "b"), [(64, 3, 100), (16, 20, 60), (128, 4, 40), (64, 6, 50), (128, 1, 140)])
+def test_many_requests_with_as_many_tokens_each(h, tokens, b, kv_format, cuda):
+    """Where that is known they are laid out as those of a decode are; results are right where it is wrong, too."""
+    generator = torch.Generator().manual_seed(h + tokens)
+    lens = problems.lengths(b, 900, True, generator).tolist()
+    lens[:4] = 0, 1, tokens, 64
+    others = torch.randint(b, (b * tokens,), generator=generator).bincount(minlength=b)
+    for q_lens in ([tokens] * b, others.tolist()):
+        problem = problems.make(lens=lens, q_lens=q_lens, h=h, device=cuda)
+        problem = problem if kv_format == "bf16" else problem.quantised(kv_format)
+        problem.check(max_q_len=tokens)
+        bound = problem.table.shape[1] * problem.cache.shape[1]
+        shapes = {"num_heads": h, "page_size": problem.cache.shape[1], "qo_indptr": problem.indptr}
+        shapes |= {"num_tokens": b * tokens, "kv_format": kv_format, "max_q_len": tokens, "max_seq_len": bound}
+        problem.check(plan=ferromla.Plan(problem.lens, **shapes))
