@@ -144,6 +144,7 @@ class Problem:
         out, lse = whole_out[..., heads, :D_V], whole_lse[..., heads]
         options = {"softmax_scale": spec.softmax_scale, "causal": spec.causal, "attn_sink": self.sink}
         options |= {name: value for name, value in self._formats.items() if value is not None}
+        options["empty_lse"] = spec.empty_lse
         if spec.planning == "call":
             options |= {"num_splits": spec.num_splits, "batch_invariant": spec.batch_invariant}
         else:
@@ -207,7 +208,7 @@ class Problem:
             sink=self.sink,
         )
         shape = (batch * most, spec.heads)
-        return out.view(*shape, D_V)[self._rows], lse.view(shape)[self._rows]
+        return out.view(*shape, D_V)[self._rows], with_empty_lse(lse.view(shape)[self._rows], spec.empty_lse)
 
     def faults(self) -> list[str]:
         """What is wrong, in words; empty when all is right. Waits for the device once where nothing is wrong."""
@@ -229,6 +230,11 @@ class Problem:
             return []
         found = tolerance.faults(*got, *want) if not checks.pop("out") else []
         return found + [f"{name}: written, or not written" for name, passed in checks.items() if not passed]
+
+
+def with_empty_lse(lse: torch.Tensor, empty_lse: float | None) -> torch.Tensor:
+    """With this for rows that see no key, as the operations have it."""
+    return lse if empty_lse is None else lse.masked_fill(lse.isneginf(), empty_lse)
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:

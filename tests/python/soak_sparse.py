@@ -12,7 +12,8 @@ import ferromla
 import problems
 import reference_sparse
 import tolerance
-from soak_spec import INT_MAX, INT_MIN, Limits, draw_num_sms, draw_slope
+from soak_problem import with_empty_lse
+from soak_spec import INT_MAX, INT_MIN, Limits, draw_empty_lse, draw_num_sms, draw_slope
 
 NAN, D_V = float("nan"), 512
 WIDE_HEADS = 4
@@ -60,6 +61,7 @@ class SparseSpec:
     repeat: bool
     slope: float  # as in soak_spec.py, along lists
     num_sms: int | None  # as in soak_spec.py
+    empty_lse: float | None  # as in soak_spec.py
 
     @property
     def dtype(self) -> str:
@@ -119,6 +121,7 @@ def draw(seed: int, index: int, limits: Limits) -> SparseSpec:
         repeat=rng.random() < 0.1,
         slope=draw_slope(seed, index, d_qk),
         num_sms=draw_num_sms(seed, index),
+        empty_lse=draw_empty_lse(seed, index),
     )
 
 
@@ -208,6 +211,7 @@ class SparseProblem:
         out = torch.full((*shape, D_V), NAN, dtype=self.q.dtype, device=self.device)
         lse, max_logits = (torch.full(shape, NAN, device=self.device) for _ in range(2))
         options = {"softmax_scale": spec.softmax_scale, "attn_sink": self.sink, "topk_lengths": main.lens}
+        options["empty_lse"] = spec.empty_lse
         plain = spec.main.kv_format in PLAIN
         if not plain:
             options["kv_format"] = spec.main.kv_format
@@ -260,6 +264,7 @@ class SparseProblem:
         q = self.q.reshape(spec.rows, spec.heads, spec.d_qk)
         lists = [part.lists for part in self.parts]
         out, most, lse = reference_sparse.attention(q, lists, scale=spec.softmax_scale, sink=self.sink)
+        lse = with_empty_lse(lse, spec.empty_lse)
         flat = [x.flatten(0, 1) for x in got]
         prefill = spec.operation == "sparse_prefill"
         limits = tolerance.SPARSE_PREFILL if prefill else tolerance.ATTENTION

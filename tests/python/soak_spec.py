@@ -58,6 +58,7 @@ class Spec:
     q_scale: str | None = None  # queries in e4m3 with one scale, or with one for each row
     slope: float = 0.0  # how much higher scores get from key to key
     num_sms: int | None = None  # of a plan
+    empty_lse: float | None = None  # lse of rows that see no key
 
     @property
     def heads(self) -> int:
@@ -119,8 +120,15 @@ def draw(seed: int, index: int, limits: Limits) -> Spec:
         repeat=rng.random() < 0.1,
         slope=draw_slope(seed, index, d_qk),
         num_sms=draw_num_sms(seed, index),
+        empty_lse=draw_empty_lse(seed, index),
     )
     return _quantised(rng, spec) if kv_heads == 1 and rng.random() < 0.4 else spec
+
+
+def draw_empty_lse(seed: int, index: int) -> float | None:
+    """What lse is to be for rows that see no key: mostly what it is by default."""
+    rng = random.Random(f"{seed}/{index}/empty_lse")
+    return rng.choice((None, None, None, float("inf"), 7.5))
 
 
 def draw_slope(seed: int, index: int, d_qk: int) -> float:
