@@ -358,7 +358,7 @@ impl Problem {
         }
     }
 
-    /// Blocks of 64 rows of all requests, if ragged ones have as many each.
+    /// Blocks of 64 rows of all requests, if ragged ones have as many rows each.
     fn blocks(&self) -> i64 {
         self.mean_rows().div_ceil_positive(FM_TILE_ROWS) * i64::from(self.batch)
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import gc
 import itertools
 import subprocess
@@ -205,6 +204,18 @@ def test_metadata_of_other_shapes_is_refused():
         _dense(problems.make(h=32, lens=[100, 0, 70]), metadata)
 
 
+def test_a_call_that_is_refused_leaves_the_metadata_without_a_schedule():
+    metadata, _ = flash_mla.get_mla_metadata()
+    problem = problems.make(h=16, lens=[100, 0, 70])
+    lists = problems_sparse.decode()
+    with pytest.raises(ferromla.InvalidArgument, match="softmax_scale"):
+        _dense(problem, metadata, softmax_scale=-1.0)
+    with pytest.raises(ferromla.InvalidArgument, match="softmax_scale"):
+        _sparse(lists, metadata, softmax_scale=-1.0)
+    assert metadata.plan is None
+    _check(*_sparse(lists, metadata), *lists.expected())
+
+
 @pytest.mark.parametrize("indexer_topk", [-1, 129])
 def test_more_entries_than_a_list_has_are_refused(indexer_topk):
     with pytest.raises(ferromla.InvalidArgument, match=f"indexer_topk is {indexer_topk}"):
@@ -230,14 +241,6 @@ def test_arguments_by_position_are_where_flash_mla_has_them(device):
     inputs = problem.q, keys.cache.unsqueeze(2), None, None, 512
     out, lse = flash_mla.flash_mla_with_kvcache(*inputs, metadata, num_splits, 0.1, False, False, *lists)
     _check(out, lse, *problem.expected(attn_sink=sink, softmax_scale=0.1))
-
-
-@pytest.mark.parametrize("name", [None, *flash_mla.__all__])
-def test_examples_run(name):
-    value = flash_mla if name is None else getattr(flash_mla, name)
-    assert value.__doc__
-    examples = doctest.DocTestParser().get_doctest(value.__doc__, {}, str(name), None, None)
-    assert doctest.DocTestRunner().run(examples).failed == 0
 
 
 def test_a_program_that_imports_flash_mla_gets_this_one():

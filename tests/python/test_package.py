@@ -19,6 +19,7 @@ import ferromla.torch_ops
 import problems
 import problems_sparse
 import tolerance
+from ferromla.compat import flash_mla, flashinfer
 
 README = pathlib.Path(__file__).parents[2] / "README.md"
 PACKAGE = pathlib.Path(ferromla.__file__).parent
@@ -34,6 +35,12 @@ def _documented():
         if name == "Plan":
             yield from ((f"Plan.{key}", getattr(value, key)) for key in vars(value) if not key.startswith("_"))
     yield "torch_ops", ferromla.torch_ops
+    for module in (flash_mla, flashinfer):
+        name = module.__name__.removeprefix("ferromla.")
+        yield name, module
+        yield from ((f"{name}.{key}", getattr(module, key)) for key in module.__all__)
+    wrapper = flashinfer.BatchMLAPagedAttentionWrapper
+    yield from ((f"{wrapper.__name__}.{key}", value) for key, value in vars(wrapper).items() if not key.startswith("_"))
 
 
 # Sorted: the members of a class have another order in every process, and pytest-xdist wants the same.
@@ -45,7 +52,7 @@ def test_examples_in_docstrings_run(name):
     value = DOCUMENTED[name]
     assert value.__doc__, f"{name} has no docstring"
     examples = doctest.DocTestParser().get_doctest(value.__doc__, {}, name, None, None)
-    if inspect.isroutine(value) and "." not in name:
+    if inspect.ismodule(value) or (inspect.isroutine(value) and "." not in name):
         assert examples.examples, f"{name} has no example"
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
     lines = []

@@ -23,7 +23,7 @@ struct Candidate {
 impl Problem {
     /// The rows of single CTAs with which calls take least longer than with the best ones for each length, where times (`times.rs`) are known.
     pub(super) fn rows_of_loose_bound(&self, sm_count: i32) -> Option<i32> {
-        if self.split != Split::Auto || !self.lengths_may_differ() {
+        if !self.has_loose_bound() {
             return None;
         }
         let times = self.times()?;
@@ -41,15 +41,21 @@ impl Problem {
 
     /// The same for teams of CTAs of 64 rows, where they may be smaller than usual.
     pub(super) fn in_team_of_loose_bound(&self, rows: i32, sm_count: i32) -> Option<Choice> {
-        if rows != FM_TILE_ROWS || self.split != Split::Auto || !self.lengths_may_differ() {
+        if rows != FM_TILE_ROWS || !self.has_loose_bound() {
             return None;
         }
-        let smaller = self.smaller_teams(sm_count);
+        let mut smaller = self.smaller_teams(sm_count).peekable();
+        smaller.peek()?;
         let teams = std::iter::once(self.team()).chain(smaller);
         let choices = teams.map(|team| self.in_teams(team, sm_count));
         self.least_longer(choices, self.times()?, sm_count)
     }
 
+    fn has_loose_bound(&self) -> bool {
+        self.split == Split::Auto && self.lengths_may_differ()
+    }
+
+    /// Of choices the one with which calls take least longer than with the best ones for each length.
     fn least_longer(
         &self,
         choices: impl Iterator<Item = Choice>,

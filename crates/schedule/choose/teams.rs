@@ -38,8 +38,7 @@ impl Problem {
     /// CTAs of 64 rows that share a unit.
     pub(super) fn team(&self) -> i32 {
         let blocks = self.mean_rows().div_ceil_positive(FM_TILE_ROWS).max(1);
-        let batch = i64::from(self.batch);
-        let are_many = || blocks * batch >= BLOCKS_OF_CHUNKS * (batch - 1);
+        let are_many = || self.blocks() >= BLOCKS_OF_CHUNKS * (i64::from(self.batch) - 1);
         match self.queries {
             Queries::Ragged { .. }
                 if blocks == 1
@@ -85,7 +84,7 @@ impl Problem {
         } else if self.batch == 1 || self.have_up_to(1) == Some(true) {
             blocks % 2 == 1 && blocks < EVEN_ENOUGH_BLOCKS
         } else {
-            let at_a_time = i64::from(self.batch) * blocks <= i64::from(sm_count);
+            let at_a_time = self.blocks() <= sm_count.into();
             blocks < MANY_ENOUGH_BLOCKS && at_a_time
         }
     }

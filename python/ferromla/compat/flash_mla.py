@@ -233,10 +233,11 @@ def _attend_pages(
     cache_seqlens: torch.Tensor,
     options: dict[str, Any],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    if metadata.plan is None:
+    plan = metadata.plan
+    if plan is None:
         _check_axes(q=(q, 4), k_cache=(k_cache, 4), block_table=(block_table, 2))
         page_size = k_cache.shape[1]
-        metadata.plan = ferromla.Plan(
+        plan = ferromla.Plan(
             cache_seqlens,
             num_heads=q.shape[2],
             num_kv_heads=k_cache.shape[2],
@@ -246,7 +247,9 @@ def _attend_pages(
             causal=options["causal"],
             max_seq_len=block_table.shape[1] * page_size,
         )
-    return ferromla.decode(q, k_cache, block_table, cache_seqlens, plan=metadata.plan, **options)
+    results = ferromla.decode(q, k_cache, block_table, cache_seqlens, plan=plan, **options)
+    metadata.plan = plan  # a call that is refused leaves none
+    return results
 
 
 def _attend_lists(
@@ -262,10 +265,11 @@ def _attend_lists(
     extra_topk_length: torch.Tensor | None,
     extra_kv_format: str | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    if metadata.plan is None:
+    plan = metadata.plan
+    if plan is None:
         _check_axes(q=(q, 4), indices=(indices, 3), extra_indices_in_kvcache=(extra_indices_in_kvcache, 3))
         extra_indices = extra_indices_in_kvcache
-        metadata.plan = ferromla.Plan.sparse(
+        plan = ferromla.Plan.sparse(
             topk_length,
             extra_topk_length,
             batch=q.shape[0],
@@ -277,7 +281,7 @@ def _attend_lists(
             extra_kv_format=extra_kv_format,
             device=q.device,
         )
-    return ferromla.sparse_decode(
+    results = ferromla.sparse_decode(
         q,
         k_cache,
         indices,
@@ -286,9 +290,11 @@ def _attend_lists(
         extra_indices=extra_indices_in_kvcache,
         extra_topk_lengths=extra_topk_length,
         extra_kv_format=extra_kv_format,
-        plan=metadata.plan,
+        plan=plan,
         **options,
     )
+    metadata.plan = plan  # as above
+    return results
 
 
 def _format_of(name: str, cache: torch.Tensor) -> str:
