@@ -68,7 +68,8 @@ constexpr bool kKeepsRows = L == Loader::Raw || L == Loader::Bare || L == Loader
 template <Loader L>
 constexpr int kShare = L == Loader::Pairs || L == Loader::FinePairs ? 2 : L == Loader::Staged || L == Loader::FineStaged ? 1 : 0;
 
-template <class T, Loader L, int Rows, int Cluster>
+// Steps: whether parts have steps (tile/steps.cuh).
+template <class T, Loader L, int Rows, int Cluster, bool Steps = false>
 struct Kernel {
   static constexpr bool kCodes = L == Loader::Codes;
   template <bool If, class A, class B>
@@ -77,11 +78,11 @@ struct Kernel {
   using Staged = WideStaged<kShare<L> == 2 ? 2 : 1, L == Loader::FineStaged || L == Loader::FinePairs>;
   using WideSizes = Either<L == Loader::Tma, WidePages, Either<(kShare<L> > 0), Staged, WideTokens<kCodes>>>;
   using FewSizes = Either<L == Loader::Tma, FewPages<Rows>, FewTokens<Rows, kCodes>>;
-  using Map = SharedMap<Either<Rows == kTileRows, WideSizes, FewSizes>, Cluster>;
+  using Map = SharedMap<Either<Rows == kTileRows, WideSizes, FewSizes>, Cluster, Steps>;
+  using Control = Either<Rows == kTileRows, WideControl, Either<Steps, StepControl, FewControl>>;
   static constexpr int kLoaderArrivals =  // at a barrier
       L == Loader::Tma ? 1 : kShare<L> > 0 ? TokenWarps<Map>::kWarps : TokenWarps<Map>::kArrivals;
-  static_assert(Map::kControlOffset + (Rows == kTileRows ? sizeof(WideControl) : sizeof(FewControl)) <=
-                FM_DECODE_SMEM_BYTES);
+  static_assert(Map::kControlOffset + sizeof(Control) <= FM_DECODE_SMEM_BYTES);
 };
 
 // By one thread: barriers are set up one at a time whoever does it.
@@ -147,14 +148,14 @@ __device__ __forceinline__ void prefetch(const CUtensorMap& latent_map, const CU
 
 // Registers per thread of a role. The launch gives each thread 128 with 4 warpgroups and 96 with 5: what the roles take adds up to
 // 512 and 480. Few rows of 16-bit numbers stay as launched.
-template <Loader L, int Rows, int QkDim>
+template <Loader L, int Rows, int QkDim, bool Steps = false>
 struct Registers {
   static constexpr bool kPages = L == Loader::Tma, kCodes = L == Loader::Codes, kWide = Rows == kTileRows;
   static constexpr int kMoreToLoad = kCodes && QkDim == kLatent ? 8 : 0;  // formats whose scales take more
   static constexpr int kLaunched = kCodes && !kWide ? 96 : 128;
-  static constexpr int kScores = kWide ? (kPages ? 160 : kCodes ? 96 - kMoreToLoad : 144) : kCodes ? 112 : 128;
-  static constexpr int kValues = kWide ? 160 : kCodes ? 80 : 128;
-  static constexpr int kLoader = kWide ? (kPages ? 32 : kCodes ? 96 + kMoreToLoad : 48) : kCodes ? 104 : 128;
+  static constexpr int kScores = kWide ? (kPages ? 160 : kCodes ? 96 - kMoreToLoad : 144) : kCodes ? 112 : Steps && Rows == 32 ? 120 : 128;
+  static constexpr int kValues = kWide ? 160 : Steps ? (Rows == 32 ? 176 : 160) : kCodes ? 80 : 128;
+  static constexpr int kLoader = kWide ? (kPages ? 32 : kCodes ? 96 + kMoreToLoad : 48) : kCodes ? 104 : Steps ? (Rows == 32 ? 40 : 64) : 128;
 
   template <int Registers>
   static __device__ __forceinline__ void take() {
@@ -197,13 +198,13 @@ __device__ __forceinline__ void decode_wide(const CUtensorMap& latent_map, const
 }
 
 // A CTA of 16 or 32 rows.
-template <class T, int QkDim, Loader L, int Rows, int Cluster>
+template <class T, int QkDim, Loader L, int Rows, int Cluster, bool Steps>
 __device__ __forceinline__ void decode_few(const CUtensorMap& latent_map, const CUtensorMap& rope_map,
                                            const FmDecodeParams& p, uint8_t* smem) {
-  using K = Kernel<T, L, Rows, Cluster>;
+  using K = Kernel<T, L, Rows, Cluster, Steps>;
   using Map = typename K::Map;
   using M = typename K::Multiplied;
-  using R = Registers<L, Rows, QkDim>;
+  using R = Registers<L, Rows, QkDim, Steps>;
   FewControl& control = *reinterpret_cast<FewControl*>(smem + Map::kControlOffset);
   const FirstItem first = load_first_item<Map>(p);
   if (threadIdx.x == 0) {
@@ -269,7 +270,7 @@ constexpr int decode_threads() {
   return L == Loader::Codes && Rows != kTileRows ? FM_DECODE_THREADS_2_LOADERS : FM_DECODE_THREADS;
 }
 
-template <class T, int QkDim, Loader L, int Rows, int Cluster>
+template <class T, int QkDim, Loader L, int Rows, int Cluster, bool Steps>
 __device__ __forceinline__ void decode(const CUtensorMap& latent_map, const CUtensorMap& rope_map,
                                        const FmDecodeParams& p) {
   uint8_t* smem = launch_shared();
@@ -279,26 +280,29 @@ __device__ __forceinline__ void decode(const CUtensorMap& latent_map, const CUte
   else if constexpr (Rows == kTileRows)
     decode_wide<T, QkDim, L>(latent_map, rope_map, p, smem);
   else
-    decode_few<T, QkDim, L, Rows, Cluster>(latent_map, rope_map, p, smem);
+    decode_few<T, QkDim, L, Rows, Cluster, Steps>(latent_map, rope_map, p, smem);
 }
 
-// CLUSTER: CTAs that share the tiles of an item.
-#define FM_DECODE_KERNEL_OF(CLUSTER, NAME, TYPE, QK_DIM, LOADER, ROWS)                                          \
+// CLUSTER: CTAs that share the tiles of an item. STEPS: whether parts have steps.
+#define FM_DECODE_KERNEL_OF(CLUSTER, STEPS, NAME, TYPE, QK_DIM, LOADER, ROWS)                                          \
   extern "C" __global__ void __launch_bounds__((fm::decode_threads<fm::Loader::LOADER, ROWS>()), 1)             \
       NAME(const __grid_constant__ CUtensorMap latent_map, const __grid_constant__ CUtensorMap rope_map,        \
            const __grid_constant__ FmDecodeParams params) {                                                     \
-    fm::decode<TYPE, QK_DIM, fm::Loader::LOADER, ROWS, CLUSTER>(latent_map, rope_map, params);                  \
+    fm::decode<TYPE, QK_DIM, fm::Loader::LOADER, ROWS, CLUSTER, STEPS>(latent_map, rope_map, params);                  \
   }
 
 // Of 64 rows, and of 32 over whole pages of 16-bit numbers: CTAs that share no item's tiles.
-#define FM_DECODE_KERNEL(NAME, ...) FM_DECODE_KERNEL_OF(1, NAME, __VA_ARGS__)
+#define FM_DECODE_KERNEL(NAME, ...) FM_DECODE_KERNEL_OF(1, false, NAME, __VA_ARGS__)
+
+// Of few rows, for parts with steps.
+#define FM_DECODE_KERNEL_STEPS(NAME, ...) FM_DECODE_KERNEL_OF(1, true, NAME, __VA_ARGS__)
 
 // Of other few rows: one for each cluster. The host and the emulator have the names, too.
 #define FM_DECODE_KERNELS(NAME, ...)                            \
-  FM_DECODE_KERNEL_OF(1, NAME, __VA_ARGS__)                     \
-  FM_DECODE_KERNEL_OF(2, NAME##_by_2, __VA_ARGS__)              \
-  FM_DECODE_KERNEL_OF(4, NAME##_by_4, __VA_ARGS__)              \
-  FM_DECODE_KERNEL_OF(8, NAME##_by_8, __VA_ARGS__)              \
-  FM_DECODE_KERNEL_OF(16, NAME##_by_16, __VA_ARGS__)
+  FM_DECODE_KERNEL_OF(1, false, NAME, __VA_ARGS__)                     \
+  FM_DECODE_KERNEL_OF(2, false, NAME##_by_2, __VA_ARGS__)              \
+  FM_DECODE_KERNEL_OF(4, false, NAME##_by_4, __VA_ARGS__)              \
+  FM_DECODE_KERNEL_OF(8, false, NAME##_by_8, __VA_ARGS__)              \
+  FM_DECODE_KERNEL_OF(16, false, NAME##_by_16, __VA_ARGS__)
 
 }  // namespace fm

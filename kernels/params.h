@@ -104,6 +104,7 @@ typedef struct FmDecodeParams {
   float* partial_lse; /* [unit_rows, slots], base 2: those of a row beside each other */
   int32_t slots; /* the most there can be */
   float empty_lse; /* lse of rows that see no key */
+  int32_t step_slots; /* FmPlanLayout's */
 } FmDecodeParams;
 
 /* Numbers that become `value`. */
@@ -320,13 +321,13 @@ typedef struct FmCombineIndicesParams {
 
 #ifdef __cplusplus
 /* The Rust side asserts the same sizes, and every offset. */
-static_assert(sizeof(FmPlanShape) == 96, "FmPlanShape");
+static_assert(sizeof(FmPlanShape) == 108, "FmPlanShape");
 static_assert(sizeof(FmPlanHeader) == 64, "FmPlanHeader");
 static_assert(sizeof(FmWorkItem) == 48, "FmWorkItem");
 static_assert(sizeof(FmMerge) == 112, "FmMerge");
 static_assert(sizeof(FmPlanLayout) == 80, "FmPlanLayout");
-static_assert(sizeof(FmPlanParams) == 248, "FmPlanParams");
-static_assert(sizeof(FmDecodeParams) == 560, "FmDecodeParams");
+static_assert(sizeof(FmPlanParams) == 264, "FmPlanParams");
+static_assert(sizeof(FmDecodeParams) == 568, "FmDecodeParams");
 static_assert(sizeof(FmFillParams) == 40, "FmFillParams");
 static_assert(sizeof(FmKvCache) == 112, "FmKvCache");
 static_assert(sizeof(FmMergeParams) == 208, "FmMergeParams");

@@ -178,16 +178,39 @@ FM_BOTH Parts<P> parts_at_shares(const FmPlanShape& shape, const Line<P>& line, 
           tiles_of(shape, span)};
 }
 
+/* Tiles of a step of a unit of so many, as a power of two: with more tiles more, but not as many more. */
+FM_BOTH int32_t step_log2(int32_t tiles) {
+  int32_t log2 = FM_STEP_TILES / 2; /* of 2 */
+  for (int64_t most = FM_STEP_UNIT; tiles > most; most *= 8) ++log2;
+  return log2;
+}
+FM_BOTH int32_t steps_of(int32_t tiles) { return (tiles + (1 << step_log2(tiles)) - 1) >> step_log2(tiles); }
+
+/* Tiles of a part of a unit of so many, but for the last, where the mode fixes their number. All of these are at most 2^25. */
+FM_BOTH uint32_t tiles_of_part(const FmPlanShape& shape, int32_t tiles) {
+  uint32_t wanted = static_cast<uint32_t>(
+      shape.split_mode == FM_SPLIT_INVARIANT
+          ? clamp((tiles + shape.part_tiles - 1) / shape.part_tiles, 1, shape.num_splits)
+          : shape.split_mode == FM_SPLIT_FIXED ? clamp(shape.num_splits, 1, tiles) : 1);
+  if (shape.steps && wanted > FM_FEW_PARTS && tiles <= int64_t{2 * FM_FEW_PARTS} * shape.part_tiles) wanted = FM_FEW_PARTS;
+  const uint32_t part = (tiles + wanted - 1) / wanted;
+  const int32_t log2 = shape.steps ? step_log2(tiles) : 0;
+  return (part + (1u << log2) - 1) >> log2 << log2;
+}
+
+/* Whether it is cut wherever steps end. */
+FM_BOTH bool is_in_steps(const FmPlanShape& shape, int32_t tiles) { return shape.steps && steps_of(tiles) <= shape.few_steps; }
+
 /* Even parts, as many as the mode asks for; rounding up their length may leave fewer. */
 template <class P>
 FM_BOTH Parts<P> parts_by_count(const FmPlanShape& shape, const Span<P>& span) {
   const int32_t tiles = tiles_of(shape, span);
   if (tiles == 0) return {0, 0, 1, 0};
-  const uint32_t wanted = static_cast<uint32_t>(
-      shape.split_mode == FM_SPLIT_INVARIANT
-          ? clamp((tiles + shape.part_tiles - 1) / shape.part_tiles, 1, shape.num_splits)
-          : shape.split_mode == FM_SPLIT_FIXED ? clamp(shape.num_splits, 1, tiles) : 1);
-  const uint32_t step = (tiles + wanted - 1) / wanted; /* all of these are at most 2^25 */
+  uint32_t step = tiles_of_part(shape, tiles);
+  if (is_in_steps(shape, tiles)) {
+    const int32_t steps = steps_of(tiles), parts = steps < shape.few_parts ? steps : shape.few_parts;
+    step = static_cast<uint32_t>((steps + parts - 1) / parts) << step_log2(tiles);
+  }
   return {0, static_cast<P>(step), static_cast<int32_t>((tiles + step - 1) / step), tiles};
 }
 
@@ -318,9 +341,31 @@ struct Tally {
   int32_t slots;
 };
 
-/* Part j of a unit. `before` counts what comes before the unit. */
+/* Where the partial results of a unit's parts go: `each` of a part but for the last; and what its FmMerge says of steps. */
+struct UnitSlots {
+  int32_t first;
+  int32_t each;
+  int32_t steps;
+  int32_t all;
+  int32_t step_log2; /* 0: none */
+};
+
+/* `before` counts what comes before the unit. */
+FM_BOTH UnitSlots unit_slots(const Tally& before) { return {before.slots, 1, 0, 0, 0}; }
+
+/* The same where parts may have steps. */
 template <class P>
-FM_BOTH FmWorkItem make_item(const Unit& unit, const Parts<P>& parts, int32_t j, const Tally& before) {
+FM_BOTH UnitSlots unit_slots(const FmPlanShape& shape, const FmPlanLayout& layout, const Parts<P>& parts, const Tally& before) {
+  if (!shape.steps) return unit_slots(before);
+  const int32_t log2 = step_log2(parts.tiles);
+  if (!is_in_steps(shape, parts.tiles)) return {layout.step_slots + before.slots, 1, 1, parts.count, log2};
+  return {before.merges * shape.few_steps, static_cast<int32_t>(parts.step) >> log2,
+          static_cast<int32_t>(tiles_of_part(shape, parts.tiles)) >> log2, steps_of(parts.tiles), log2};
+}
+
+/* Part j of a unit. */
+template <class P>
+FM_BOTH FmWorkItem make_item(const Unit& unit, const Parts<P>& parts, int32_t j, const Tally& before, const UnitSlots& slots) {
   FmWorkItem item{};
   item.request = unit.request;
   item.kv_head = unit.kv_head;
@@ -330,24 +375,34 @@ FM_BOTH FmWorkItem make_item(const Unit& unit, const Parts<P>& parts, int32_t j,
   item.seq_len = unit.seq_len;
   item.tile_begin = part_tile(parts, j);
   item.tile_end = part_tile(parts, j + 1);
-  item.slot = parts.count > 1 ? before.slots + j : -1;
+  item.slot = parts.count > 1 ? slots.first + j * slots.each : -1;
   item.merge = parts.count > 1 ? before.merges : -1;
   item.main_len = unit.main_len;
-  item.parts = parts.count;
+  item.parts = parts.count | slots.step_log2 << 16;
   return item;
+}
+template <class P>
+FM_BOTH FmWorkItem make_item(const Unit& unit, const Parts<P>& parts, int32_t j, const Tally& before) {
+  return make_item(unit, parts, j, before, unit_slots(before));
 }
 
 template <class P>
-FM_BOTH FmMerge make_merge(const Unit& unit, const Parts<P>& parts, const Tally& before) {
+FM_BOTH FmMerge make_merge(const Unit& unit, const Parts<P>& parts, const UnitSlots& slots) {
   FmMerge merge{};
   merge.request = unit.request;
   merge.kv_head = unit.kv_head;
   merge.row_begin = unit.row_begin;
   merge.q_begin = unit.q_begin;
   merge.q_len = unit.q_len;
-  merge.first_slot = before.slots;
+  merge.first_slot = slots.first;
   merge.parts = parts.count;
+  merge.steps = slots.steps;
+  merge.slots = slots.all;
   return merge;
+}
+template <class P>
+FM_BOTH FmMerge make_merge(const Unit& unit, const Parts<P>& parts, const Tally& before) {
+  return make_merge(unit, parts, unit_slots(before));
 }
 
 template <class P>

@@ -21,13 +21,17 @@
 // both clamped to [0, q_tokens], none where the range ends before it begins. Overlapping ranges could ask for
 // more units than the layout has: those past the last are left out.
 //
+// A part may have steps (FM_SPLIT_INVARIANT), of as many tiles as the unit's own length says: what it comes to is made of what each
+// step does, whether one CTA goes through the part or several do. Then parts end where steps do, and units of few steps are cut wherever these end: their items leave
+// each step in a slot, in the first step_slots ones, where each merge has as many as a unit may have steps.
+//
 // A sparse batch (sparse_q_len > 0) lists the keys of each query token, so a token is its own unit per KV head and
 // row block; units stand by request, token, KV head, block. Of a token's topk entries the first main_len count,
 // of its extra_topk ones the first extra_len; extra keys begin at the tile after the last of main_len.
 #pragma once
 #include <stdint.h>
 
-#define FM_PLAN_VERSION 5
+#define FM_PLAN_VERSION 6
 #define FM_TILE_TOKENS 64 /* tokens of one KV tile */
 #define FM_TILE_ROWS 64   /* most query rows (token, head) of one CTA */
 #define FM_PLAN_THREADS 1024 /* the device plans with blocks of this many threads at most, mostly one, ... */
@@ -37,6 +41,9 @@
 #define FM_PLAN_CLUSTER_REQUESTS 2048 /* ... most requests of one, of sparse attention query tokens, ... */
 #define FM_PLAN_CLUSTER_SMEM_BYTES 69632 /* ... and its dynamic shared memory */
 #define FM_MAX_SPLITS 8 /* most CTAs of a team, or of a cluster that shares the tiles of a part of a unit */
+#define FM_STEP_TILES 2 /* of a step in units of up to ... */
+#define FM_STEP_UNIT 8 /* ... so many tiles; in units of up to eight times as many twice as many, and so on */
+#define FM_FEW_PARTS 3 /* of a unit, which cost less than more do (tile/last_adds.cuh) */
 #define FM_MAX_PARTS 65535 /* of a unit, where num_splits fixes them; else there are no more than workers */
 
 /* How a unit may be cut into parts. */
@@ -70,14 +77,18 @@ typedef struct FmPlanShape {
   int32_t part_cost;    /* FM_SPLIT_AUTO: what adding up each of a unit's equal parts costs, in 256ths of a tile */
   int32_t equal_speed;  /* FM_SPLIT_AUTO: whole_speed where units have as many tiles each, ... */
   int32_t equal_split_cost; /* ... and what being cut at even shares costs these, in tiles, if they are more than half the workers */
-  int32_t part_tiles;   /* FM_SPLIT_INVARIANT only, else 0: most tiles of a part, unless that makes more than num_splits */
+  int32_t part_tiles;   /* FM_SPLIT_INVARIANT only, else 0: most tiles of a part, unless that makes more than num_splits,
+                           or, with steps, more than FM_FEW_PARTS of up to twice as many each */
+  int32_t steps;        /* 1: parts have steps; FM_SPLIT_INVARIANT and not ragged only, else 0 */
+  int32_t few_steps;    /* where parts have them, else 0: units of no more are cut wherever their steps end, ... */
+  int32_t few_parts;    /* ... into so many parts at most */
 } FmPlanShape;
 
 typedef struct FmPlanHeader {
   int32_t version;
   int32_t items;
   int32_t merges;
-  int32_t slots; /* partial results in use */
+  int32_t slots; /* parts of all units that are cut */
   int32_t whole; /* FM_SPLIT_AUTO decided to cut nothing */
   int32_t share; /* target length of one worker's stretch of the work line */
   int32_t units; /* in use: ragged plans may need fewer than the layout has */
@@ -99,10 +110,10 @@ typedef struct FmWorkItem {
   int32_t slot;       /* where the partial result goes; -1: the unit is whole, write the output */
   int32_t merge;      /* the unit's FmMerge; -1: the unit is whole */
   int32_t main_len;   /* sparse only, else 0: keys before those of the extra cache, clamped to [0, topk] */
-  int32_t parts;      /* of the unit, 1: it is whole */
+  int32_t parts;      /* of the unit, 1: it is whole; where they have steps, plus log2 of a step's tiles * 65536 */
 } FmWorkItem;
 
-/* A unit whose parts are combined: its partial results are slots first_slot .. first_slot + parts. */
+/* A unit whose parts are combined: its partial results are slots first_slot .. first_slot + parts, or + slots. */
 typedef struct FmMerge {
   int32_t request;
   int32_t kv_head;
@@ -111,11 +122,11 @@ typedef struct FmMerge {
   int32_t q_len;
   int32_t first_slot;
   int32_t parts;
-  int32_t reserved;
+  int32_t steps; /* of a unit that is cut wherever they end: how many of them it would have in one of its parts; else 1 or 0 */
   int32_t come;  /* of few parts, and the next: CTAs that have come, parts that are there (tile/last_adds.cuh); 0 between launches */
   int32_t there;
   int32_t turn;  /* a bit for each CTA's place in its team or cluster: which of its counts is in use, in turn from launch to launch */
-  int32_t unused;
+  int32_t slots; /* where parts have steps: of the unit */
   int32_t arrived[FM_MAX_SPLITS][2]; /* by that place: two counts of parts that are there, of 16 bits; pieces that are given up, by bits */
 } FmMerge;
 
@@ -132,5 +143,5 @@ typedef struct FmPlanLayout {
   int32_t max_items;
   int32_t max_merges;
   int32_t max_slots;
-  int32_t reserved;
+  int32_t step_slots; /* the first of these: of units whose steps have slots */
 } FmPlanLayout;

@@ -48,24 +48,24 @@ pub struct FmPlanParams {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FmPlanParams"][::core::mem::size_of::<FmPlanParams>() - 248usize];
+    ["Size of FmPlanParams"][::core::mem::size_of::<FmPlanParams>() - 264usize];
     ["Alignment of FmPlanParams"][::core::mem::align_of::<FmPlanParams>() - 8usize];
     ["Offset of field: FmPlanParams::shape"][::core::mem::offset_of!(FmPlanParams, shape) - 0usize];
     ["Offset of field: FmPlanParams::layout"]
-        [::core::mem::offset_of!(FmPlanParams, layout) - 96usize];
+        [::core::mem::offset_of!(FmPlanParams, layout) - 112usize];
     ["Offset of field: FmPlanParams::seq_lens"]
-        [::core::mem::offset_of!(FmPlanParams, seq_lens) - 176usize];
+        [::core::mem::offset_of!(FmPlanParams, seq_lens) - 192usize];
     ["Offset of field: FmPlanParams::seq_lens_stride"]
-        [::core::mem::offset_of!(FmPlanParams, seq_lens_stride) - 184usize];
+        [::core::mem::offset_of!(FmPlanParams, seq_lens_stride) - 200usize];
     ["Offset of field: FmPlanParams::extra_lens"]
-        [::core::mem::offset_of!(FmPlanParams, extra_lens) - 200usize];
+        [::core::mem::offset_of!(FmPlanParams, extra_lens) - 216usize];
     ["Offset of field: FmPlanParams::extra_lens_stride"]
-        [::core::mem::offset_of!(FmPlanParams, extra_lens_stride) - 208usize];
+        [::core::mem::offset_of!(FmPlanParams, extra_lens_stride) - 224usize];
     ["Offset of field: FmPlanParams::qo_indptr"]
-        [::core::mem::offset_of!(FmPlanParams, qo_indptr) - 224usize];
+        [::core::mem::offset_of!(FmPlanParams, qo_indptr) - 240usize];
     ["Offset of field: FmPlanParams::qo_indptr_stride"]
-        [::core::mem::offset_of!(FmPlanParams, qo_indptr_stride) - 232usize];
-    ["Offset of field: FmPlanParams::plan"][::core::mem::offset_of!(FmPlanParams, plan) - 240usize];
+        [::core::mem::offset_of!(FmPlanParams, qo_indptr_stride) - 248usize];
+    ["Offset of field: FmPlanParams::plan"][::core::mem::offset_of!(FmPlanParams, plan) - 256usize];
 };
 impl Default for FmPlanParams {
     fn default() -> Self {
@@ -209,10 +209,12 @@ pub struct FmDecodeParams {
     pub slots: i32,
     #[doc = " lse of rows that see no key"]
     pub empty_lse: f32,
+    #[doc = " FmPlanLayout's"]
+    pub step_slots: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FmDecodeParams"][::core::mem::size_of::<FmDecodeParams>() - 560usize];
+    ["Size of FmDecodeParams"][::core::mem::size_of::<FmDecodeParams>() - 568usize];
     ["Alignment of FmDecodeParams"][::core::mem::align_of::<FmDecodeParams>() - 8usize];
     ["Offset of field: FmDecodeParams::q_nope"]
         [::core::mem::offset_of!(FmDecodeParams, q_nope) - 0usize];
@@ -291,6 +293,8 @@ const _: () = {
         [::core::mem::offset_of!(FmDecodeParams, slots) - 552usize];
     ["Offset of field: FmDecodeParams::empty_lse"]
         [::core::mem::offset_of!(FmDecodeParams, empty_lse) - 556usize];
+    ["Offset of field: FmDecodeParams::step_slots"]
+        [::core::mem::offset_of!(FmDecodeParams, step_slots) - 560usize];
 };
 impl Default for FmDecodeParams {
     fn default() -> Self {

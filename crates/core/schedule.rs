@@ -135,6 +135,12 @@ impl Schedule {
         self.choice.splits > 1 || self.layout.max_slots > 0
     }
 
+    /// Whether CTAs go through parts in steps.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only CTAs do"))]
+    pub fn has_steps(&self) -> bool {
+        self.shape.steps != 0
+    }
+
     fn place(
         problem: &ScheduleProblem,
         shape: PlanShape,

@@ -7,8 +7,9 @@
 
 use crate::layout::DivCeil;
 use crate::plan_layout::{
-    FM_MAX_SPLITS, FM_PLAN_VERSION, FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT,
-    FM_TILE_TOKENS, FmMerge, FmPlanHeader, FmPlanShape, FmWorkItem,
+    FM_FEW_PARTS, FM_MAX_SPLITS, FM_PLAN_VERSION, FM_SPLIT_AUTO, FM_SPLIT_FIXED,
+    FM_SPLIT_INVARIANT, FM_STEP_TILES, FM_STEP_UNIT, FM_TILE_TOKENS, FmMerge, FmPlanHeader,
+    FmPlanLayout, FmPlanShape, FmWorkItem,
 };
 
 /// One request, one KV head, one block of query rows.
@@ -174,32 +175,82 @@ fn parts_at_shares(shape: &FmPlanShape, line: &Line, unit: i32) -> Parts {
     }
 }
 
-/// So many parts has a unit of so many tiles, whatever else is to be planned.
-pub(crate) fn invariant_parts(shape: &FmPlanShape, tiles: i64) -> i64 {
-    tiles
-        .div_ceil_positive(shape.part_tiles)
-        .clamp(1, shape.num_splits.into())
+/// Tiles of a step of a unit of so many, as a power of two: with more tiles more, but not as many more.
+fn step_log2(tiles: i64) -> i32 {
+    let mut log2 = FM_STEP_TILES.ilog2() as i32;
+    let mut most = i64::from(FM_STEP_UNIT);
+    while tiles > most {
+        (log2, most) = (log2 + 1, most * 8);
+    }
+    log2
+}
+
+fn steps_of(tiles: i64) -> i64 {
+    tiles.div_ceil_positive(1 << step_log2(tiles))
+}
+
+/// The parts that a unit of so many tiles is to have where the mode fixes their number; with more tiles it has no fewer.
+fn wanted_parts(shape: &FmPlanShape, tiles: i64) -> i64 {
+    match shape.split_mode {
+        FM_SPLIT_FIXED => i64::from(shape.num_splits).min(tiles),
+        FM_SPLIT_INVARIANT => tiles
+            .div_ceil_positive(shape.part_tiles)
+            .min(shape.num_splits.into()),
+        _ => 1,
+    }
+    .max(1)
+}
+
+/// Tiles of one, but for the last.
+fn tiles_of_part(shape: &FmPlanShape, tiles: i64) -> i64 {
+    let few = i64::from(FM_FEW_PARTS);
+    let wanted = match wanted_parts(shape, tiles) {
+        more if shape.steps != 0
+            && more > few
+            && tiles <= 2 * few * i64::from(shape.part_tiles) =>
+        {
+            few
+        }
+        wanted => wanted,
+    };
+    let part = tiles.div_ceil_positive(wanted);
+    let log2 = if shape.steps == 0 {
+        0
+    } else {
+        step_log2(tiles)
+    };
+    part.div_ceil_positive(1 << log2) << log2
+}
+
+/// Whether it is cut wherever steps end.
+fn is_in_steps(shape: &FmPlanShape, tiles: i64) -> bool {
+    shape.steps != 0 && steps_of(tiles) <= shape.few_steps.into()
 }
 
 /// Even parts, as many as the mode asks for; rounding up their length may leave fewer.
-fn parts_by_count(shape: &FmPlanShape, line: &Line, unit: i32) -> Parts {
-    let tiles = line.tiles(shape, unit);
+fn parts_by_count(shape: &FmPlanShape, tiles: i32) -> Parts {
     if tiles == 0 {
         return Parts::whole(0);
     }
     let tiles64 = i64::from(tiles);
-    let wanted = match shape.split_mode {
-        FM_SPLIT_FIXED => i64::from(shape.num_splits).clamp(1, tiles64),
-        FM_SPLIT_INVARIANT => invariant_parts(shape, tiles64),
-        _ => 1,
+    let step = if is_in_steps(shape, tiles64) {
+        let steps = steps_of(tiles64);
+        let parts = steps.min(shape.few_parts.into());
+        ((steps + parts - 1) / parts) << step_log2(tiles64)
+    } else {
+        tiles_of_part(shape, tiles64)
     };
-    let step = tiles64.div_ceil_positive(wanted);
     Parts::new(step, tiles64.div_ceil_positive(step) as i32, tiles)
+}
+
+/// The most parts that a unit of up to so many tiles has.
+pub(crate) fn most_parts(shape: &FmPlanShape, tiles: i64) -> i32 {
+    wanted_parts(shape, tiles).max(shape.few_parts.into()) as i32 // <= FM_MAX_PARTS
 }
 
 pub(crate) fn parts_of(shape: &FmPlanShape, line: &Line, unit: i32) -> Parts {
     if shape.split_mode != FM_SPLIT_AUTO {
-        parts_by_count(shape, line, unit)
+        parts_by_count(shape, line.tiles(shape, unit))
     } else if line.whole {
         Parts::whole(line.tiles(shape, unit))
     } else {
@@ -384,8 +435,62 @@ pub(crate) fn cutting_share(shape: &FmPlanShape, share: i64) -> i64 {
     share.max(shape.min_part.into())
 }
 
-/// Part `j` of a unit. `before` counts what comes before the unit.
-pub(crate) fn make_item(unit: Unit, parts: &Parts, j: i32, before: Tally) -> FmWorkItem {
+/// Where the partial results of a unit's parts go: `each` of a part but for the last; and what its [`FmMerge`] says of steps.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct UnitSlots {
+    first: i32,
+    each: i32,
+    steps: i32,
+    all: i32,
+    /// 0: none.
+    step_log2: i32,
+}
+
+impl UnitSlots {
+    /// `before` counts what comes before the unit.
+    pub(crate) fn new(
+        shape: &FmPlanShape,
+        layout: &FmPlanLayout,
+        parts: &Parts,
+        before: Tally,
+    ) -> Self {
+        let tiles = parts.tiles.into();
+        if shape.steps == 0 {
+            return Self {
+                first: before.slots,
+                each: 1,
+                ..Self::default()
+            };
+        }
+        let step_log2 = step_log2(tiles);
+        if is_in_steps(shape, tiles) {
+            Self {
+                first: before.merges * shape.few_steps,
+                each: (parts.step >> step_log2) as i32,
+                steps: (tiles_of_part(shape, tiles) >> step_log2) as i32,
+                all: steps_of(tiles) as i32,
+                step_log2,
+            }
+        } else {
+            Self {
+                first: layout.step_slots + before.slots,
+                each: 1,
+                steps: 1,
+                all: parts.count,
+                step_log2,
+            }
+        }
+    }
+}
+
+/// Part `j` of a unit.
+pub(crate) fn make_item(
+    unit: Unit,
+    parts: &Parts,
+    j: i32,
+    before: Tally,
+    slots: UnitSlots,
+) -> FmWorkItem {
     let whole = parts.count == 1;
     FmWorkItem {
         request: unit.request,
@@ -396,27 +501,31 @@ pub(crate) fn make_item(unit: Unit, parts: &Parts, j: i32, before: Tally) -> FmW
         seq_len: unit.seq_len,
         tile_begin: parts.tile(j),
         tile_end: parts.tile(j + 1),
-        slot: if whole { -1 } else { before.slots + j },
+        slot: if whole {
+            -1
+        } else {
+            slots.first + j * slots.each
+        },
         merge: if whole { -1 } else { before.merges },
         main_len: unit.main_len,
-        parts: parts.count,
+        parts: parts.count | slots.step_log2 << 16,
     }
 }
 
-pub(crate) fn make_merge(unit: Unit, parts: &Parts, before: Tally) -> FmMerge {
+pub(crate) fn make_merge(unit: Unit, parts: &Parts, slots: UnitSlots) -> FmMerge {
     FmMerge {
         request: unit.request,
         kv_head: unit.kv_head,
         row_begin: unit.row_begin,
         q_begin: unit.q_begin,
         q_len: unit.q_len,
-        first_slot: before.slots,
+        first_slot: slots.first,
         parts: parts.count,
-        reserved: 0,
+        steps: slots.steps,
         come: 0,
         there: 0,
         turn: 0,
-        unused: 0,
+        slots: slots.all,
         arrived: [[0; 2]; FM_MAX_SPLITS as usize],
     }
 }

@@ -5,8 +5,8 @@ use crate::common_parts::shortest_part;
 use crate::equal_parts::equal_parts_of;
 use crate::layout::{DivCeil, most_units};
 use crate::plan_layout::{
-    FM_MAX_PARTS, FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_REST, FM_TILE_ROWS, FM_TILE_TOKENS,
-    FmPlanShape,
+    FM_MAX_PARTS, FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_SPLIT_REST, FM_TILE_ROWS,
+    FM_TILE_TOKENS, FmPlanShape,
 };
 use crate::problem::{Keys, Problem, Queries, Split, Target};
 use crate::{PlanError, layout};
@@ -256,12 +256,12 @@ impl Problem {
 
     /// The shape to plan with for a choice that has been made; [`layout`] says whether it is within limits.
     pub fn shape_of(&self, choice: &Choice) -> FmPlanShape {
-        let (split_mode, num_splits, part_tiles) = match self.split {
-            Split::Auto => (FM_SPLIT_AUTO, 0, 0),
-            Split::Fixed(parts) => (FM_SPLIT_FIXED, parts.min(FM_MAX_PARTS), 0),
-            Split::Invariant => self.invariant_parts(choice),
-            Split::Never => (FM_SPLIT_FIXED, 1, 0),
-            Split::Rest => (FM_SPLIT_REST, 0, 0),
+        let (split_mode, num_splits) = match self.split {
+            Split::Auto => (FM_SPLIT_AUTO, 0),
+            Split::Fixed(parts) => (FM_SPLIT_FIXED, parts.min(FM_MAX_PARTS)),
+            Split::Invariant => (FM_SPLIT_INVARIANT, 0),
+            Split::Never => (FM_SPLIT_FIXED, 1),
+            Split::Rest => (FM_SPLIT_REST, 0),
         };
         let any = FmPlanShape {
             batch: self.batch,
@@ -281,10 +281,9 @@ impl Problem {
             whole_speed: choice.whole_speed,
             equal_speed: choice.equal_speed,
             equal_split_cost: choice.equal_split_cost,
-            part_tiles,
             ..FmPlanShape::default()
         };
-        match self.queries {
+        let shape = match self.queries {
             Queries::Uniform { q_len } => FmPlanShape { q_len, ..any },
             Queries::Ragged { tokens, .. } => FmPlanShape {
                 ragged: 1,
@@ -306,6 +305,10 @@ impl Problem {
                 max_seq_len: end_of_keys(topk, extra_topk).try_into().unwrap_or(i32::MAX),
                 ..any
             },
+        };
+        match self.split {
+            Split::Invariant => self.cut_invariantly(choice, shape),
+            _ => shape,
         }
     }
 

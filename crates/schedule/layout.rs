@@ -1,7 +1,7 @@
 //! Where the parts of a plan lie in its buffer: a function of the shape alone, so that a captured graph
 //! can plan again in place whatever the lengths become.
 
-use crate::algorithm::{end_of_keys, invariant_parts};
+use crate::algorithm::{end_of_keys, most_parts};
 use crate::plan_layout::{
     FM_MAX_PARTS, FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_SPLIT_REST, FM_TILE_TOKENS,
     FmMerge, FmPlanHeader, FmPlanLayout, FmPlanShape, FmWorkItem,
@@ -70,7 +70,7 @@ pub fn layout(shape: &FmPlanShape) -> Result<FmPlanLayout, PlanError> {
         max_items: capacity.items,
         max_merges: capacity.merges,
         max_slots: capacity.slots,
-        reserved: 0,
+        step_slots: capacity.step_slots,
     })
 }
 
@@ -133,6 +133,8 @@ struct Capacity {
     items: i32,
     merges: i32,
     slots: i32,
+    /// Of these.
+    step_slots: i32,
 }
 
 impl Capacity {
@@ -142,6 +144,7 @@ impl Capacity {
                 items: 0,
                 merges: 0,
                 slots: 0,
+                step_slots: 0,
             });
         }
         if shape.split_mode == FM_SPLIT_AUTO {
@@ -152,6 +155,7 @@ impl Capacity {
                 items: fits("items", i128::from(units) + i128::from(cuts))?,
                 merges,
                 slots: fits("slots", i128::from(merges) + i128::from(cuts))?,
+                step_slots: 0,
             });
         }
         if shape.split_mode == FM_SPLIT_REST {
@@ -160,28 +164,28 @@ impl Capacity {
                 items: rest.map_or(units, |rest| rest.first_item(shape, shape.workers)),
                 merges: rest.map_or(0, |rest| rest.units),
                 slots: rest.map_or(0, |rest| rest.cut()),
+                step_slots: 0,
             });
         }
-        let parts = max_parts(shape);
+        let tiles = i64::from(shape.max_seq_len).div_ceil_positive(FM_TILE_TOKENS);
+        let parts = most_parts(shape, tiles);
         let items = fits("items", i128::from(units) * i128::from(parts))?;
         let split = parts > 1;
+        let of_steps = i128::from(units) * i128::from(shape.few_steps);
         Ok(Self {
             items,
             merges: if split { units } else { 0 },
-            slots: if split { items } else { 0 },
+            slots: fits(
+                "slots",
+                if split {
+                    i128::from(items) + of_steps
+                } else {
+                    0
+                },
+            )?,
+            step_slots: fits("slots", of_steps)?,
         })
     }
-}
-
-/// The most parts a unit is cut into in the modes that fix them.
-fn max_parts(shape: &FmPlanShape) -> i32 {
-    let tiles = i64::from(shape.max_seq_len).div_ceil_positive(FM_TILE_TOKENS);
-    let parts = if shape.split_mode == FM_SPLIT_FIXED {
-        i64::from(shape.num_splits).min(tiles)
-    } else {
-        invariant_parts(shape, tiles)
-    };
-    parts.max(1) as i32 // <= FM_MAX_PARTS
 }
 
 fn check(shape: &FmPlanShape) -> Result<(), PlanError> {
@@ -280,6 +284,27 @@ fn check(shape: &FmPlanShape) -> Result<(), PlanError> {
             "from 1 to 33554432",
         )?;
     }
+    one_of(
+        "steps",
+        shape.steps,
+        shape.steps == 0 || shape.steps == 1 && invariant && shape.ragged == 0,
+        "0, or where split_mode is 2 and ragged 0 also 1",
+    )?;
+    one_of(
+        "few_steps",
+        shape.few_steps,
+        shape.few_steps == 0 || shape.steps == 1 && shape.few_steps > 0,
+        "0, or where steps is 1 more",
+    )?;
+    one_of(
+        "few_parts",
+        shape.few_parts,
+        match shape.few_steps {
+            0 => shape.few_parts == 0,
+            _ => (2..=FM_MAX_PARTS).contains(&shape.few_parts),
+        },
+        "0, or where few_steps is not from 2 to 65535",
+    )?;
     if invariant || shape.split_mode == FM_SPLIT_FIXED {
         at_least("num_splits", shape.num_splits, 1, "1 or more")?;
         one_of(

@@ -4,8 +4,8 @@
 use std::cell::Cell;
 
 use crate::algorithm::{
-    Line, Parts, Starts, Tally, cut_of, cutting_share, even_share, fair_whole_stretch, make_header,
-    make_item, make_merge, parts_of, unit_tiles, whole_stretch,
+    Line, Parts, Starts, Tally, UnitSlots, cut_of, cutting_share, even_share, fair_whole_stretch,
+    make_header, make_item, make_merge, parts_of, unit_tiles, whole_stretch,
 };
 use crate::common_parts::{common_length, parts_up_to, turns_of};
 use crate::dealt::{Deal, deal_parts, deal_whole};
@@ -241,18 +241,24 @@ impl Planner<'_> {
             if unit_tiles(self.shape, unit) == 0 {
                 let before = rank * parts.count;
                 let item = equal.turns.item_of_empty(self.shape, index - rank, before);
-                entries.items[item as usize] =
-                    make_item(unit, &Parts::whole(0), 0, Tally::default());
+                entries.items[item as usize] = make_item(
+                    unit,
+                    &Parts::whole(0),
+                    0,
+                    Tally::default(),
+                    UnitSlots::default(),
+                );
                 return;
             }
             let before = equal.before_filled(rank);
+            let slots = UnitSlots::new(self.shape, self.layout, &parts, before);
             for j in 0..parts.count {
                 let part = rank * parts.count + j;
                 let item = equal.turns.item_of_part(self.shape, part, index - rank);
-                entries.items[item as usize] = make_item(unit, &parts, j, before);
+                entries.items[item as usize] = make_item(unit, &parts, j, before, slots);
             }
             if parts.count > 1 {
-                entries.merges[rank as usize] = make_merge(unit, &parts, before);
+                entries.merges[rank as usize] = make_merge(unit, &parts, slots);
             }
             rank += 1;
         });
@@ -317,12 +323,13 @@ impl Planner<'_> {
         let mut tally = Tally::default();
         self.for_each_unit(|index, unit| {
             let parts = parts(index);
+            let slots = UnitSlots::new(self.shape, self.layout, &parts, tally);
             for j in 0..parts.count {
                 let at = item(index, &parts, j, tally);
-                entries.items[at as usize] = make_item(unit, &parts, j, tally);
+                entries.items[at as usize] = make_item(unit, &parts, j, tally, slots);
             }
             if parts.count > 1 {
-                entries.merges[tally.merges as usize] = make_merge(unit, &parts, tally);
+                entries.merges[tally.merges as usize] = make_merge(unit, &parts, slots);
             }
             tally.add(&parts);
         });
@@ -371,11 +378,13 @@ impl Planner<'_> {
         self.for_each_unit(|index, unit| {
             let parts = parts_of(self.shape, line, index);
             unit_item[index as usize] = tally.items;
+            let slots = UnitSlots::new(self.shape, self.layout, &parts, tally);
             for j in 0..parts.count {
-                entries.items[(tally.items + j) as usize] = make_item(unit, &parts, j, tally);
+                entries.items[(tally.items + j) as usize] =
+                    make_item(unit, &parts, j, tally, slots);
             }
             if parts.count > 1 {
-                entries.merges[tally.merges as usize] = make_merge(unit, &parts, tally);
+                entries.merges[tally.merges as usize] = make_merge(unit, &parts, slots);
             }
             tally.add(&parts);
         });

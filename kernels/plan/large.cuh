@@ -404,13 +404,14 @@ struct Planner {
     const Unit unit = unit_at(index);
     const Parts<Position> parts = parts_of(shape, line, span_of(index));
     const Tally before{unit_item[index], own.merges, unit_item[index] - (index - own.merges)};
+    const UnitSlots slots = unit_slots(shape, params.layout, parts, before);
     FmWorkItem* items = section<FmWorkItem>(params, params.layout.items);
     for (int32_t j = 0; j <= own.more; ++j) {
       const int32_t rank = j < own.more ? few.rank[index][0] + j : few.rank[index][1];
-      store(items + item_of_rank(deal, rank, of_rank[rank]), make_item(unit, parts, j, before));
+      store(items + item_of_rank(deal, rank, of_rank[rank]), make_item(unit, parts, j, before, slots));
     }
     if (own.more > 0) {
-      store(section<FmMerge>(params, params.layout.merges) + before.merges, make_merge(unit, parts, before));
+      store(section<FmMerge>(params, params.layout.merges) + before.merges, make_merge(unit, parts, slots));
     }
   }
 
@@ -435,10 +436,11 @@ struct Planner {
     const Unit unit = unit_at(index);
     FmWorkItem* items = section<FmWorkItem>(params, params.layout.items) + before.items;
     unit_item[index] = before.items;
+    const UnitSlots slots = unit_slots(shape, params.layout, parts, before);
     const int32_t own_items = shape.split_mode == FM_SPLIT_AUTO ? 1 : parts.count;
-    for (int32_t j = 0; j < own_items; ++j) store(items + j, make_item(unit, parts, j, before));
+    for (int32_t j = 0; j < own_items; ++j) store(items + j, make_item(unit, parts, j, before, slots));
     if (parts.count > 1) {
-      store(section<FmMerge>(params, params.layout.merges) + before.merges, make_merge(unit, parts, before));
+      store(section<FmMerge>(params, params.layout.merges) + before.merges, make_merge(unit, parts, slots));
     }
   }
 

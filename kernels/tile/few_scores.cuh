@@ -18,6 +18,7 @@
 #include "masking.cuh"
 #include "query_halves.cuh"
 #include "shared_map.cuh"
+#include "steps.cuh"
 #include "weight_factors.cuh"
 #include "work.cuh"
 
@@ -238,6 +239,23 @@ struct FewState {
       reference[c] = kUnset, limit[Codes ? 0 : c] = kUnset, sum[c] = 0.f, peak[Peaks ? c : 0] = kNegInf, weight_reference[Codes ? c : 0] = kNegInf;
   }
 
+  // References of a step, by the scores of its first tile: nothing is kept of the tiles before. By the whole warpgroup, for which it is a
+  // barrier.
+  __device__ __forceinline__ void begin_step(const float (&s)[Layout::kValues], const float (&scale_log2)[Layout::kColumns],
+                                             FewControl& control) {
+    static_assert(!Codes && !Peaks, "parts of codes have no steps, nor sparse prefill's");
+    const int thread = warpgroup_thread(), lane = thread % 32;
+    float tops[Layout::kColumns];
+#pragma unroll
+    for (int c = 0; c < Layout::kColumns; ++c) tops[c] = top_of(s, c) * scale_log2[c], sum[c] = 0.f;
+    leave_warp_rows<Layout>(tops, control.warp_row, [](float a, float b) { return fmaxf(a, b); });
+    named_barrier<kScoresBarrier, 128>();
+#pragma unroll
+    for (int c = 0; c < Layout::kColumns; ++c)
+      limit[c] = reference[c] = fmaxf(kUnset, top_of_warps(control.warp_row, Layout::row(c, lane)));
+    own_reference = fmaxf(kUnset, top_of_warps(control.warp_row, thread % Rows));
+  }
+
   // Whether a score of this thread exceeds its row's reference by more than the slack; keeps the highest ones. `units`: the logarithms of
   // what its tokens count in.
   __device__ __forceinline__ bool exceeds(const float (&s)[Layout::kValues], const float (&scale_log2)[Layout::kColumns], float2 units) {
@@ -397,6 +415,37 @@ __device__ __forceinline__ void finish_few_rows(const FmDecodeParams& p, const R
   }
 }
 
+// The end of a step, `last`: of the item. Leaves what the values role needs to add it up, or to leave it in a slot.
+template <class Map>
+__device__ __forceinline__ void finish_step(const FmDecodeParams& p, const RowBlock& r,
+                                            const FewState<Map::kRows, Map::kPeaks, Map::kCodes>& state, StepSum& part, int step, bool last,
+                                            FewControl& control, uint32_t result_parity) {
+  const int thread = warpgroup_thread();
+  leave_warp_rows<FewLayout<Map::kRows>>(state.sum, control.warp_sum, [](float a, float b) { return a + b; });
+  mbarrier_wait(shared_address(&control.result_empty), result_parity);
+  named_barrier<kScoresBarrier, 128>();
+  if (thread >= Map::kRows) return;
+  const float sum = sum_of_warps(control.warp_sum, thread), lse = lse_of_sum<Map>(state.own_reference, sum);
+  float4& of_row = static_cast<StepControl&>(control).step[thread];
+  const auto leave_lse = [&](float of, int slot) {
+    if (r.row_begin + thread < r.rows) p.partial_lse[slot_lse<Map>(p, r, thread) + slot] = of;
+  };
+  if (leaves_steps(p, r)) {
+    leave_lse(lse, step);
+    of_row.x = normaliser<Map>(sum);
+    return;
+  }
+  const StepFactors factors = part.add(lse);
+  of_row = make_float4(normaliser<Map>(sum), factors.before, factors.next, 1.f);
+  if (!last) return;
+  const float lse_of_part = lse_of_sum<Map>(part.top, part.sum);
+  control.result[thread] = normaliser<Map>(part.sum);
+  if (r.slot >= 0) return leave_lse(lse_of_part, 0);
+  StepSum unit;  // of one part
+  unit.add(lse_of_part);
+  of_row.w = row_factor<Map>(p, r, thread, unit.top, unit.sum);
+}
+
 // T: of Q and the output; M: what is multiplied.
 template <class T, class M, int QkDim, class Map>
 __device__ __forceinline__ void compute_few_scores(const FmDecodeParams& p, const FirstItem& first, uint8_t* smem,
@@ -406,6 +455,8 @@ __device__ __forceinline__ void compute_few_scores(const FmDecodeParams& p, cons
   uint32_t result_parity = 1;
   for_each_row_block<Map>(p, first, [&](int, const RowBlock& r) {
     FewState<Map::kRows, Map::kPeaks, Map::kCodes> state;
+    [[maybe_unused]] StepSum part;
+    [[maybe_unused]] int step = 0;
     const int first_masked = r.first_masked(p);
     if (Map::kHandsQueryOn && kSharesTiles<Map>)  // the last item's part, which others read, lies where Q goes
       mbarrier_wait(shared_address(&control.result_empty), result_parity);
@@ -439,10 +490,19 @@ __device__ __forceinline__ void compute_few_scores(const FmDecodeParams& p, cons
       // Tokens that some rows see and others do not; whole pages: those without a page, too, but not those past the end.
       const bool cleans = shared || (!Map::kTokens && absent);
       if (masked) mask_few<Map>(p, r, s, tile, shared, control.present[place.rope()]);
-      const bool moves = named_barrier_any<kScoresBarrier, 128>(state.exceeds(s, scale_log2, units));  // after it every warp has read K
-      const bool first = tile == r.tile_begin;  // accumulators have nothing yet
-      if (warpgroup_thread() == 0) control.rescale[place.rope()][0] = moves && !first;
-      if (moves) state.move(s, scale_log2, units, control, place.rope(), first);
+      const auto move = [&](bool first) {  // accumulators have nothing yet
+        const bool moves = named_barrier_any<kScoresBarrier, 128>(state.exceeds(s, scale_log2, units));  // after it every warp has read K
+        if (warpgroup_thread() == 0) control.rescale[place.rope()][0] = moves && !first;
+        if (moves) state.move(s, scale_log2, units, control, place.rope(), first);
+      };
+      if constexpr (!Map::kSteps) {
+        move(tile == r.tile_begin);
+      } else if (!begins_step(r, tile)) {
+        move(false);
+      } else {
+        state.begin_step(s, scale_log2, control);
+        if (warpgroup_thread() == 0) control.rescale[place.rope()][0] = false;
+      }
       float weights[Map::kRows / 2];
       state.weigh(weights, s, scale_log2);
       state.add(weights);
@@ -454,8 +514,20 @@ __device__ __forceinline__ void compute_few_scores(const FmDecodeParams& p, cons
       fence_async_shared();
       mbarrier_arrive(shared_address(&control.weights_full[place.rope()]));
       place.advance();
+      if constexpr (Map::kSteps) {
+        const bool last = tile + 1 == r.tile_end;
+        if (!last && !begins_step(r, tile + 1)) continue;
+        finish_step<Map>(p, r, state, part, step++, last, control, result_parity);
+        mbarrier_arrive(shared_address(&control.result_full));
+        result_parity ^= 1;
+      }
     }
-    finish_few_rows<Map>(p, r, state, smem, control, result_parity);
+    if constexpr (Map::kSteps) {
+      if (!r.empty()) return;
+      finish_step<Map>(p, r, state, part, 0, true, control, result_parity);
+    } else {
+      finish_few_rows<Map>(p, r, state, smem, control, result_parity);
+    }
     mbarrier_arrive(shared_address(&control.result_full));
     result_parity ^= 1;
   });

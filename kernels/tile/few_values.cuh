@@ -16,6 +16,8 @@
 #include "numbers.cuh"
 #include "shared_map.cuh"
 #include "split_few.cuh"
+#include "split_steps.cuh"
+#include "steps.cuh"
 #include "work.cuh"
 
 namespace fm {
@@ -119,6 +121,60 @@ __device__ __forceinline__ void store_few_partial(const FmDecodeParams& p, const
   }
 }
 
+// A step's numbers to those of the steps before it; leaves zeros.
+template <class Map>
+__device__ __forceinline__ void add_step_to_part(FewAccumulators<Map::kRows>& part, FewAccumulators<Map::kRows>& step,
+                                                 const StepControl& control, int lane) {
+  using Layout = FewLayout<Map::kRows>;
+#pragma unroll
+  for (int c = 0; c < Layout::kColumns; ++c) {
+    const uint4 v = load_shared_4(shared_address(&control.step[Layout::row(c, lane)]));  // not before they are needed: registers
+    const float4 of_row = make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), 0.f);
+#pragma unroll
+    for (int m = 0; m < 4; ++m)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int i = Layout::value(c, h);
+        part[m][i] = add_step(part[m][i], __fmul_rn(step[m][i], of_row.x), {of_row.y, of_row.z}), step[m][i] = 0.f;
+      }
+  }
+}
+
+// A step's numbers to its slot; leaves zeros.
+template <class Map>
+__device__ __forceinline__ void leave_step(const FmDecodeParams& p, const RowBlock& at, FewAccumulators<Map::kRows>& step,
+                                           const StepControl& control, int lane, int half) {
+  using Layout = FewLayout<Map::kRows>;
+#pragma unroll
+  for (int c = 0; c < Layout::kColumns; ++c) {
+    const float by = control.step[Layout::row(c, lane)].x;
+#pragma unroll
+    for (int m = 0; m < 4; ++m)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) step[m][Layout::value(c, h)] = __fmul_rn(step[m][Layout::value(c, h)], by);
+  }
+  store_few_partial<Map>(p, at, step, half);
+  clear_accumulators(step);
+}
+
+// A part's numbers when all of its steps have been added, or the finished ones of a whole unit.
+template <class Map>
+__device__ __forceinline__ void finish_steps(FewAccumulators<Map::kRows>& part, const StepControl& control, int lane) {
+  using Layout = FewLayout<Map::kRows>;
+#pragma unroll
+  for (int c = 0; c < Layout::kColumns; ++c) {
+    const int row = Layout::row(c, lane);
+    const float by = control.result[row], of_row = control.step[row].w;
+#pragma unroll
+    for (int m = 0; m < 4; ++m)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float& number = part[m][Layout::value(c, h)];
+        number = multiplied(multiplied(number, by), of_row);
+      }
+  }
+}
+
 // T: of the output; M: what is multiplied.
 template <class T, class M, class Map>
 __device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, const FirstItem& first_item, int half,
@@ -130,15 +186,24 @@ __device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, c
     FewAccumulators<Map::kRows> o;
     clear_accumulators(o);
     int tiles = r.tile_end - r.tile_begin;
+    [[maybe_unused]] FewAccumulators<Map::kRows> part;  // the steps so far
+    [[maybe_unused]] int of_step = 0, in_slots = 0;  // tiles of a step; whether each goes to a slot
+    if constexpr (Map::kSteps) {
+      clear_accumulators(part);
+      of_step = opaque(1 << step_log2(r)), in_slots = opaque((int)leaves_steps(p, r));
+    }
+    [[maybe_unused]] const int in_last_tile = Map::kSteps ? opaque(r.in_last_tile()) : 0;
+    const auto last_tile = [&] { return Map::kSteps ? in_last_tile : r.in_last_tile(); };
+    [[maybe_unused]] int left = of_step;
     do {
       if (LastAdds<Map>::kExists && tiles <= 1 && r.slot >= 0 && LastAdds<Map>::comes())
         control.pieces = LastAdds<Map>::come(p, item);
       if (tiles <= 0) break;
-      if (!Map::kTokens && tiles == 1 && r.in_last_tile() < kTileTokens) {
+      if (!Map::kTokens && tiles == 1 && last_tile() < kTileTokens) {
         // While the scores are at it. They may still read K: scores of absent tokens are masked.
         wait_for_block<Map>(control, place, 2 * half);
         wait_for_block<Map>(control, place, 2 * half + 1);
-        clear_past_end<Map>(r.in_last_tile(), smem, place, {2 * half, 2 * half + 1});
+        clear_past_end<Map>(last_tile(), smem, place, {2 * half, 2 * half + 1});
         fence_async_shared();
         named_barrier_of_warpgroup(kValuesBarrier + half);
       }
@@ -150,13 +215,45 @@ __device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, c
       wait_together<Map>(shared_address(&control.weights_full[place.rope()]), place.rope_parity(),
                          kValuesBarrier + half);
       if (control.rescale[place.rope()][0]) scale_few_rows<Map::kRows>(o, control.factor[place.rope()], lane);
-      const int steps = !Map::kTokens && tiles == 1 ? value_steps(r.in_last_tile()) : kTileTokens / kStepTokens;
+      const int steps = !Map::kTokens && tiles == 1 ? value_steps(last_tile()) : kTileTokens / kStepTokens;
       multiply_values_weights<M, Map::kRows>(o, values, weights, steps, [&](int i) {
         if (!Map::kCodes && lane == 0) mbarrier_arrive(shared_address(&control.block_empty[blocks[i]]));
       });
       if (lane == 0) mbarrier_arrive(shared_address(&control.tile_empty[place.rope()]));
       place.advance();
+      if constexpr (Map::kSteps) {
+        if (tiles > 1 && --left > 0) continue;
+        left = of_step;
+        mbarrier_wait(shared_address(&control.result_full), result_parity);
+        result_parity ^= 1;
+        if (in_slots) {
+          RowBlock at = Map::kShortOfRegisters ? load_row_block<Map>(p, item) : r;
+          at.slot += (at.tile_end - tiles - at.tile_begin) >> step_log2(at);
+          leave_step<Map>(p, at, o, static_cast<StepControl&>(control), lane, half);
+          clear_accumulators(part);  // so that its registers are free before
+        } else {
+          add_step_to_part<Map>(part, o, static_cast<StepControl&>(control), lane);
+        }
+        if (tiles > 1) arrive_once_per_warp(shared_address(&control.result_empty));
+      }
     } while (--tiles > 0);
+    if constexpr (Map::kSteps) {
+      if (r.empty()) {
+        mbarrier_wait(shared_address(&control.result_full), result_parity);
+        result_parity ^= 1;
+      }
+      const RowBlock end = Map::kShortOfRegisters ? load_row_block<Map>(p, item) : r;
+      if (!in_slots) finish_steps<Map>(part, static_cast<StepControl&>(control), lane);
+      arrive_once_per_warp(shared_address(&control.result_empty));
+      if (end.slot < 0) return store_few_rows<T, Map>(p, end, part, half);
+      if (last_adds<Map>(p, end))
+        return finish_or_leave<Map>(p, item, part, control, [&](const RowBlock& whole, int i, const float (&numbers)[4][4]) {
+          store_eight_rows<T>(p, whole, i, numbers, half);
+        });
+      const UnitOfSteps unit = load_unit_of_steps<Map>(p, end);  // on its way while the part is stored
+      if (!in_slots) store_few_partial<Map>(p, end, part, half);
+      return finish_part_in_steps<T, Map>(p, unit, item, control);
+    }
     mbarrier_wait(shared_address(&control.result_full), result_parity);
     if constexpr (kSharesTiles<Map>) {
       merge_parts<T, Map>(p, r, o, half, smem, control, parts_parity);
@@ -166,7 +263,7 @@ __device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, c
       arrive_once_per_warp(shared_address(&control.result_empty));
       if (r.slot < 0) {
         store_few_rows<T, Map>(p, r, o, half);
-      } else if (LastAdds<Map>::kExists && LastAdds<Map>::is_for(load_row_block<Map>(p, item).parts)) {
+      } else if (LastAdds<Map>::kExists && last_adds<Map>(p, load_row_block<Map>(p, item))) {
         finish_or_leave<Map>(p, item, o, control, [&](const RowBlock& whole, int i, const float (&numbers)[4][4]) {
           store_eight_rows<T>(p, whole, i, numbers, half);
         });

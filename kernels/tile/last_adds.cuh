@@ -15,11 +15,12 @@
 #include "merge_parts.cuh"
 #include "shared_map.cuh"
 #include "split_unit.cuh"
+#include "steps.cuh"
 #include "work.cuh"
 
 namespace fm {
 
-constexpr int kMostLast = 3;  // parts
+constexpr int kMostLast = FM_FEW_PARTS;  // parts
 
 template <class Map>
 struct LastAdds {
@@ -40,10 +41,22 @@ struct LastAdds {
   }
   static __device__ __forceinline__ int come(const FmDecodeParams& p, int item) {
     const int4 v = load_once(reinterpret_cast<const int4*>(&p.items[item].slot));  // slot, merge, main_len, parts
-    return come(p, v.y, v.w);
+    if constexpr (Map::kSteps)
+      return v.x < p.step_slots ? 0 : come(p, v.y, v.w & 0xFFFF);
+    else
+      return come(p, v.y, v.w);
   }
   static __device__ __forceinline__ int* there(const FmDecodeParams& p, const RowBlock& r) { return &p.merges[r.merge].there; }
 };
+
+// Whether it is for the unit of a part.
+template <class Map>
+__device__ __forceinline__ bool last_adds(const FmDecodeParams& p, const RowBlock& r) {
+  if constexpr (Map::kSteps)
+    return !leaves_steps(p, r) && LastAdds<Map>::is_for(unit_parts(r));
+  else
+    return LastAdds<Map>::is_for(r.parts);
+}
 
 // What the parts of rows are multiplied with, by the threads of one warpgroup, and the rows' lse. `first`: the unit's first part.
 template <class Map>
@@ -52,10 +65,18 @@ __device__ __forceinline__ void weigh_few_parts(const FmDecodeParams& p, const R
   const float* of_part = p.partial_lse + slot_lse<Map>(p, first, thread);
   const auto lse = [&](int k) { return k < first.parts ? __ldcg(of_part + k) : kNegInf; };
   const float3 all = make_float3(lse(0), lse(1), lse(2));
-  const float top = fmaxf(fmaxf(fmaxf(all.x, all.y), all.z), -__FLT_MAX__);
-  const float3 weight = make_float3(exp2_approx(all.x - top), exp2_approx(all.y - top), exp2_approx(all.z - top));
   RowBlock whole = first;
   whole.slot = -1;
+  if constexpr (Map::kSteps) {
+    StepSum unit;
+    unit.add(all.x);
+    const StepFactors second = unit.add(all.y), third = first.parts == 2 ? StepFactors{1.f, 0.f} : unit.add(all.z);
+    static_cast<StepControl&>(control).part_factors[thread] = make_float4(second.before, second.next, third.before, third.next);
+    control.part_weight[thread].x = row_factor<Map>(p, whole, thread, unit.top, unit.sum);
+    return;
+  }
+  const float top = fmaxf(fmaxf(fmaxf(all.x, all.y), all.z), -__FLT_MAX__);
+  const float3 weight = make_float3(exp2_approx(all.x - top), exp2_approx(all.y - top), exp2_approx(all.z - top));
   const float factor = row_factor<Map>(p, whole, thread, top, weight.x + weight.y + weight.z);
   control.part_weight[thread] = make_float3(weight.x * factor, weight.y * factor, weight.z * factor);
 }
@@ -63,6 +84,23 @@ __device__ __forceinline__ void weigh_few_parts(const FmDecodeParams& p, const R
 __device__ __forceinline__ float add_few(float3 weight, float first, float second, float third) {
   return __fadd_rn(__fadd_rn(__fmul_rn(weight.x, first), __fmul_rn(weight.y, second)), __fmul_rn(weight.z, third));
 }
+
+// A row's parts. Where they have steps, as split_steps.cuh adds them up.
+template <class Map>
+struct FewParts {
+  float3 weight;
+  float4 factors;
+
+  __device__ __forceinline__ FewParts(const FewControl& control, int row) : weight(control.part_weight[row]) {
+    if constexpr (Map::kSteps) factors = static_cast<const StepControl&>(control).part_factors[row];
+  }
+  __device__ __forceinline__ float add(float first, float second, float third) const {
+    if constexpr (Map::kSteps)
+      return multiplied(add_step(add_step(first, second, {factors.x, factors.y}), third, {factors.z, factors.w}), weight.x);
+    else
+      return add_few(weight, first, second, third);
+  }
+};
 
 // By both values warpgroups, `o` being normalised and control.pieces what come() has returned. `store(r, i, numbers)` stores finished
 // numbers: those of all blocks that the thread has in columns 2 i and 2 i + 1 of its accumulators.
@@ -72,7 +110,8 @@ __device__ __forceinline__ void finish_or_leave(const FmDecodeParams& p, int ite
   using Last = LastAdds<Map>;
   using Layout = FewLayout<Map::kRows>;
   constexpr int kColumnPairs = Layout::kColumns / 2;
-  const RowBlock r = load_row_block<Map>(p, item);  // registers are short before
+  RowBlock r = load_row_block<Map>(p, item);  // registers are short before
+  if constexpr (Map::kSteps) r.parts = unit_parts(r);
   const int thread = block_thread() - 128, lane = thread % 32;
   named_barrier<kAddBarrier, 256>();
   const auto part = [&](const RowBlock& of) {
@@ -129,7 +168,7 @@ __device__ __forceinline__ void finish_or_leave(const FmDecodeParams& p, int ite
 #pragma unroll
     for (int i = 0; i < Last::kAtOnce; ++i) {
       const int c = 2 * (base + i);
-      const float3 weights[2] = {control.part_weight[Layout::row(c, lane)], control.part_weight[Layout::row(c + 1, lane)]};
+      const FewParts<Map> of_row[2] = {{control, Layout::row(c, lane)}, {control, Layout::row(c + 1, lane)}};
       float numbers[4][4];
 #pragma unroll
       for (int m = 0; m < 4; ++m) {
@@ -138,8 +177,8 @@ __device__ __forceinline__ void finish_or_leave(const FmDecodeParams& p, int ite
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const float mine = o[m][Layout::value(c, 0) + j];
-          numbers[m][j] = add_few(weights[j % 2], own == 0 ? mine : a[j], own == 0 ? a[j] : own == 1 ? mine : b[j],
-                                  own == 2 ? mine : b[j]);
+          numbers[m][j] = of_row[j % 2].add(own == 0 ? mine : a[j], own == 0 ? a[j] : own == 1 ? mine : b[j],
+                                            own == 2 ? mine : b[j]);
         }
       }
       store(r, base + i, numbers);

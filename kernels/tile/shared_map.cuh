@@ -111,17 +111,20 @@ constexpr uint32_t stage_bytes() {
     return 0;
 }
 
-template <class Sizes, int Cluster>
+// Steps: whether parts have steps (steps.cuh). Few rows of single CTAs only.
+template <class Sizes, int Cluster, bool Steps = false>
 struct SharedMap : Sizes {
   using Sizes::kRopes;
   using Sizes::kRows;
   using Sizes::kTriple;
-  static constexpr bool kPeaks = Sizes::kTokens;      // row maxima may be wanted
+  static constexpr bool kPeaks = Sizes::kTokens && !Steps;  // row maxima may be wanted: of sparse prefill, whose parts have no steps
   // Of single tokens: whether their loader takes registers that other roles could use.
-  static constexpr bool kShortOfRegisters = Sizes::kTokens && (Sizes::kCodes || kRows == kTileRows);
+  static constexpr bool kShortOfRegisters = (Sizes::kTokens && (Sizes::kCodes || kRows == kTileRows)) || (Steps && kRows == 32);
   static constexpr bool kManyPieces = !Sizes::kCodes;  // whether 64 rows have up to 64 pieces (split_rows.cuh)
   static constexpr bool kSplits = kRows < kTileRows;  // few rows: there are kernels of which CTAs of a cluster share the tiles of an item
   static constexpr int kCluster = Cluster;
+  static constexpr bool kSteps = Steps;
+  static_assert(!Steps || (kSplits && Cluster == 1 && !Sizes::kCodes));
   // Whether the values role finds what finished rows are multiplied with, and the scores role goes on to the next item at once.
   // With pages, where items are longer and fewer, what is saved between them is less than what the last one then takes longer.
   static constexpr bool kSumsToValues = Sizes::kTokens && !Sizes::kCodes && kRows == kTileRows;
@@ -195,6 +198,14 @@ struct FewControl : DecodeControl {
   float warp_sum[4][32];          // and its part of the row's sum, when references may move
   float3 part_weight[32];         // values: of few parts of a row (last_adds.cuh)
   float unit[16];                 // scores -> values: what the finished rows count in, of codes only
+};
+
+// What those have besides whose parts have steps.
+struct StepControl : FewControl {
+  // scores -> values: what a row's step is normalised with, what is multiplied with those before it and with it when it is added
+  // (steps.cuh), and with the row at the end of a whole unit.
+  alignas(16) float4 step[32];
+  alignas(16) float4 part_factors[32];  // values: of a row's second and third part (last_adds.cuh)
 };
 
 template <class Map>

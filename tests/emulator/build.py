@@ -27,7 +27,7 @@ import sysconfig
 HERE = pathlib.Path(__file__).resolve().parent
 KERNELS = HERE.parents[1] / "kernels"
 # The name of a kernel, or the first one of FM_DECODE_KERNELS, where it is defined.
-KERNEL = re.compile(r"FM_DECODE_KERNEL(S?)\((fm_\w+),|\b(fm_\w+)\(const __grid_constant__")
+KERNEL = re.compile(r"FM_DECODE_KERNEL(S?)(?:_STEPS)?\((fm_\w+),|\b(fm_\w+)\(const __grid_constant__")
 CLUSTERS = ["", "_by_2", "_by_4", "_by_8", "_by_16"]  # what their names end with
 COMPILER = [os.environ.get("CXX", "g++"), "-std=c++17", "-fPIC", "-U_FORTIFY_SOURCE"]
 # The kernels' own warnings are nvcc's business.

@@ -14,7 +14,7 @@ use crate::view::Stream;
 use super::engine::{Engine, Launch};
 use super::kernel::{Kernel, is_fp16};
 use super::ops::{lower, pointer};
-use super::variant::{Ctas, Loader, Variant};
+use super::variant::{Ctas, Loader, Variant, Walk};
 use super::{kv_cache, tensor_map};
 
 /// A kernel's launch, ready but for the device.
@@ -132,8 +132,14 @@ fn reads_once(multicast: i32, plan: &Plan) -> bool {
 fn kernel(dtype: DType, q: &TwoParts<3>, loader: Loader, plan: &Plan) -> Result<Kernel> {
     let choice = &plan.schedule.choice;
     let rows = choice.rows;
-    let Some(variant) = Variant::of(loader, rows) else {
-        let value = format!("laid out for {rows} query rows per CTA");
+    let walk = Walk::of(choice.splits, plan.schedule.has_steps());
+    let Some(variant) = Variant::of(loader, rows).filter(|variant| variant.has(walk)) else {
+        let steps = if walk == Walk::Steps {
+            ", in steps"
+        } else {
+            ""
+        };
+        let value = format!("laid out for {rows} query rows per CTA{steps}");
         let rule = "one made for the format of the caches";
         return Err(Error::invalid("plan", value, rule));
     };
@@ -145,7 +151,7 @@ fn kernel(dtype: DType, q: &TwoParts<3>, loader: Loader, plan: &Plan) -> Result<
         fp16: is_fp16(dtype),
         rope: q.rope.is_some(),
         variant,
-        cluster_log2: choice.splits.ilog2() as u8,
+        walk,
     })
 }
 
@@ -238,6 +244,7 @@ fn common_params(
         partial_out: plan.workspace.partial_out as *mut f32,
         partial_lse: plan.workspace.partial_lse as *mut f32,
         slots: layout.max_slots,
+        step_slots: layout.step_slots,
         ..FmDecodeParams::default()
     }
 }

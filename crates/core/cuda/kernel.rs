@@ -8,7 +8,7 @@ use crate::dtype::DType;
 use crate::params::{FM_DECODE_SMEM_BYTES, FM_DECODE_THREADS};
 
 use super::images::{IMAGES, RELEASE, image};
-use super::variant::{CLUSTERS, Variant};
+use super::variant::{Variant, Walk};
 
 /// The numbers that quantisation reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +29,7 @@ impl Numbers {
     }
 }
 
-/// The names of a decode kernel for 1, 2, 4, 8 and 16 CTAs that share the tiles of an item.
+/// The names of a decode kernel for each [`Walk`].
 macro_rules! decode_names {
     ($($name:literal)*) => {
         [$([
@@ -38,10 +38,11 @@ macro_rules! decode_names {
             decode_names!(@ $name, "_by_4"),
             decode_names!(@ $name, "_by_8"),
             decode_names!(@ $name, "_by_16"),
+            decode_names!(@ $name, "_steps"),
         ]),*]
     };
-    (@ $name:literal, $cluster:literal) => {
-        match CStr::from_bytes_with_nul(concat!("fm_decode_", $name, $cluster, "\0").as_bytes()) {
+    (@ $name:literal, $walk:literal) => {
+        match CStr::from_bytes_with_nul(concat!("fm_decode_", $name, $walk, "\0").as_bytes()) {
             Ok(name) => name,
             Err(_) => panic!("ends with zero"),
         }
@@ -50,7 +51,7 @@ macro_rules! decode_names {
 
 /// The decode kernels in the order of their indices: type, width, variant.
 #[rustfmt::skip]
-const DECODE: [[&CStr; CLUSTERS]; 59] = decode_names![
+const DECODE: [[&CStr; Walk::ALL.len()]; 59] = decode_names![
     "bf16_512_tma_64" "bf16_512_gather_64" "bf16_512_raw_64" "bf16_512_bare_64"
     "bf16_512_tma_32" "bf16_512_gather_32" "bf16_512_raw_32" "bf16_512_bare_32"
     "bf16_512_tma_16" "bf16_512_gather_16" "bf16_512_raw_16" "bf16_512_bare_16"
@@ -77,8 +78,7 @@ pub(super) enum Kernel {
         fp16: bool,
         rope: bool,
         variant: Variant,
-        /// Of the CTAs that share the tiles of an item.
-        cluster_log2: u8,
+        walk: Walk,
     },
     Merge {
         fp16: bool,
@@ -104,7 +104,7 @@ const OTHERS: usize = 19;
 
 impl Kernel {
     /// One more than the highest index.
-    pub const COUNT: usize = OTHERS + DECODE.len() * CLUSTERS;
+    pub const COUNT: usize = OTHERS + DECODE.len() * Walk::ALL.len();
 
     pub fn all() -> Vec<Self> {
         let mut all = vec![
@@ -135,11 +135,12 @@ impl Kernel {
         for fp16 in [false, true] {
             for rope in [false, true] {
                 for variant in &Variant::ALL[..Variant::count(fp16, rope)] {
-                    all.extend((0..variant.clusters()).map(|log2| Self::Decode {
+                    let walks = Walk::ALL.into_iter().filter(|&walk| variant.has(walk));
+                    all.extend(walks.map(|walk| Self::Decode {
                         fp16,
                         rope,
                         variant: *variant,
-                        cluster_log2: log2 as u8,
+                        walk,
                     }));
                 }
             }
@@ -165,8 +166,8 @@ impl Kernel {
             Self::Plan(PlannerKernel::Few) => 16,
             Self::Plan(PlannerKernel::OnePart) => 17,
             Self::Fill => 18,
-            Self::Decode { cluster_log2, .. } => {
-                OTHERS + self.decode_index() * CLUSTERS + cluster_log2 as usize
+            Self::Decode { walk, .. } => {
+                OTHERS + self.decode_index() * Walk::ALL.len() + walk as usize
             }
         }
     }
@@ -193,6 +194,17 @@ impl Kernel {
     pub const fn image(self) -> &'static str {
         match self {
             Self::Plan(_) => "plan",
+            Self::Decode {
+                fp16,
+                walk: Walk::Steps,
+                ..
+            } => {
+                if fp16 {
+                    "decode_steps_fp16"
+                } else {
+                    "decode_steps_bf16"
+                }
+            }
             Self::Decode { fp16, variant, .. } => match (variant, fp16) {
                 (variant, _) if variant.is_staged() => "decode_staged_bf16",
                 (Variant::Codes64 | Variant::Codes16, _) => "decode_codes_bf16",
@@ -237,7 +249,7 @@ impl Kernel {
             Self::WindowOffsets => c"fm_window_offsets",
             Self::WindowIds => c"fm_window_ids",
             Self::CombineTopkWindow => c"fm_combine_topk_window",
-            Self::Decode { cluster_log2, .. } => DECODE[self.decode_index()][cluster_log2 as usize],
+            Self::Decode { walk, .. } => DECODE[self.decode_index()][walk as usize],
         }
     }
 
@@ -315,7 +327,7 @@ mod tests {
                 fp16,
                 rope,
                 variant,
-                cluster_log2,
+                walk,
             } = kernel
             else {
                 continue;
@@ -324,11 +336,12 @@ mod tests {
             let width = if rope { 576 } else { 512 };
             let variant = format!("{variant:?}").to_lowercase();
             let (loader, rows) = variant.split_at(variant.len() - 2);
-            let cluster = match cluster_log2 {
-                0 => String::new(),
-                log2 => format!("_by_{}", 1 << log2),
+            let walk = match walk {
+                Walk::Single => String::new(),
+                Walk::Steps => "_steps".to_owned(),
+                by => format!("_by_{}", 1 << by as usize),
             };
-            let name = format!("fm_decode_{dtype}_{width}_{loader}_{rows}{cluster}");
+            let name = format!("fm_decode_{dtype}_{width}_{loader}_{rows}{walk}");
             assert_eq!(kernel.name().to_str(), Ok(name.as_str()));
         }
     }
@@ -340,7 +353,7 @@ mod tests {
                 fp16: false,
                 rope: false,
                 variant,
-                cluster_log2: 0,
+                walk: Walk::Single,
             };
             kernel.decode_threads()
         };

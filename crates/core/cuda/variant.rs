@@ -68,8 +68,39 @@ impl Loader {
     }
 }
 
-/// Of one CTA to 16, by powers of two.
-pub(super) const CLUSTERS: usize = 5;
+/// How the CTAs of an item go through its tiles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Walk {
+    /// One CTA, or a team for different rows.
+    Single,
+    /// They share them for the same rows.
+    By2,
+    By4,
+    By8,
+    By16,
+    /// One CTA, in steps that are added up.
+    Steps,
+}
+
+impl Walk {
+    pub const ALL: [Self; 6] = [
+        Self::Single,
+        Self::By2,
+        Self::By4,
+        Self::By8,
+        Self::By16,
+        Self::Steps,
+    ];
+
+    /// For so many CTAs, a power of two, that share an item's tiles.
+    pub const fn of(ctas: i32, steps: bool) -> Self {
+        if steps {
+            Self::Steps
+        } else {
+            Self::ALL[ctas.ilog2() as usize]
+        }
+    }
+}
 
 /// The decode kernels of a type and width: loader and query rows of a CTA.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -161,21 +192,27 @@ impl Variant {
         })
     }
 
-    /// How many numbers of CTAs that share the tiles of an item it has kernels for: 1, 2, 4, 8 and 16, or with 64 rows, or 32 over whole
-    /// pages of 16-bit numbers, 1 alone.
-    pub const fn clusters(self) -> usize {
-        match self {
-            Self::Gather32
-            | Self::Raw32
-            | Self::Bare32
-            | Self::Fine32
-            | Self::Tma16
-            | Self::Gather16
-            | Self::Raw16
-            | Self::Bare16
-            | Self::Fine16
-            | Self::Codes16 => CLUSTERS,
-            _ => 1,
+    /// Whether there is a kernel of it. With 64 rows single CTAs have an item, with 32 over whole pages of 16-bit numbers these or such that
+    /// go in steps, which those of 16-bit numbers have that take fewer rows.
+    pub const fn has(self, walk: Walk) -> bool {
+        match (walk, self) {
+            (Walk::Single, _)
+            | (Walk::Steps, Self::Tma32 | Self::Gather32 | Self::Tma16 | Self::Gather16) => true,
+            (Walk::Steps, _) => false,
+            (
+                _,
+                Self::Gather32
+                | Self::Raw32
+                | Self::Bare32
+                | Self::Fine32
+                | Self::Tma16
+                | Self::Gather16
+                | Self::Raw16
+                | Self::Bare16
+                | Self::Fine16
+                | Self::Codes16,
+            ) => true,
+            _ => false,
         }
     }
 

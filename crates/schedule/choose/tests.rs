@@ -179,6 +179,8 @@ fn mixed_caches_have_no_cta_of_32_rows_and_64_wherever_16_are_too_few() {
                     // Of one kind fewer rows may be known to take less, but for parts that are fixed.
                     if split == Split::Auto && one.rows < mixed.rows {
                         assert_eq!(mixed.splits, 1);
+                    } else if split == Split::Invariant && one.rows == 16 {
+                        assert_eq!((mixed.rows, mixed.team, mixed.splits), (16, 1, 2));
                     } else if one.rows == 32 {
                         assert_eq!((mixed.rows, mixed.team, mixed.splits), (64, 1, 1));
                         assert_eq!((mixed.workers, mixed.whole_speed), (132, 256));
@@ -324,16 +326,17 @@ fn teams_of_few_requests_are_smaller_where_more_parts_find_place() {
 
 #[test]
 fn an_invariant_layout_depends_on_no_other_request() {
-    for (group, splits) in [(16, 2), (32, 1), (128, 1)] {
+    for group in [16, 32, 128] {
         let choice = |batch, queries| {
-            let choice = choose(&problem((batch, group, queries), Split::Invariant));
-            (choice.rows, choice.team, choice.splits)
+            let problem = problem((batch, group, queries), Split::Invariant);
+            let (choice, shape) = (choose(&problem), problem.shape().unwrap());
+            let parts = (shape.part_tiles, shape.num_splits, shape.steps);
+            (choice.rows, choice.team, choice.splits, parts)
         };
         assert_eq!(choice(1, each(1)), choice(500, each(1)));
-        assert_eq!(choice(1, each(1)).2, splits);
         assert_eq!(choice(1, lists(1)), choice(500, lists(1)));
         for tokens in [0, 1, 7, 128, 32768] {
-            assert_eq!(choice(7, all(tokens)), (64, 1, 1));
+            assert_eq!(choice(7, all(tokens)), (64, 1, 1, (64, 16, 0)));
         }
     }
 }
@@ -348,12 +351,33 @@ fn invariant_parts_are_as_long_as_pays_for_those_who_share_them() {
         let shape = problem.shape().unwrap();
         (choose(&problem).splits, shape.part_tiles, shape.num_splits)
     };
-    assert_eq!(parts(Keys::Pages, 16), (2, 64, 64));
+    assert_eq!(parts(Keys::Pages, 16), (1, 48, 64));
     assert_eq!(parts(Keys::Pages, 32), (1, 48, 32));
-    assert_eq!(parts(Keys::Rows, 32), (2, 64, 32));
+    assert_eq!(parts(Keys::Rows, 32), (1, 48, 32));
+    assert_eq!(parts(Keys::Mixed, 16), (2, 64, 64));
     assert_eq!(parts(Keys::Codes, 16), (2, 96, 64));
     assert_eq!(parts(Keys::ScaledCodes, 32), (2, 96, 32));
     assert_eq!(parts(Keys::Pages, 33), (1, 64, 16));
+}
+
+#[test]
+fn units_are_cut_into_steps_where_few_steps_are_left_to_each_multiprocessor() {
+    let steps = |keys, batch, group| {
+        let problem = Problem {
+            keys,
+            ..problem((batch, group, each(1)), Split::Invariant)
+        };
+        let shape = problem.shape().unwrap();
+        (shape.steps, shape.few_steps, shape.few_parts)
+    };
+    assert_eq!(steps(Keys::Pages, 1, 16), (1, 528, 132));
+    assert_eq!(steps(Keys::Pages, 1, 32), (1, 396, 132));
+    assert_eq!(steps(Keys::Rows, 8, 16), (1, 64, 16));
+    assert_eq!(steps(Keys::Pages, 66, 16), (1, 8, 2));
+    assert_eq!(steps(Keys::Pages, 67, 16), (1, 0, 0));
+    assert_eq!(steps(Keys::Pages, 1, 64), (0, 0, 0));
+    assert_eq!(steps(Keys::Codes, 1, 16), (0, 0, 0));
+    assert_eq!(steps(Keys::Mixed, 1, 16), (0, 0, 0));
 }
 
 #[test]

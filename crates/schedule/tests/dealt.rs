@@ -12,6 +12,7 @@ use support::line::{
 use support::ways::{dealt, hands, is_dealt_longest_first, tiles};
 use support::{
     Case, Planned, cases_of, expected_units, has_parts_beside_whole, is_shared_out_equally, plan,
+    set_mode,
 };
 
 /// Whether there are more parts than workers, of which as many to each, as long as the longest, are an eighth more than an even share at
@@ -78,7 +79,7 @@ proptest! {
             return Ok(());
         }
         let auto = case.clone();
-        case.shape.split_mode = FM_SPLIT_FIXED;
+        set_mode(&mut case.shape, FM_SPLIT_FIXED);
         case.shape.num_splits = 1;
         let whole = plan(&case);
         let hands_of_whole = dealt(&whole);

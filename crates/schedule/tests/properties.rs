@@ -2,8 +2,10 @@
 
 mod support;
 
+use std::collections::HashSet;
+
 use ferromla_schedule::plan_layout::{FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT};
-use ferromla_schedule::{Merge, PlanView, Strided, WorkItem, layout, plan_into};
+use ferromla_schedule::{Merge, PlanShape, PlanView, Strided, WorkItem, layout, plan_into};
 use proptest::prelude::*;
 use support::line::{
     even_share, fair_stretch, is_dealt_whole, longest_whole_stretch, unit_key, worker_loads,
@@ -12,7 +14,7 @@ use support::ways::{is_dealt_longest_first, tiles};
 use support::{
     Case, Planned, cases, cases_of, deals_out_empty_units, expected_units, has_a_part_each,
     has_parts_beside_whole, indptr_of, is_shared_out_equally, plan, plan_over, ragged_cases,
-    uniform_cases,
+    uniform_cases, without_steps,
 };
 
 /// All items in the order of their units and tiles.
@@ -23,6 +25,34 @@ fn in_order_of_units(plan: &PlanView) -> Vec<WorkItem> {
 }
 
 /// The items of each unit.
+/// The tiles of a step of a unit of so many.
+fn step_of(shape: &PlanShape, tiles: i64) -> i64 {
+    match tiles {
+        _ if shape.steps == 0 => 1,
+        ..=8 => 2,
+        9..=64 => 4,
+        65..=512 => 8,
+        513..=4096 => 16,
+        4097..=32_768 => 32,
+        32_769..=262_144 => 64,
+        262_145..=2_097_152 => 128,
+        _ => 256,
+    }
+}
+
+/// The tiles of a part of a unit of so many, where these depend on that alone, and whether it is cut into their steps.
+fn invariant_part(case: &Case, tiles: i64) -> (i64, bool) {
+    let shape = &case.shape;
+    let most = i64::from(shape.part_tiles.max(1));
+    let parts = ((tiles + most - 1) / most).clamp(1, i64::from(shape.num_splits).max(1));
+    let few = shape.steps == 1 && parts > 3 && tiles <= 6 * most;
+    let parts = if few { 3 } else { parts };
+    let part = (tiles + parts - 1) / parts;
+    let step = step_of(shape, tiles);
+    let in_steps = shape.steps == 1 && (tiles + step - 1) / step <= i64::from(shape.few_steps);
+    ((part + step - 1) / step * step, in_steps)
+}
+
 fn items_by_unit(items: &[WorkItem]) -> Vec<&[WorkItem]> {
     items.chunk_by(|a, b| unit_key(a) == unit_key(b)).collect()
 }
@@ -51,7 +81,7 @@ proptest! {
             for item in *items {
                 prop_assert!(item.tile_begin < item.tile_end || unit.tiles == 0 && items.len() == 1);
                 prop_assert_eq!((item.seq_len, item.q_len, item.q_begin), (len, q_len, q_begin));
-                prop_assert_eq!((item.main_len, item.parts as usize), (0, items.len()));
+                prop_assert_eq!((item.main_len, (item.parts & 0xFFFF) as usize), (0, items.len()));
             }
         }
     }
@@ -60,7 +90,7 @@ proptest! {
     fn slots_and_merges_name_every_part_of_a_cut_unit_once(case in cases()) {
         let planned = plan(&case);
         let plan = planned.view();
-        let mut next_slot = 0;
+        let (mut cut_parts, mut taken) = (0, Vec::new());
         let mut merges = Vec::new();
         let items = in_order_of_units(&plan);
         for items in items_by_unit(&items) {
@@ -68,27 +98,49 @@ proptest! {
                 prop_assert_eq!((items[0].slot, items[0].merge), (-1, -1));
                 continue;
             }
-            let item = &items[0];
+            let (item, tiles) = (&items[0], i64::from(items[items.len() - 1].tile_end));
+            let (part, in_steps) = invariant_part(&case, tiles);
+            let step = step_of(&case.shape, tiles);
+            let (merge, parts) = (merges.len() as i32, items.len() as i32);
+            // Slots of a part, of a part of the unit that is not cut wherever steps end, and of the unit.
+            let (each, steps, all) = if in_steps {
+                let all = (tiles + step - 1) / step;
+                (i64::from(item.tile_end) / step, part / step, all)
+            } else {
+                (1, i64::from(case.shape.steps), i64::from(parts))
+            };
             merges.push(Merge {
                 request: item.request,
                 kv_head: item.kv_head,
                 row_begin: item.row_begin,
                 q_begin: item.q_begin,
                 q_len: item.q_len,
-                first_slot: next_slot,
-                parts: items.len() as i32,
+                first_slot: item.slot,
+                parts,
+                steps: steps as i32,
+                slots: if case.shape.steps == 1 { all as i32 } else { 0 },
                 ..Merge::default()
             });
-            for item in items {
-                prop_assert_eq!(item.slot, next_slot);
-                prop_assert_eq!(item.merge, merges.len() as i32 - 1);
-                next_slot += 1;
+            prop_assert_eq!(item.slot < planned.layout.step_slots, in_steps);
+            taken.extend(item.slot..item.slot + all as i32);
+            for (j, item) in (0..).zip(items) {
+                prop_assert_eq!(item.slot, merges[merge as usize].first_slot + j * each as i32);
+                prop_assert_eq!(item.merge, merge);
+                prop_assert_eq!(item.parts, parts | (step.ilog2() << 16) as i32);
+                if in_steps {
+                    prop_assert_eq!(i64::from(item.tile_begin), i64::from(j) * each * step);
+                } else {
+                    prop_assert_eq!(item.slot, planned.layout.step_slots + cut_parts + j);
+                }
             }
+            cut_parts += parts;
         }
+        let count = taken.len();
+        prop_assert_eq!(taken.iter().collect::<HashSet<_>>().len(), count);
+        prop_assert!(taken.iter().all(|&slot| slot < planned.layout.max_slots));
         prop_assert_eq!(plan.merges(), merges.as_slice());
-        prop_assert_eq!(planned.header.slots, next_slot);
+        prop_assert_eq!(planned.header.slots, cut_parts);
         prop_assert_eq!(planned.header.units as usize, items_by_unit(&items).len());
-        prop_assert!(next_slot <= planned.layout.max_slots);
         prop_assert!(planned.header.items <= planned.layout.max_items);
         prop_assert!(planned.header.merges <= planned.layout.max_merges);
         prop_assert_eq!(planned.header.reserved, [0; 6]);
@@ -208,16 +260,23 @@ proptest! {
         let planned = plan(&case);
         let items = in_order_of_units(&planned.view());
         for (items, unit) in items_by_unit(&items).iter().zip(expected_units(&case)) {
-            let wanted = match case.shape.split_mode {
-                FM_SPLIT_FIXED => i64::from(case.shape.num_splits).min(unit.tiles),
-                _ => {
-                    let part = i64::from(case.shape.part_tiles);
-                    ((unit.tiles + part - 1) / part).min(case.shape.num_splits.into())
+            let (part, in_steps) = invariant_part(&case, unit.tiles);
+            let expected = match case.shape.split_mode {
+                FM_SPLIT_FIXED => {
+                    let wanted = i64::from(case.shape.num_splits).min(unit.tiles).max(1);
+                    (unit.tiles + wanted - 1) / wanted
                 }
+                _ if in_steps => {
+                    let step = step_of(&case.shape, unit.tiles);
+                    let steps = (unit.tiles + step - 1) / step;
+                    let parts = steps.min(case.shape.few_parts.into()).max(1);
+                    (steps + parts - 1) / parts * step
+                }
+                _ => part,
             };
-            prop_assert!(items.len() as i64 <= wanted.max(1));
             let chunk = items[0].tile_end;
-            prop_assert_eq!(i64::from(chunk), if unit.tiles == 0 { 0 } else { (unit.tiles + wanted - 1) / wanted });
+            prop_assert_eq!(i64::from(chunk), expected.min(unit.tiles));
+            prop_assert_eq!(items.len() as i64, if unit.tiles == 0 { 1 } else { (unit.tiles + expected - 1) / expected });
             for item in &items[..items.len() - 1] {
                 prop_assert_eq!(item.tile_end - item.tile_begin, chunk);
             }
@@ -306,6 +365,7 @@ proptest! {
 
     #[test]
     fn equal_query_ranges_plan_as_a_uniform_batch(case in uniform_cases()) {
+        let case = Case { shape: without_steps(case.shape), ..case };
         let q_lens = vec![case.shape.q_len; case.seq_lens.len()];
         let mut ragged = Case { qo_indptr: indptr_of(&q_lens), ..case.clone() };
         (ragged.shape.ragged, ragged.shape.q_len) = (1, 0);

@@ -214,7 +214,7 @@ pub fn ragged_cases() -> impl Strategy<Value = Case> {
         ];
         let left_over = prop_oneof![3 => Just(0), 1 => 0..9i32];
         (seq_lens(batch), q_lens, left_over).prop_map(move |(seq_lens, q_lens, left_over)| {
-            let mut shape = shape;
+            let mut shape = without_steps(shape);
             shape.q_tokens = q_lens.iter().sum::<i32>() + left_over;
             (shape.ragged, shape.q_len) = (1, 0);
             let qo_indptr = indptr_of(&q_lens);
@@ -239,10 +239,28 @@ pub fn garbled_cases() -> impl Strategy<Value = Case> {
     })
 }
 
+/// Changes the split mode of a shape that has been drawn.
+pub fn set_mode(shape: &mut PlanShape, split_mode: i32) {
+    shape.split_mode = split_mode;
+    if split_mode != FM_SPLIT_INVARIANT {
+        *shape = without_steps(*shape);
+    }
+}
+
+/// The same shape with parts that have no steps.
+pub fn without_steps(shape: PlanShape) -> PlanShape {
+    PlanShape {
+        steps: 0,
+        few_steps: 0,
+        few_parts: 0,
+        ..shape
+    }
+}
+
 /// [`cases`] of one split mode.
 pub fn cases_of(split_mode: i32) -> impl Strategy<Value = Case> {
     cases().prop_map(move |mut case| {
-        case.shape.split_mode = split_mode;
+        set_mode(&mut case.shape, split_mode);
         case
     })
 }
@@ -273,8 +291,15 @@ prop_compose! {
         equal_speed in prop_oneof![1 => Just(256), 1 => 256..1000i32],
         equal_split_cost in 0..20i32,
         part_tiles in prop_oneof![1 => 1..9i32, 4 => 9..100i32],
+        steps in 0..2i32,
+        few_steps in prop_oneof![1 => Just(0), 3 => 0..400i32],
+        few_parts in prop_oneof![1 => Just(2), 3 => 2..140i32],
     ) -> PlanShape {
+        let in_steps = split_mode == FM_SPLIT_INVARIANT && steps == 1;
         PlanShape {
+            steps: in_steps.into(),
+            few_steps: if in_steps { few_steps } else { 0 },
+            few_parts: if in_steps && few_steps > 0 { few_parts } else { 0 },
             batch, q_len, group, kv_heads, causal, unit_rows, workers, split_mode, num_splits,
             max_seq_len, fixed_cost, split_cost, min_part, part_cost, whole_speed,
             equal_speed, equal_split_cost, part_tiles,

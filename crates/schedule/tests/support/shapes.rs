@@ -28,6 +28,9 @@ pub const SHAPE: PlanShape = PlanShape {
     equal_speed: 256,
     equal_split_cost: 6,
     part_tiles: 0,
+    steps: 0,
+    few_steps: 0,
+    few_parts: 0,
 };
 
 pub const RAGGED: PlanShape = PlanShape {
