@@ -27,7 +27,8 @@ use crate::tensor::{self, Tensor};
 ///         `qo_indptr[r] .. qo_indptr[r + 1]`.
 ///     num_tokens: query tokens of all requests, `q.shape[0]` of the prefill; with `qo_indptr` only. None for
 ///         the last value of a `qo_indptr` in host memory; needed for one on a CUDA device, which is not read.
-///     kv_format: of the caches; None for any.
+///     kv_format: of the caches; None for any, but on CUDA, for `decode` with `batch_invariant` and up to 32 query rows for each
+///         KV head, for 16-bit ones.
 ///     page_size: tokens of a page.
 ///     causal: as in `decode`.
 ///     num_splits: parts that each request's keys are cut into; None lets the scheduler choose.
@@ -236,7 +237,8 @@ impl Plan {
     ///     num_heads: query heads.
     ///     q_len: query tokens per request.
     ///     topk, extra_topk: entries of a list of the cache, and of the extra cache, 0 without one.
-    ///     kv_format: of the cache; None for any.
+    ///     kv_format: of the cache; None for any, but on CUDA, with `batch_invariant`, up to 32 heads and no extra cache, for a 16-bit
+    ///         one.
     ///     extra_kv_format: of the extra cache; None for any. On CUDA, with 17 to 32 heads, a plan that names both is faster
     ///         if they are of one kind: 16-bit numbers, or e4m3 codes.
     ///     num_splits: parts that each token's keys are cut into; None lets the scheduler choose.

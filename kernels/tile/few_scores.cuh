@@ -524,6 +524,7 @@ __device__ __forceinline__ void compute_few_scores(const FmDecodeParams& p, cons
     }
     if constexpr (Map::kSteps) {
       if (!r.empty()) return;
+      named_barrier<kScoresBarrier, 128>();  // the sums of the item before have been read: nothing else has waited for that
       finish_step<Map>(p, r, state, part, 0, true, control, result_parity);
     } else {
       finish_few_rows<Map>(p, r, state, smem, control, result_parity);

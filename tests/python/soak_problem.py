@@ -168,6 +168,8 @@ class Problem:
             "num_sms": spec.num_sms,
             "device": self.device,
         }
+        if spec.batch_invariant:  # without its name a plan may be for 16-bit caches alone
+            options["kv_format"] = spec.kv_format
         ragged = spec.operation == "prefill"
         if ragged:
             options["num_tokens"] = self.tokens

@@ -252,6 +252,8 @@ class SparseProblem:
             batch_invariant=spec.batch_invariant,
             num_sms=spec.num_sms,
             device=self.device,
+            # Without its name a plan may be for 16-bit caches alone.
+            kv_format=spec.main.kv_format if spec.batch_invariant else None,
         )
         if spec.planning == "updated":
             plan.update_sparse(*lens)

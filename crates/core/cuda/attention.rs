@@ -140,7 +140,7 @@ fn kernel(dtype: DType, q: &TwoParts<3>, loader: Loader, plan: &Plan) -> Result<
             ""
         };
         let value = format!("laid out for {rows} query rows per CTA{steps}");
-        let rule = "one made for the format of the caches";
+        let rule = "one made with the kv_format of the caches";
         return Err(Error::invalid("plan", value, rule));
     };
     if is_fp16(dtype) && matches!(loader, Loader::Codes | Loader::Fine) {
