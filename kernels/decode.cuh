@@ -153,8 +153,8 @@ struct Registers {
   static constexpr bool kPages = L == Loader::Tma, kCodes = L == Loader::Codes, kWide = Rows == kTileRows;
   static constexpr int kMoreToLoad = kCodes && QkDim == kLatent ? 8 : 0;  // formats whose scales take more
   static constexpr int kLaunched = kCodes && !kWide ? 96 : 128;
-  static constexpr int kScores = kWide ? (kPages ? 160 : kCodes ? 96 - kMoreToLoad : 144) : kCodes ? 112 : Steps && Rows == 32 ? 120 : 128;
-  static constexpr int kValues = kWide ? 160 : Steps ? (Rows == 32 ? 176 : 160) : kCodes ? 80 : 128;
+  static constexpr int kScores = kWide ? (kPages ? 160 : kCodes ? 96 - kMoreToLoad : 144) : kCodes ? 112 : Steps && Rows == 32 ? 104 : 128;
+  static constexpr int kValues = kWide ? 160 : Steps ? (Rows == 32 ? 184 : 160) : kCodes ? 80 : 128;
   static constexpr int kLoader = kWide ? (kPages ? 32 : kCodes ? 96 + kMoreToLoad : 48) : kCodes ? 104 : Steps ? (Rows == 32 ? 40 : 64) : 128;
 
   template <int Registers>

@@ -251,7 +251,7 @@ __device__ __forceinline__ void accumulate_few_values(const FmDecodeParams& p, c
           store_eight_rows<T>(p, whole, i, numbers, half);
         });
       const UnitOfSteps unit = load_unit_of_steps<Map>(p, end);  // on its way while the part is stored
-      if (!in_slots) store_few_partial<Map>(p, end, part, half);
+      if (!in_slots || end.empty()) store_few_partial<Map>(p, end, part, half);  // zeros, where there is no step
       return finish_part_in_steps<T, Map>(p, unit, item, control);
     }
     mbarrier_wait(shared_address(&control.result_full), result_parity);

@@ -7,8 +7,8 @@
 
 #include "../params.h"
 #include "../ptx/control.cuh"
-#include "shared_map.cuh"
 #include "last_adds.cuh"
+#include "shared_map.cuh"
 #include "split_unit.cuh"
 #include "steps.cuh"
 #include "work.cuh"
@@ -40,7 +40,8 @@ struct StepColumns {
   }
 };
 
-// A split unit as a CTA sees it, and what its FmMerge says of slots.
+// A split unit as a CTA sees it, and what its FmMerge says of slots. `slots`: those that there is something in, at least one: where a plan
+// was made of a length past the end of the block table, steps that nobody goes through leave none.
 struct UnitOfSteps {
   SplitUnit split;
   int first_slot, slots, steps;
@@ -52,6 +53,8 @@ __device__ __forceinline__ UnitOfSteps load_unit_of_steps(const FmDecodeParams& 
   if (leaves_steps(p, r)) {  // all parts but the last have as many slots
     const unsigned each = ((unsigned)unit.slots + unit.split.count.parts - 1) / unit.split.count.parts;
     unit.split.part = (unsigned)unit.split.part / each;
+    const int seen = r.visible(p, min(r.row_begin + Map::kRows, r.rows) - 1), of_step = kTileTokens << step_log2(r);
+    unit.slots = min(unit.slots, max((seen + of_step - 1) / of_step, 1));
   }
   return unit;
 }

@@ -70,6 +70,26 @@ def test_lists(cuda, h, extra):
         _same_bits(problem.run(plan=plan), want)
 
 
+@pytest.mark.parametrize(("h", "s_q"), [(16, 1), (8, 3)])
+@pytest.mark.parametrize("columns", [1, 5, 17, 40])
+def test_lengths_past_the_table(cuda, h, s_q, columns):
+    """Steps that a plan has, but no page, leave nothing: what was in their slots is not read."""
+    problem = problems.make(h=h, s_q=s_q, lens=[64 * columns] * 5, device=cuda)
+    problem.table = problem.table[:, :columns].contiguous()
+    tolerance.check(*problem.run(batch_invariant=True), *problem.expected())
+    problem.lens = torch.tensor([4096, 64 * columns + 1, 64 * columns, 9000, 300], dtype=torch.int32, device=cuda)
+    shape = {"num_heads": h, "q_len": s_q, "page_size": 64, "batch_invariant": True}
+    plans = [ferromla.Plan(problem.lens, num_sms=num_sms, **shape) for num_sms in SM_COUNTS]
+    for plan in plans:  # leaves NaN in slots
+        full = problems.make(h=h, s_q=s_q, lens=[9000] * 5, device=cuda)
+        full.q.fill_(math.nan)
+        full.run(plan=plan)
+    want = problem.run(batch_invariant=True)
+    assert bool(want[0].isfinite().all())
+    for plan in plans:
+        _same_bits(problem.run(plan=plan), want)
+
+
 def test_scores_that_rise_and_fall(cuda):
     """Steps of very different weight: the first, the last or one between has nearly all of it."""
     problem = problems.make(h=16, lens=[4096] * 6, device=cuda)
