@@ -193,8 +193,8 @@ impl Choice {
 /// the bound on lengths is so loose that they are taken to differ no more than two do, over pages, whatever is known. Otherwise units are cut
 /// into parts for single CTAs.
 ///
-/// With [`Split::Invariant`] nothing depends on the batch: few rows have pairs of CTAs that share the tiles of a part, over 16-bit pages up to
-/// 16 of them.
+/// With [`Split::Invariant`] nothing that results depend on depends on the batch: few rows of 16-bit numbers have single CTAs, which go through
+/// parts in steps, those of codes and of caches of two kinds pairs that share the tiles of a part.
 ///
 /// ```
 /// use ferromla_schedule::{Keys, Problem, Queries, Split, Target, choose};
