@@ -284,11 +284,11 @@ __device__ __forceinline__ void decode(const CUtensorMap& latent_map, const CUte
 }
 
 // CLUSTER: CTAs that share the tiles of an item. STEPS: whether parts have steps.
-#define FM_DECODE_KERNEL_OF(CLUSTER, STEPS, NAME, TYPE, QK_DIM, LOADER, ROWS)                                          \
-  extern "C" __global__ void __launch_bounds__((fm::decode_threads<fm::Loader::LOADER, ROWS>()), 1)             \
-      NAME(const __grid_constant__ CUtensorMap latent_map, const __grid_constant__ CUtensorMap rope_map,        \
-           const __grid_constant__ FmDecodeParams params) {                                                     \
-    fm::decode<TYPE, QK_DIM, fm::Loader::LOADER, ROWS, CLUSTER, STEPS>(latent_map, rope_map, params);                  \
+#define FM_DECODE_KERNEL_OF(CLUSTER, STEPS, NAME, TYPE, QK_DIM, LOADER, ROWS)                            \
+  extern "C" __global__ void __launch_bounds__((fm::decode_threads<fm::Loader::LOADER, ROWS>()), 1)      \
+      NAME(const __grid_constant__ CUtensorMap latent_map, const __grid_constant__ CUtensorMap rope_map, \
+           const __grid_constant__ FmDecodeParams params) {                                              \
+    fm::decode<TYPE, QK_DIM, fm::Loader::LOADER, ROWS, CLUSTER, STEPS>(latent_map, rope_map, params);    \
   }
 
 // Of 64 rows, and of 32 over whole pages of 16-bit numbers: CTAs that share no item's tiles.
@@ -298,11 +298,11 @@ __device__ __forceinline__ void decode(const CUtensorMap& latent_map, const CUte
 #define FM_DECODE_KERNEL_STEPS(NAME, ...) FM_DECODE_KERNEL_OF(1, true, NAME, __VA_ARGS__)
 
 // Of other few rows: one for each cluster. The host and the emulator have the names, too.
-#define FM_DECODE_KERNELS(NAME, ...)                            \
-  FM_DECODE_KERNEL_OF(1, false, NAME, __VA_ARGS__)                     \
-  FM_DECODE_KERNEL_OF(2, false, NAME##_by_2, __VA_ARGS__)              \
-  FM_DECODE_KERNEL_OF(4, false, NAME##_by_4, __VA_ARGS__)              \
-  FM_DECODE_KERNEL_OF(8, false, NAME##_by_8, __VA_ARGS__)              \
+#define FM_DECODE_KERNELS(NAME, ...)                      \
+  FM_DECODE_KERNEL_OF(1, false, NAME, __VA_ARGS__)        \
+  FM_DECODE_KERNEL_OF(2, false, NAME##_by_2, __VA_ARGS__) \
+  FM_DECODE_KERNEL_OF(4, false, NAME##_by_4, __VA_ARGS__) \
+  FM_DECODE_KERNEL_OF(8, false, NAME##_by_8, __VA_ARGS__) \
   FM_DECODE_KERNEL_OF(16, false, NAME##_by_16, __VA_ARGS__)
 
 }  // namespace fm

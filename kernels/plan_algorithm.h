@@ -180,7 +180,7 @@ FM_BOTH Parts<P> parts_at_shares(const FmPlanShape& shape, const Line<P>& line, 
 
 /* Tiles of a step of a unit of so many, as a power of two: with more tiles more, but not as many more. */
 FM_BOTH int32_t step_log2(int32_t tiles) {
-  int32_t log2 = FM_STEP_TILES / 2; /* of 2 */
+  int32_t log2 = FM_STEP_LOG2;
   for (int64_t most = FM_STEP_UNIT; tiles > most; most *= 8) ++log2;
   return log2;
 }

@@ -41,7 +41,7 @@
 #define FM_PLAN_CLUSTER_REQUESTS 2048 /* ... most requests of one, of sparse attention query tokens, ... */
 #define FM_PLAN_CLUSTER_SMEM_BYTES 69632 /* ... and its dynamic shared memory */
 #define FM_MAX_SPLITS 8 /* most CTAs of a team, or of a cluster that shares the tiles of a part of a unit */
-#define FM_STEP_TILES 2 /* of a step in units of up to ... */
+#define FM_STEP_LOG2 1 /* of the tiles of a step in units of up to ... */
 #define FM_STEP_UNIT 8 /* ... so many tiles; in units of up to eight times as many twice as many, and so on */
 #define FM_FEW_PARTS 3 /* of a unit, which cost less than more do (tile/last_adds.cuh) */
 #define FM_MAX_PARTS 65535 /* of a unit, where num_splits fixes them; else there are no more than workers */

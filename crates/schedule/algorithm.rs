@@ -8,7 +8,7 @@
 use crate::layout::DivCeil;
 use crate::plan_layout::{
     FM_FEW_PARTS, FM_MAX_SPLITS, FM_PLAN_VERSION, FM_SPLIT_AUTO, FM_SPLIT_FIXED,
-    FM_SPLIT_INVARIANT, FM_STEP_TILES, FM_STEP_UNIT, FM_TILE_TOKENS, FmMerge, FmPlanHeader,
+    FM_SPLIT_INVARIANT, FM_STEP_LOG2, FM_STEP_UNIT, FM_TILE_TOKENS, FmMerge, FmPlanHeader,
     FmPlanLayout, FmPlanShape, FmWorkItem,
 };
 
@@ -177,7 +177,7 @@ fn parts_at_shares(shape: &FmPlanShape, line: &Line, unit: i32) -> Parts {
 
 /// Tiles of a step of a unit of so many, as a power of two: with more tiles more, but not as many more.
 fn step_log2(tiles: i64) -> i32 {
-    let mut log2 = FM_STEP_TILES.ilog2() as i32;
+    let mut log2 = FM_STEP_LOG2;
     let mut most = i64::from(FM_STEP_UNIT);
     while tiles > most {
         (log2, most) = (log2 + 1, most * 8);

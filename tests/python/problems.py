@@ -59,6 +59,11 @@ class Problem:
             return reference.attention(self.q, *inputs, **options)
         return reference.ragged_attention(self.q, self.indptr, *inputs, **options)
 
+    def of(self, requests: list[int]) -> Problem:
+        """The same for these of the requests, in this order, over the same cache."""
+        names = ("q", "table", "lens", "keys", "present")
+        return replace(self, **{name: getattr(self, name)[requests].contiguous() for name in names})
+
     def quantised(self, kv_format: str, **scale) -> Problem:
         """The same problem over a cache of this format, with NaN in all that no request owns. ``scale``: as
         ``quantize_kv`` takes it."""

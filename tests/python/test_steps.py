@@ -48,16 +48,7 @@ def test_a_request_alone(cuda, request_number):
     problem = problems.make(h=16, lens=LENS, device=cuda)
     want = problem.run(batch_invariant=True)
     one = [request_number]
-    alone = problems.Problem(
-        problem.q[one].contiguous(),
-        problem.cache,
-        problem.table[one].contiguous(),
-        problem.lens[one].contiguous(),
-        problem.keys[one],
-        problem.present[one],
-        problem.options,
-    )
-    _same_bits(alone.run(batch_invariant=True), [x[one] for x in want])
+    _same_bits(problem.of(one).run(batch_invariant=True), [x[one] for x in want])
 
 
 @pytest.mark.parametrize("h", [9, 32])
