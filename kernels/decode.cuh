@@ -19,7 +19,7 @@
 //
 // With 32 or 16 rows the roles are the same with swapped operands (tile/few_*.cuh), and the CTAs of a cluster may share
 // the tiles of an item and merge what they have (tile/merge_parts.cuh). Parts of units that are cut: tile/split_*.cuh,
-// two_parts.cuh, last_adds.cuh.
+// two_parts.cuh, last_adds.cuh; parts with steps: tile/steps.cuh, stored_steps.cuh.
 //
 // Caches of e4m3 codes have CTAs of another kind (decode_raw):
 //
@@ -167,10 +167,10 @@ struct Registers {
 };
 
 // A CTA of 64 rows.
-template <class T, int QkDim, Loader L>
+template <class T, int QkDim, Loader L, bool Steps>
 __device__ __forceinline__ void decode_wide(const CUtensorMap& latent_map, const CUtensorMap& rope_map,
                                             const FmDecodeParams& p, uint8_t* smem) {
-  using K = Kernel<T, L, kTileRows, 1>;
+  using K = Kernel<T, L, kTileRows, 1, Steps>;
   using Map = typename K::Map;
   using M = typename K::Multiplied;
   using R = Registers<L, kTileRows, QkDim>;
@@ -278,7 +278,7 @@ __device__ __forceinline__ void decode(const CUtensorMap& latent_map, const CUte
   if constexpr (kKeepsRows<L>)
     decode_raw<T, QkDim, L, Rows, Cluster>(latent_map, rope_map, p, smem);
   else if constexpr (Rows == kTileRows)
-    decode_wide<T, QkDim, L>(latent_map, rope_map, p, smem);
+    decode_wide<T, QkDim, L, Steps>(latent_map, rope_map, p, smem);
   else
     decode_few<T, QkDim, L, Rows, Cluster, Steps>(latent_map, rope_map, p, smem);
 }
@@ -294,7 +294,7 @@ __device__ __forceinline__ void decode(const CUtensorMap& latent_map, const CUte
 // Of 64 rows, and of 32 over whole pages of 16-bit numbers: CTAs that share no item's tiles.
 #define FM_DECODE_KERNEL(NAME, ...) FM_DECODE_KERNEL_OF(1, false, NAME, __VA_ARGS__)
 
-// Of few rows, for parts with steps.
+// Of 16-bit numbers, for parts with steps.
 #define FM_DECODE_KERNEL_STEPS(NAME, ...) FM_DECODE_KERNEL_OF(1, true, NAME, __VA_ARGS__)
 
 // Of other few rows: one for each cluster. The host and the emulator have the names, too.

@@ -178,13 +178,21 @@ FM_BOTH Parts<P> parts_at_shares(const FmPlanShape& shape, const Line<P>& line, 
           tiles_of(shape, span)};
 }
 
-/* Tiles of a step of a unit of so many, as a power of two: with more tiles more, but not as many more. */
-FM_BOTH int32_t step_log2(int32_t tiles) {
-  int32_t log2 = FM_STEP_LOG2;
-  for (int64_t most = FM_STEP_UNIT; tiles > most; most *= 8) ++log2;
+/* Whether each step has a slot. */
+FM_BOTH bool stores_steps(const FmPlanShape& shape) { return shape.steps == FM_STEPS_STORED; }
+
+/* Tiles of a step of a unit of so many, as a power of two: with more tiles more, but not as many more; where steps are stored only if
+   there would be too many of them. */
+FM_BOTH int32_t step_log2(const FmPlanShape& shape, int32_t tiles) {
+  const bool stored = stores_steps(shape);
+  int32_t log2 = stored ? FM_STORED_STEP_LOG2 : FM_STEP_LOG2;
+  for (int64_t most = stored ? int64_t{shape.num_splits} << log2 : FM_STEP_UNIT; tiles > most; most *= stored ? 2 : 8) ++log2;
   return log2;
 }
-FM_BOTH int32_t steps_of(int32_t tiles) { return (tiles + (1 << step_log2(tiles)) - 1) >> step_log2(tiles); }
+FM_BOTH int32_t steps_of(const FmPlanShape& shape, int32_t tiles) {
+  const int32_t log2 = step_log2(shape, tiles);
+  return (tiles + (1 << log2) - 1) >> log2;
+}
 
 /* Tiles of a part of a unit of so many, but for the last, where the mode fixes their number. All of these are at most 2^25. */
 FM_BOTH uint32_t tiles_of_part(const FmPlanShape& shape, int32_t tiles) {
@@ -194,12 +202,19 @@ FM_BOTH uint32_t tiles_of_part(const FmPlanShape& shape, int32_t tiles) {
           : shape.split_mode == FM_SPLIT_FIXED ? clamp(shape.num_splits, 1, tiles) : 1);
   if (shape.steps && wanted > FM_FEW_PARTS && tiles <= int64_t{2 * FM_FEW_PARTS} * shape.part_tiles) wanted = FM_FEW_PARTS;
   const uint32_t part = (tiles + wanted - 1) / wanted;
-  const int32_t log2 = shape.steps ? step_log2(tiles) : 0;
+  const int32_t log2 = shape.steps ? step_log2(shape, tiles) : 0;
   return (part + (1u << log2) - 1) >> log2 << log2;
 }
 
 /* Whether it is cut wherever steps end. */
-FM_BOTH bool is_in_steps(const FmPlanShape& shape, int32_t tiles) { return shape.steps && steps_of(tiles) <= shape.few_steps; }
+FM_BOTH bool is_in_steps(const FmPlanShape& shape, int32_t tiles) { return shape.steps && steps_of(shape, tiles) <= shape.few_steps; }
+
+/* Into how many parts then. */
+FM_BOTH int32_t parts_in_steps(const FmPlanShape& shape, int32_t tiles) {
+  int32_t wanted = shape.few_parts;
+  if (stores_steps(shape)) wanted = static_cast<int32_t>(larger(wanted, (tiles + shape.part_tiles - 1) / shape.part_tiles));
+  return static_cast<int32_t>(smaller(wanted, steps_of(shape, tiles)));
+}
 
 /* Even parts, as many as the mode asks for; rounding up their length may leave fewer. */
 template <class P>
@@ -208,8 +223,8 @@ FM_BOTH Parts<P> parts_by_count(const FmPlanShape& shape, const Span<P>& span) {
   if (tiles == 0) return {0, 0, 1, 0};
   uint32_t step = tiles_of_part(shape, tiles);
   if (is_in_steps(shape, tiles)) {
-    const int32_t steps = steps_of(tiles), parts = steps < shape.few_parts ? steps : shape.few_parts;
-    step = static_cast<uint32_t>((steps + parts - 1) / parts) << step_log2(tiles);
+    const int32_t parts = parts_in_steps(shape, tiles);
+    step = static_cast<uint32_t>((steps_of(shape, tiles) + parts - 1) / parts) << step_log2(shape, tiles);
   }
   return {0, static_cast<P>(step), static_cast<int32_t>((tiles + step - 1) / step), tiles};
 }
@@ -348,19 +363,21 @@ struct UnitSlots {
   int32_t steps;
   int32_t all;
   int32_t step_log2; /* 0: none */
+  int32_t of_whole;  /* what a whole unit's item says */
 };
 
 /* `before` counts what comes before the unit. */
-FM_BOTH UnitSlots unit_slots(const Tally& before) { return {before.slots, 1, 0, 0, 0}; }
+FM_BOTH UnitSlots unit_slots(const Tally& before) { return {before.slots, 1, 0, 0, 0, -1}; }
 
 /* The same where parts may have steps. */
 template <class P>
 FM_BOTH UnitSlots unit_slots(const FmPlanShape& shape, const FmPlanLayout& layout, const Parts<P>& parts, const Tally& before) {
   if (!shape.steps) return unit_slots(before);
-  const int32_t log2 = step_log2(parts.tiles);
-  if (!is_in_steps(shape, parts.tiles)) return {layout.step_slots + before.slots, 1, 1, parts.count, log2};
+  const int32_t log2 = step_log2(shape, parts.tiles);
+  if (!is_in_steps(shape, parts.tiles)) return {layout.step_slots + before.slots, 1, 1, parts.count, log2, -1};
+  const int32_t of_whole = stores_steps(shape) && steps_of(shape, parts.tiles) > 1 ? FM_SLOTS_OF_WORKER : -1;
   return {before.merges * shape.few_steps, static_cast<int32_t>(parts.step) >> log2,
-          static_cast<int32_t>(tiles_of_part(shape, parts.tiles)) >> log2, steps_of(parts.tiles), log2};
+          static_cast<int32_t>(tiles_of_part(shape, parts.tiles)) >> log2, steps_of(shape, parts.tiles), log2, of_whole};
 }
 
 /* Part j of a unit. */
@@ -375,7 +392,7 @@ FM_BOTH FmWorkItem make_item(const Unit& unit, const Parts<P>& parts, int32_t j,
   item.seq_len = unit.seq_len;
   item.tile_begin = part_tile(parts, j);
   item.tile_end = part_tile(parts, j + 1);
-  item.slot = parts.count > 1 ? slots.first + j * slots.each : -1;
+  item.slot = parts.count > 1 ? slots.first + j * slots.each : slots.of_whole;
   item.merge = parts.count > 1 ? before.merges : -1;
   item.main_len = unit.main_len;
   item.parts = parts.count | slots.step_log2 << 16;

@@ -23,7 +23,8 @@
 //
 // A part may have steps (FM_SPLIT_INVARIANT), of as many tiles as the unit's own length says: what it comes to is made of what each
 // step does, whether one CTA goes through the part or several do. Then parts end where steps do, and units of few steps are cut wherever these end: their items leave
-// each step in a slot, in the first step_slots ones, where each merge has as many as a unit may have steps.
+// each step in a slot, in the first step_slots ones, where each merge has as many as a unit may have steps. Where steps are stored all units are, and those
+// that are whole and have several steps leave them in slots of their worker, FM_STEPS_OF_WHOLE each, which come after.
 //
 // A sparse batch (sparse_q_len > 0) lists the keys of each query token, so a token is its own unit per KV head and
 // row block; units stand by request, token, KV head, block. Of a token's topk entries the first main_len count,
@@ -31,7 +32,7 @@
 #pragma once
 #include <stdint.h>
 
-#define FM_PLAN_VERSION 6
+#define FM_PLAN_VERSION 7
 #define FM_TILE_TOKENS 64 /* tokens of one KV tile */
 #define FM_TILE_ROWS 64   /* most query rows (token, head) of one CTA */
 #define FM_PLAN_THREADS 1024 /* the device plans with blocks of this many threads at most, mostly one, ... */
@@ -43,6 +44,9 @@
 #define FM_MAX_SPLITS 8 /* most CTAs of a team, or of a cluster that shares the tiles of a part of a unit */
 #define FM_STEP_LOG2 1 /* of the tiles of a step in units of up to ... */
 #define FM_STEP_UNIT 8 /* ... so many tiles; in units of up to eight times as many twice as many, and so on */
+#define FM_STORED_STEP_LOG2 5 /* of the tiles of a step where each is stored, unless there would be more of them than num_splits: then they are longer */
+#define FM_STEPS_OF_WHOLE 2 /* of a whole unit, at most, where each is stored */
+#define FM_SLOTS_OF_WORKER (-2) /* FmWorkItem::slot of a whole unit of several steps where these are stored */
 #define FM_FEW_PARTS 3 /* of a unit, which cost less than more do (tile/last_adds.cuh) */
 #define FM_MAX_PARTS 65535 /* of a unit, where num_splits fixes them; else there are no more than workers */
 
@@ -51,6 +55,11 @@
 #define FM_SPLIT_FIXED 1     /* into num_splits parts */
 #define FM_SPLIT_INVARIANT 2 /* into parts that depend on the unit's own length only */
 #define FM_SPLIT_REST 3      /* sparse only: not at all, but for equal lists that are left when all workers have as many */
+
+/* What becomes of the steps of parts. */
+#define FM_STEPS_NONE 0   /* there are none */
+#define FM_STEPS_ADDED 1  /* one CTA adds up those of a part, several store those of a unit */
+#define FM_STEPS_STORED 2 /* each is stored, and added up at the end of its unit */
 
 /* Everything that decides a plan except the lengths. */
 typedef struct FmPlanShape {
@@ -79,9 +88,9 @@ typedef struct FmPlanShape {
   int32_t equal_split_cost; /* ... and what being cut at even shares costs these, in tiles, if they are more than half the workers */
   int32_t part_tiles;   /* FM_SPLIT_INVARIANT only, else 0: most tiles of a part, unless that makes more than num_splits,
                            or, with steps, more than FM_FEW_PARTS of up to twice as many each */
-  int32_t steps;        /* 1: parts have steps; FM_SPLIT_INVARIANT and not ragged only, else 0 */
+  int32_t steps;        /* FM_STEPS_*; FM_SPLIT_INVARIANT and not ragged only, else 0 */
   int32_t few_steps;    /* where parts have them, else 0: units of no more are cut wherever their steps end, ... */
-  int32_t few_parts;    /* ... into so many parts at most */
+  int32_t few_parts;    /* ... into so many parts at most; of stored ones, or into more, of part_tiles each at most */
 } FmPlanShape;
 
 typedef struct FmPlanHeader {
@@ -107,7 +116,7 @@ typedef struct FmWorkItem {
   int32_t seq_len;    /* clamped to [0, max_seq_len]; sparse: where the keys end, those of the extra cache included */
   int32_t tile_begin;
   int32_t tile_end;   /* tile_begin == tile_end: the unit sees no key */
-  int32_t slot;       /* where the partial result goes; -1: the unit is whole, write the output */
+  int32_t slot;       /* where the partial result goes; -1 and FM_SLOTS_OF_WORKER: the unit is whole, write the output */
   int32_t merge;      /* the unit's FmMerge; -1: the unit is whole */
   int32_t main_len;   /* sparse only, else 0: keys before those of the extra cache, clamped to [0, topk] */
   int32_t parts;      /* of the unit, 1: it is whole; where they have steps, plus log2 of a step's tiles * 65536 */

@@ -7,9 +7,10 @@
 
 use crate::layout::DivCeil;
 use crate::plan_layout::{
-    FM_FEW_PARTS, FM_MAX_SPLITS, FM_PLAN_VERSION, FM_SPLIT_AUTO, FM_SPLIT_FIXED,
-    FM_SPLIT_INVARIANT, FM_STEP_LOG2, FM_STEP_UNIT, FM_TILE_TOKENS, FmMerge, FmPlanHeader,
-    FmPlanLayout, FmPlanShape, FmWorkItem,
+    FM_FEW_PARTS, FM_MAX_SPLITS, FM_PLAN_VERSION, FM_SLOTS_OF_WORKER, FM_SPLIT_AUTO,
+    FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_STEP_LOG2, FM_STEP_UNIT, FM_STEPS_STORED,
+    FM_STORED_STEP_LOG2, FM_TILE_TOKENS, FmMerge, FmPlanHeader, FmPlanLayout, FmPlanShape,
+    FmWorkItem,
 };
 
 /// One request, one KV head, one block of query rows.
@@ -175,18 +176,35 @@ fn parts_at_shares(shape: &FmPlanShape, line: &Line, unit: i32) -> Parts {
     }
 }
 
-/// Tiles of a step of a unit of so many, as a power of two: with more tiles more, but not as many more.
-fn step_log2(tiles: i64) -> i32 {
-    let mut log2 = FM_STEP_LOG2;
-    let mut most = i64::from(FM_STEP_UNIT);
+/// Tiles of a step of a unit of so many, as a power of two: with more tiles more, but not as many more; where steps are stored only if
+/// there would be too many of them.
+fn step_log2(shape: &FmPlanShape, tiles: i64) -> i32 {
+    let (mut log2, mut most, longer) = if stores_steps(shape) {
+        let most = i64::from(shape.num_splits) << FM_STORED_STEP_LOG2;
+        (FM_STORED_STEP_LOG2, most, 2)
+    } else {
+        (FM_STEP_LOG2, i64::from(FM_STEP_UNIT), 8)
+    };
     while tiles > most {
-        (log2, most) = (log2 + 1, most * 8);
+        (log2, most) = (log2 + 1, most * longer);
     }
     log2
 }
 
-fn steps_of(tiles: i64) -> i64 {
-    tiles.div_ceil_positive(1 << step_log2(tiles))
+fn steps_of(shape: &FmPlanShape, tiles: i64) -> i64 {
+    tiles.div_ceil_positive(1 << step_log2(shape, tiles))
+}
+
+/// Whether each step has a slot.
+pub(crate) fn stores_steps(shape: &FmPlanShape) -> bool {
+    shape.steps == FM_STEPS_STORED
+}
+
+/// The most steps of a unit of up to so many tiles where each is stored: longer ones may have fewer than shorter ones.
+pub(crate) fn most_stored_steps(shape: &FmPlanShape, tiles: i64) -> i64 {
+    tiles
+        .div_ceil_positive(1 << FM_STORED_STEP_LOG2)
+        .min(shape.num_splits.into())
 }
 
 /// The parts that a unit of so many tiles is to have where the mode fixes their number; with more tiles it has no fewer.
@@ -217,14 +235,25 @@ fn tiles_of_part(shape: &FmPlanShape, tiles: i64) -> i64 {
     let log2 = if shape.steps == 0 {
         0
     } else {
-        step_log2(tiles)
+        step_log2(shape, tiles)
     };
     part.div_ceil_positive(1 << log2) << log2
 }
 
 /// Whether it is cut wherever steps end.
 fn is_in_steps(shape: &FmPlanShape, tiles: i64) -> bool {
-    shape.steps != 0 && steps_of(tiles) <= shape.few_steps.into()
+    shape.steps != 0 && steps_of(shape, tiles) <= shape.few_steps.into()
+}
+
+/// Into how many parts then.
+fn parts_in_steps(shape: &FmPlanShape, tiles: i64) -> i64 {
+    let few = i64::from(shape.few_parts);
+    let wanted = if stores_steps(shape) {
+        few.max(tiles.div_ceil_positive(shape.part_tiles))
+    } else {
+        few
+    };
+    wanted.min(steps_of(shape, tiles))
 }
 
 /// Even parts, as many as the mode asks for; rounding up their length may leave fewer.
@@ -234,9 +263,8 @@ fn parts_by_count(shape: &FmPlanShape, tiles: i32) -> Parts {
     }
     let tiles64 = i64::from(tiles);
     let step = if is_in_steps(shape, tiles64) {
-        let steps = steps_of(tiles64);
-        let parts = steps.min(shape.few_parts.into());
-        ((steps + parts - 1) / parts) << step_log2(tiles64)
+        let parts = parts_in_steps(shape, tiles64);
+        ((steps_of(shape, tiles64) + parts - 1) / parts) << step_log2(shape, tiles64)
     } else {
         tiles_of_part(shape, tiles64)
     };
@@ -436,7 +464,7 @@ pub(crate) fn cutting_share(shape: &FmPlanShape, share: i64) -> i64 {
 }
 
 /// Where the partial results of a unit's parts go: `each` of a part but for the last; and what its [`FmMerge`] says of steps.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub(crate) struct UnitSlots {
     first: i32,
     each: i32,
@@ -444,9 +472,20 @@ pub(crate) struct UnitSlots {
     all: i32,
     /// 0: none.
     step_log2: i32,
+    /// What a whole unit's item says.
+    of_whole: i32,
 }
 
 impl UnitSlots {
+    pub(crate) const NONE: Self = Self {
+        first: 0,
+        each: 0,
+        steps: 0,
+        all: 0,
+        step_log2: 0,
+        of_whole: -1,
+    };
+
     /// `before` counts what comes before the unit.
     pub(crate) fn new(
         shape: &FmPlanShape,
@@ -459,17 +498,21 @@ impl UnitSlots {
             return Self {
                 first: before.slots,
                 each: 1,
-                ..Self::default()
+                ..Self::NONE
             };
         }
-        let step_log2 = step_log2(tiles);
+        let step_log2 = step_log2(shape, tiles);
         if is_in_steps(shape, tiles) {
             Self {
                 first: before.merges * shape.few_steps,
                 each: (parts.step >> step_log2) as i32,
                 steps: (tiles_of_part(shape, tiles) >> step_log2) as i32,
-                all: steps_of(tiles) as i32,
+                all: steps_of(shape, tiles) as i32,
                 step_log2,
+                of_whole: match stores_steps(shape) && steps_of(shape, tiles) > 1 {
+                    true => FM_SLOTS_OF_WORKER,
+                    false => -1,
+                },
             }
         } else {
             Self {
@@ -478,6 +521,7 @@ impl UnitSlots {
                 steps: 1,
                 all: parts.count,
                 step_log2,
+                ..Self::NONE
             }
         }
     }
@@ -502,7 +546,7 @@ pub(crate) fn make_item(
         tile_begin: parts.tile(j),
         tile_end: parts.tile(j + 1),
         slot: if whole {
-            -1
+            slots.of_whole
         } else {
             slots.first + j * slots.each
         },

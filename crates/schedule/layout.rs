@@ -1,9 +1,10 @@
 //! Where the parts of a plan lie in its buffer: a function of the shape alone, so that a captured graph
 //! can plan again in place whatever the lengths become.
 
-use crate::algorithm::{end_of_keys, most_parts};
+use crate::algorithm::{end_of_keys, most_parts, most_stored_steps, stores_steps};
 use crate::plan_layout::{
-    FM_MAX_PARTS, FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_SPLIT_REST, FM_TILE_TOKENS,
+    FM_MAX_PARTS, FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_SPLIT_REST, FM_STEPS_ADDED,
+    FM_STEPS_NONE, FM_STEPS_OF_WHOLE, FM_STEPS_STORED, FM_STORED_STEP_LOG2, FM_TILE_TOKENS,
     FmMerge, FmPlanHeader, FmPlanLayout, FmPlanShape, FmWorkItem,
 };
 use crate::rest::Rest;
@@ -14,6 +15,8 @@ const ALIGN: i64 = 16;
 const MAX_WHOLE_SPEED: i32 = 1 << 16;
 /// Of the longest unit; parts of more could overflow.
 const MOST_TILES: i32 = 1 << 25;
+/// Of a whole unit whose steps are stored: [`FM_STEPS_OF_WHOLE`] of them.
+const MOST_TILES_OF_WHOLE: i32 = FM_STEPS_OF_WHOLE << FM_STORED_STEP_LOG2;
 
 /// Offsets (bytes, 16-byte aligned) and capacities of the plan of `shape`.
 ///
@@ -121,6 +124,12 @@ fn units(shape: &FmPlanShape, of: i128) -> i128 {
     i128::from(shape.kv_heads) * blocks
 }
 
+/// The slots that the steps of each unit take where they are stored.
+pub(crate) fn slots_of_steps(shape: &FmPlanShape) -> i32 {
+    let tiles = i64::from(shape.max_seq_len).div_ceil_positive(FM_TILE_TOKENS);
+    most_stored_steps(shape, tiles).max(1) as i32 // <= num_splits
+}
+
 fn gcd(mut a: i32, mut b: i32) -> i128 {
     while b != 0 {
         (a, b) = (b, a % b);
@@ -171,18 +180,22 @@ impl Capacity {
         let parts = most_parts(shape, tiles);
         let items = fits("items", i128::from(units) * i128::from(parts))?;
         let split = parts > 1;
-        let of_steps = i128::from(units) * i128::from(shape.few_steps);
+        let of_steps = match split {
+            true => i128::from(units) * i128::from(shape.few_steps),
+            false => 0,
+        };
+        let others = match (stores_steps(shape), split) {
+            // Whole units of several steps have those of their worker.
+            (true, _) if shape.few_parts == 1 && shape.few_steps > 1 => {
+                i128::from(shape.workers) * i128::from(FM_STEPS_OF_WHOLE)
+            }
+            (false, true) => items.into(),
+            _ => 0,
+        };
         Ok(Self {
             items,
             merges: if split { units } else { 0 },
-            slots: fits(
-                "slots",
-                if split {
-                    i128::from(items) + of_steps
-                } else {
-                    0
-                },
-            )?,
+            slots: fits("slots", of_steps + others)?,
             step_slots: fits("slots", of_steps)?,
         })
     }
@@ -287,23 +300,35 @@ fn check(shape: &FmPlanShape) -> Result<(), PlanError> {
     one_of(
         "steps",
         shape.steps,
-        shape.steps == 0 || shape.steps == 1 && invariant && shape.ragged == 0,
-        "0, or where split_mode is 2 and ragged 0 also 1",
+        match shape.steps {
+            FM_STEPS_NONE => true,
+            FM_STEPS_ADDED | FM_STEPS_STORED => invariant && shape.ragged == 0,
+            _ => false,
+        },
+        "0, or where split_mode is 2 and ragged 0 also 1 or 2",
+    )?;
+    let stored = stores_steps(shape);
+    one_of(
+        "part_tiles",
+        shape.part_tiles,
+        !stored || shape.part_tiles <= MOST_TILES_OF_WHOLE,
+        "where steps is 2 at most 64",
     )?;
     one_of(
         "few_steps",
         shape.few_steps,
-        shape.few_steps == 0 || shape.steps == 1 && shape.few_steps > 0,
-        "0, or where steps is 1 more",
+        shape.few_steps == 0 || shape.steps != FM_STEPS_NONE && shape.few_steps > 0,
+        "0, or where steps is not more",
     )?;
     one_of(
         "few_parts",
         shape.few_parts,
         match shape.few_steps {
             0 => shape.few_parts == 0,
+            _ if stored => (1..=FM_MAX_PARTS).contains(&shape.few_parts),
             _ => (2..=FM_MAX_PARTS).contains(&shape.few_parts),
         },
-        "0, or where few_steps is not from 2 to 65535",
+        "0, or where few_steps is not from 2 to 65535, or where steps is 2 from 1",
     )?;
     if invariant || shape.split_mode == FM_SPLIT_FIXED {
         at_least("num_splits", shape.num_splits, 1, "1 or more")?;
@@ -314,6 +339,12 @@ fn check(shape: &FmPlanShape) -> Result<(), PlanError> {
             "at most 65535",
         )?;
     }
+    one_of(
+        "few_steps",
+        shape.few_steps,
+        !stored || shape.few_steps >= slots_of_steps(shape),
+        "where steps is 2 no less than any unit has",
+    )?;
     check_sparse(shape)
 }
 

@@ -241,13 +241,8 @@ impl Planner<'_> {
             if unit_tiles(self.shape, unit) == 0 {
                 let before = rank * parts.count;
                 let item = equal.turns.item_of_empty(self.shape, index - rank, before);
-                entries.items[item as usize] = make_item(
-                    unit,
-                    &Parts::whole(0),
-                    0,
-                    Tally::default(),
-                    UnitSlots::default(),
-                );
+                entries.items[item as usize] =
+                    make_item(unit, &Parts::whole(0), 0, Tally::default(), UnitSlots::NONE);
                 return;
             }
             let before = equal.before_filled(rank);

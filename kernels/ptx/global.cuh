@@ -152,6 +152,11 @@ __device__ __forceinline__ void store_kept(float4* to, float4 v) {
                "l"(kEvictLast)
                : "memory");
 }
+// The L2 keeps them as long as `policy` says.
+__device__ __forceinline__ void store_by(uint64_t policy, uint4* to, uint4 v) {
+  asm volatile("st.global.L2::cache_hint.v4.u32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "l"(policy)
+               : "memory");
+}
 // A line of 128 bytes, at a multiple of as many, holds anything from now on: the L2 need not write it to memory.
 __device__ __forceinline__ void discard_line(void* line) { asm volatile("discard.global.L2 [%0], 128;" ::"l"(line) : "memory"); }
 

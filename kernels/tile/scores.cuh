@@ -24,6 +24,7 @@
 #include "query_halves.cuh"
 #include "query_rows.cuh"
 #include "shared_map.cuh"
+#include "stored_steps.cuh"
 #include "weight_factors.cuh"
 #include "work.cuh"
 
@@ -370,27 +371,39 @@ __device__ __forceinline__ void leave_row_sums(const RowState<Map::kPeaks>& stat
   if (Map::kPeaks) control.row_peak[row] = of_row(peaks, h);
 }
 
+// Of what is kept for all steps of an item where these are stored, and what is there for one.
+template <class Map, class Kept>
+__device__ __forceinline__ Kept& of_all_steps(Kept& kept, Kept& own) {
+  if constexpr (Map::kStoresSteps)
+    return kept;
+  else
+    return own;
+}
+
 // T: of Q and the output; M: what is multiplied.
 template <class T, class M, int QkDim, class Map>
 __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, const FirstItem& first, uint8_t* smem,
                                                WideControl& control) {
   TilePlace<Map> place;
   uint32_t result_parity = 1;
-  for_each_row_block<Map>(p, first, [&](int item, const RowBlock& range) {
-    QueryFragments<Map::kRegisterChunks> q;
+  [[maybe_unused]] QueryFragments<Map::kRegisterChunks> kept;
+  for_each_step<Map>(p, first, [&](int item, const RowBlock& range, const RowBlock& whole, bool) {
+    [[maybe_unused]] QueryFragments<Map::kRegisterChunks> own;
+    auto& q = of_all_steps<Map>(kept, own);
     RowState<Map::kPeaks> state;
     WeightFactors weights;  // of codes only
-    if (warpgroup_thread() == 0) {
+    const bool begins = range.tile_begin == whole.tile_begin;
+    if (begins && warpgroup_thread() == 0) {
       control.first_masked = range.first_masked(p);
       control.first_shared = range.rows_differ(p) ? control.first_masked : kNoTile;
     }
-    if (!range.empty()) {
+    if (begins && !range.empty()) {
       if constexpr (Map::kCodes)
         load_query_halves<T, QkDim, Map>(p, range, smem);
       else
         load_query<T, QkDim, Map>(p, range, q, shared_address(smem) + Map::kQueryOffset);
     }
-    if (holds_tiles<Map>(p, range) && item == first.number) named_barrier_arrive<kQueryBarrier, 256>();
+    if (begins && holds_tiles<Map>(p, whole) && item == first.number) named_barrier_arrive<kQueryBarrier, 256>();
     HeldTile held;
     bool ready = false;  // the tile's keys, as far as Q K^T begins with them
     for (int tile = range.tile_begin; tile < range.tile_end; ++tile) {
@@ -441,7 +454,7 @@ __device__ __forceinline__ void compute_scores(const FmDecodeParams& p, const Fi
     if constexpr (Map::kSumsToValues)
       leave_row_sums<Map>(state, control);
     else
-      finish_rows<Map>(p, load_row_block<Map>(p, item), state, weights, control);
+      finish_rows<Map>(p, load_step<Map>(p, item, range.tile_begin), state, weights, control);
     mbarrier_arrive(shared_address(&control.result_full));
     result_parity ^= 1;
   });

@@ -111,7 +111,7 @@ constexpr uint32_t stage_bytes() {
     return 0;
 }
 
-// Steps: whether parts have steps (steps.cuh). Few rows of single CTAs only.
+// Steps: whether parts have steps (steps.cuh). Of single CTAs only.
 template <class Sizes, int Cluster, bool Steps = false>
 struct SharedMap : Sizes {
   using Sizes::kRopes;
@@ -124,7 +124,8 @@ struct SharedMap : Sizes {
   static constexpr bool kSplits = kRows < kTileRows;  // few rows: there are kernels of which CTAs of a cluster share the tiles of an item
   static constexpr int kCluster = Cluster;
   static constexpr bool kSteps = Steps;
-  static_assert(!Steps || (kSplits && Cluster == 1 && !Sizes::kCodes));
+  static constexpr bool kStoresSteps = Steps && kRows == kTileRows;  // each in a slot
+  static_assert(!Steps || (Cluster == 1 && !Sizes::kCodes));
   // Whether the values role finds what finished rows are multiplied with, and the scores role goes on to the next item at once.
   // With pages, where items are longer and fewer, what is saved between them is less than what the last one then takes longer.
   static constexpr bool kSumsToValues = Sizes::kTokens && !Sizes::kCodes && kRows == kTileRows;

@@ -16,6 +16,10 @@ constexpr int kRowPairs = kTileRows / 2;
 constexpr int kPairNumbers = 2 * kLatent;  // of a pair of rows
 constexpr int kPieceBytes = 32 * 16;       // what a warp loads at once
 
+// The quarters of the columns that a warpgroup of the values role accumulates, in the order in which it uses up their blocks. The last
+// quarter, which has the fewest blocks, is the first of its half.
+__device__ __forceinline__ int quarter(int half, int b) { return half == 0 ? b : 3 - b; }
+
 // Pair i is rows 16 (i / 8) + i % 8 + {0, 8}.
 __device__ __forceinline__ int first_row_of_pair(int pair) { return pair / 8 * 16 + pair % 8; }
 

@@ -1,6 +1,7 @@
 // Parts that are added up in steps (plan_layout.h): each few tiles of a part have a softmax of their own, and what they come to is
 // added to what the steps before them did. So a part is the same, bit by bit, whether one CTA goes through it, which keeps the sum in
 // registers (few_values.cuh), or several do, which leave each step in a slot (split_steps.cuh), and a unit whether it is cut or whole.
+// CTAs of 64 rows have no registers for a sum: they leave each step in a slot, also of a whole unit (stored_steps.cuh).
 //
 // Steps and parts are normalised, with base-2 log-sum-exps, and added in their order. Of those so far, with m the highest log-sum-exp l:
 //
@@ -22,8 +23,10 @@ __device__ __forceinline__ int unit_parts(const RowBlock& r) { return r.parts & 
 // Whether a tile of the unit is the first one of a step.
 __device__ __forceinline__ bool begins_step(const RowBlock& r, int tile) { return (tile & ((1 << step_log2(r)) - 1)) == 0; }
 
-// Whether a CTA leaves each step of an item in a slot: then several have those of a part.
+// Whether a CTA of few rows leaves each step of an item in a slot: then several have those of a part.
 __device__ __forceinline__ bool leaves_steps(const FmDecodeParams& p, const RowBlock& r) { return r.slot >= 0 && r.slot < p.step_slots; }
+// Of so many tiles of the unit.
+__device__ __forceinline__ int steps_of(const RowBlock& r, int tiles) { return (tiles + (1 << step_log2(r)) - 1) >> step_log2(r); }
 
 // What a row's numbers so far, and the next ones, are multiplied with when these are added.
 struct StepFactors {

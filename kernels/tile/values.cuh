@@ -11,7 +11,9 @@
 #include "numbers.cuh"
 #include "shared_map.cuh"
 #include "split_rows.cuh"
+#include "split_stored.cuh"
 #include "split_unit.cuh"
+#include "stored_steps.cuh"
 #include "two_parts.cuh"
 #include "work.cuh"
 
@@ -19,10 +21,6 @@ namespace fm {
 
 // o[b][4g + 2h + e]: row row0 + 8h, column 8g + 2 (lane % 4) + e of quarter(half, b).
 using Accumulators = float[2][64];
-
-// The quarters of the columns that a warpgroup accumulates, in the order in which it uses up their blocks. The last
-// quarter, which has the fewest blocks, is the first of its half.
-__device__ __forceinline__ int quarter(int half, int b) { return half == 0 ? b : 3 - b; }
 
 __device__ __forceinline__ void scale_rows(Accumulators& o, float factor0, float factor1) {
 #pragma unroll
@@ -112,13 +110,11 @@ __device__ __forceinline__ void store_partial_result(const FmDecodeParams& p, co
   }
 }
 
-// All of this thread's numbers to its slot, as HalfPart: of more than two parts. `last`: what its two rows are multiplied with.
-template <class Map>
-__device__ __forceinline__ void store_partial_halves(const FmDecodeParams& p, const RowBlock& r, const Accumulators& o, int half,
-                                                     const float (&last)[2]) {
+// All of this thread's numbers as HalfPart, `last` being what its two rows are multiplied with: calls put(b, g, chunk) and, in the end,
+// put_exponents(all).
+template <class Put, class PutExponents>
+__device__ __forceinline__ void halve(const Accumulators& o, const float (&last)[2], Put put, PutExponents put_exponents) {
   constexpr int kNext = 4 * HalfPart::kOwnChunks;  // from a chunk's first pair of columns to its second
-  const int thread = warpgroup_thread(), pair = thread / 4;
-  uint8_t* part = part_bytes<Map>(p, r);
   uint32_t exponents[HalfPart::kOwnChunks / 2] = {};
 #pragma unroll
   for (int g = 0; g < HalfPart::kOwnChunks; ++g) {
@@ -137,12 +133,83 @@ __device__ __forceinline__ void store_partial_halves(const FmDecodeParams& p, co
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
       const auto numbers = [&](int e, int h) { return pack(__half(), o[b][e] * factor[h], o[b][e + 1] * factor[h]); };
-      *reinterpret_cast<uint4*>(part + (pair * HalfPart::kPieces + quarter(half, b)) * kPieceBytes + (4 * g + thread % 4) * 16) =
-          make_uint4(numbers(4 * g, 0), numbers(4 * g + 2, 1), numbers(4 * g + kNext, 0), numbers(4 * g + kNext + 2, 1));
+      put(b, g, make_uint4(numbers(4 * g, 0), numbers(4 * g + 2, 1), numbers(4 * g + kNext, 0), numbers(4 * g + kNext + 2, 1)));
     }
   }
-  *reinterpret_cast<uint4*>(part + HalfPart::scales_offset(pair, half, thread % 4)) =
-      make_uint4(exponents[0], exponents[1], exponents[2], exponents[3]);
+  put_exponents(make_uint4(exponents[0], exponents[1], exponents[2], exponents[3]));
+}
+
+// To its slot: of more than two parts.
+template <class Map>
+__device__ __forceinline__ void store_partial_halves(const FmDecodeParams& p, const RowBlock& r, const Accumulators& o, int half,
+                                                     const float (&last)[2]) {
+  const int thread = warpgroup_thread(), pair = thread / 4;
+  uint8_t* part = part_bytes<Map>(p, r);
+  const auto put = [&](int b, int g, uint4 chunk) {  // at own_numbers, as which it takes 30 instructions more
+    *reinterpret_cast<uint4*>(part + (pair * HalfPart::kPieces + quarter(half, b)) * kPieceBytes + (4 * g + thread % 4) * 16) = chunk;
+  };
+  halve(o, last, put, [&](uint4 all) { *reinterpret_cast<uint4*>(part + HalfPart::scales_offset(pair, half, thread % 4)) = all; });
+}
+
+// The end of a whole unit of two steps, of which this thread has stored its numbers of the first, and has those of the second in registers,
+// rounded as they would be stored. `r`: the second.
+template <class T, class Map>
+__device__ __forceinline__ void finish_two_steps(const FmDecodeParams& p, const RowBlock& r, const Accumulators& o, int half,
+                                                 const float (&last)[2]) {
+  constexpr int kNext = 4 * HalfPart::kOwnChunks;
+  uint4 second[2][HalfPart::kOwnChunks];
+  uint32_t exponents_of_second[4];
+  // What is found from these later stays there: registers are short.
+  const auto found = [](uint4 v) { return make_uint4(opaque((int)v.x), opaque((int)v.y), opaque((int)v.z), opaque((int)v.w)); };
+  const auto words = [](uint4 v, uint32_t(&to)[4]) { to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w; };
+  halve(o, last, [&](int b, int g, uint4 chunk) { second[b][g] = found(chunk); }, [&](uint4 all) { words(found(all), exponents_of_second); });
+  const TwoSteps weights = weigh_two_steps<Map>(p, r, half);
+  RowBlock before = r;
+  --before.slot;
+#pragma unroll
+  for (int b = 0; b < 2; ++b) {
+    uint8_t* from = own_numbers<Map>(p, before, quarter(half, b));
+    float sums[64];
+    uint4 first[HalfPart::kOwnChunks];
+    uint32_t exponents[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) exponents[i] = __ldcg(reinterpret_cast<const uint32_t*>(own_exponents<Map>(p, before, half)) + i);
+#pragma unroll
+    for (int g = 0; g < HalfPart::kOwnChunks; ++g) first[g] = __ldcg(reinterpret_cast<const uint4*>(from + 64 * g));
+#pragma unroll
+    for (int g = 0; g < HalfPart::kOwnChunks; ++g) {
+      float4 sum[2] = {};
+      const auto add = [&](const float (&weight)[2], const uint32_t (&exponents)[4], uint4 numbers) {
+        const uint32_t of_rows = exponents[g / 2] >> (16 * (g % 2));
+        HalfPart::add(sum, weight[0] * HalfPart::scale(of_rows & 0xFF), weight[1] * HalfPart::scale(of_rows >> 8 & 0xFF), numbers);
+      };
+      add(weights.first, exponents, first[g]), add(weights.second, exponents_of_second, second[b][g]);
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        float* to = &sums[4 * g + kNext * k];
+        to[0] = sum[k].x * weights.sum[0], to[1] = sum[k].y * weights.sum[0];
+        to[2] = sum[k].z * weights.sum[1], to[3] = sum[k].w * weights.sum[1];
+      }
+    }
+    store_quarter<T>(p, r, sums, quarter(half, b));
+    __syncwarp();  // all lanes have read the lines, which nobody does again
+    if (warpgroup_thread() % 4 == 0 && parts_are_lines(p)) {
+#pragma unroll
+      for (int g = 0; g < HalfPart::kOwnChunks; g += 2) discard_line(from + 64 * g);
+    }
+  }
+}
+
+// The end of a step that is not all of its unit; `ends`: of the item, too.
+template <class T, class Map>
+__device__ __forceinline__ void finish_step(const FmDecodeParams& p, int item, const RowBlock& r, const Accumulators& o, int half,
+                                            const float (&last)[2], bool ends, DecodeControl& control) {
+  if (is_second_of_whole(p, r)) return finish_two_steps<T, Map>(p, r, o, half, last);
+  const uint64_t policy = r.merge < 0 ? kEvictLast : kEvictNormal;  // this CTA soon reads, and discards, what is of a whole unit
+  const auto store = [&](uint8_t* to, uint4 v) { store_by(policy, reinterpret_cast<uint4*>(to), v); };
+  halve(o, last, [&](int b, int g, uint4 chunk) { store(own_numbers<Map>(p, r, quarter(half, b)) + 64 * g, chunk); },
+        [&](uint4 all) { store(own_exponents<Map>(p, r, half), all); });
+  if (ends) add_stored_steps<T, Map>(p, item, control);
 }
 
 template <class Map>
@@ -184,12 +251,12 @@ __device__ __forceinline__ void add_other_part(const FmDecodeParams& p, const Ro
   }
 }
 
-// Finds what the accumulated rows are multiplied with, a row to a thread. By both warpgroups.
+// Finds what the accumulated rows are multiplied with, a row to a thread. By both warpgroups. `tile`: the first of the item, or its step.
 template <class Map>
-__device__ __forceinline__ void find_row_factors(const FmDecodeParams& p, int item, WideControl& control) {
+__device__ __forceinline__ void find_row_factors(const FmDecodeParams& p, int item, int tile, WideControl& control) {
   const int row = block_thread() - 128;
   if (row < kTileRows) {
-    const RowBlock r = load_row_block<Map>(p, item);
+    const RowBlock r = load_step<Map>(p, item, tile);
     control.result[row] = row_factor<Map>(p, r, row, control.row_sum[row].x, control.row_sum[row].y);
     if (Map::kPeaks) write_peak<Map>(p, r, row, control.row_peak[row]);
   }
@@ -203,7 +270,7 @@ __device__ __forceinline__ void accumulate_values(const FmDecodeParams& p, const
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, row0 = warp * 16 + lane / 4;
   TilePlace<Map> place;
   uint32_t result_parity = 0;
-  for_each_row_block<Map>(p, first_item, [&](int item, const RowBlock& range) {
+  for_each_step<Map>(p, first_item, [&](int item, const RowBlock& range, const RowBlock&, bool ends) {
     Accumulators o;
     clear_accumulators(o);
     const int last_steps = uniform(value_steps(range.in_last_tile()));
@@ -239,16 +306,19 @@ __device__ __forceinline__ void accumulate_values(const FmDecodeParams& p, const
       place.advance();
     }
     mbarrier_wait(shared_address(&control.result_full), result_parity);
-    if (Map::kSumsToValues) find_row_factors<Map>(p, item, control);
+    if (Map::kSumsToValues) find_row_factors<Map>(p, item, range.tile_begin, control);
     const float last[2] = {control.result[row0], control.result[row0 + 8]};
     arrive_once_per_warp(shared_address(&control.result_empty));
     result_parity ^= 1;
-    const RowBlock r = load_row_block<Map>(p, item);
-    if (r.parts <= 2) scale_rows(o, last[0], last[1]);
+    const RowBlock r = load_step<Map>(p, item, range.tile_begin);
+    if (Map::kStoresSteps ? r.slot < 0 : r.parts <= 2) scale_rows(o, last[0], last[1]);
     if (r.slot < 0) {
 #pragma unroll
       for (int b = 0; b < 2; ++b) store_quarter<T>(p, r, o[b], quarter(half, b));
       return;
+    }
+    if constexpr (Map::kStoresSteps) {
+      return finish_step<T, Map>(p, item, r, o, half, last, ends, control);
     }
     if (block_thread() == 128) leave_split_item<Map>(p, item, control);  // before the stores, which fill the queue
     const auto store = [&](const RowBlock& r, uint32_t quarters) { store_partial_result<Map>(p, r, o, quarters, half); };

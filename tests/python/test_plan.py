@@ -291,7 +291,7 @@ def test_the_items_of_a_plan_cover_every_tile_once(options):
     plan = ferromla.Plan(lens, num_heads=16, page_size=64, max_seq_len=8192, **options)
     entries = _entries(plan)
     items = torch.tensor(entries["items"]).view(-1, ITEM_WORDS)
-    assert entries["header"][0] == 6
+    assert entries["header"][0] == 7
     assert entries["header"][6] == len(lens), "units: every request has one row block"
     assert not any(entries["header"][7:])
     for request, length in enumerate(lens.tolist()):

@@ -1,4 +1,4 @@
-"""Parts with steps (``batch_invariant``, 16-bit caches, few rows): the same bits however many CTAs have a request."""
+"""Parts with steps (``batch_invariant``, 16-bit caches): the same bits however many CTAs have a request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 
 # On few multiprocessors whole parts are one CTA's, on many each step may have one.
 SM_COUNTS = (132, 66, 20, 8)
-# Around ends of steps, of two, four and eight tiles, of parts, and of what one CTA takes whole.
+# Around ends of steps, of two, four and eight tiles, of 64 rows 32, of parts, and of what one CTA takes whole.
 LENS = (1, 64, 65, 128, 129, 256, 1000, 1024, 1025, 3072, 3073, 4096, 6200, 0, 8192, 8193, 20_000)
 
 
@@ -29,7 +29,9 @@ def _same_bits(got, want):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("d_qk", "page_size"), [(576, 64), (512, 64), (576, 1), (512, 20)])
-@pytest.mark.parametrize(("h", "s_q"), [(1, 1), (16, 1), (8, 2), (20, 1), (16, 2), (4, 8)])
+@pytest.mark.parametrize(
+    ("h", "s_q"), [(1, 1), (16, 1), (8, 2), (20, 1), (16, 2), (4, 8), (33, 1), (64, 1), (128, 1), (50, 3), (16, 31)]
+)
 def test_pages(cuda, dtype, d_qk, page_size, h, s_q):
     problem = problems.make(h=h, s_q=s_q, lens=LENS, d_qk=d_qk, page_size=page_size, dtype=dtype, device=cuda)
     sink = torch.linspace(-2, 3, h, device=cuda)
@@ -42,16 +44,30 @@ def test_pages(cuda, dtype, d_qk, page_size, h, s_q):
         _same_bits(problem.run(plan=plan, attn_sink=sink, out=out, lse=lse), want)
 
 
+@pytest.mark.parametrize(("h", "s_q"), [(50, 3), (128, 1)])
+def test_second_steps_that_not_all_rows_see(cuda, h, s_q):
+    """Of 64 rows: units of two steps that are whole, one after another in the slots of a CTA, or cut; three blocks of
+    rows, which see 2,047 to 2,049 of 2,049 keys; and units of three and more steps."""
+    problem = problems.make(h=h, s_q=s_q, lens=[2049, 4096, 64, 2048, 2050, 0, 4097, 6200], d_qk=512, device=cuda)
+    want = problem.run(batch_invariant=True)
+    tolerance.check(*want, *problem.expected())
+    for num_sms in (132, 48, 3):
+        plan = ferromla.Plan(problem.lens, num_heads=h, q_len=s_q, page_size=64, batch_invariant=True, num_sms=num_sms)
+        out, lse = problems.poisoned_outputs(problem.q)
+        _same_bits(problem.run(plan=plan, out=out, lse=lse), want)
+
+
+@pytest.mark.parametrize("h", [16, 128])
 @pytest.mark.parametrize("request_number", range(0, len(LENS), 3))
-def test_a_request_alone(cuda, request_number):
+def test_a_request_alone(cuda, h, request_number):
     """Without other requests a long one is shared out to all multiprocessors."""
-    problem = problems.make(h=16, lens=LENS, device=cuda)
+    problem = problems.make(h=h, lens=LENS, device=cuda)
     want = problem.run(batch_invariant=True)
     one = [request_number]
     _same_bits(problem.of(one).run(batch_invariant=True), [x[one] for x in want])
 
 
-@pytest.mark.parametrize("h", [9, 32])
+@pytest.mark.parametrize("h", [9, 32, 64, 128])
 @pytest.mark.parametrize("extra", [None, (400, 333, 9)])
 def test_lists(cuda, h, extra):
     problem = problems_sparse.decode(b=7, s_q=2, h=h, topk=5000, extra=extra, lens="row", device=cuda)
@@ -62,7 +78,7 @@ def test_lists(cuda, h, extra):
         _same_bits(problem.run(plan=plan), want)
 
 
-@pytest.mark.parametrize(("h", "s_q"), [(16, 1), (8, 3)])
+@pytest.mark.parametrize(("h", "s_q"), [(16, 1), (8, 3), (64, 1), (50, 3), (128, 1)])
 @pytest.mark.parametrize("columns", [1, 5, 17, 40])
 def test_lengths_past_the_table(cuda, h, s_q, columns):
     """Steps that a plan has, but no page, leave nothing: what was in their slots is not read."""
@@ -84,9 +100,10 @@ def test_lengths_past_the_table(cuda, h, s_q, columns):
         _same_bits(problem.run(plan=plan), want)
 
 
-def test_scores_that_rise_and_fall(cuda):
+@pytest.mark.parametrize("h", [16, 64])
+def test_scores_that_rise_and_fall(cuda, h):
     """Steps of very different weight: the first, the last or one between has nearly all of it."""
-    problem = problems.make(h=16, lens=[4096] * 6, device=cuda)
+    problem = problems.make(h=h, lens=[4096] * 6, device=cuda)
     cache = problem.cache.view(-1, problem.cache.shape[-1])
     slots = problem.table[:, torch.arange(4096, device=cuda) // problem.cache.shape[1]].long() * problem.cache.shape[1]
     slots += torch.arange(4096, device=cuda) % problem.cache.shape[1]
@@ -95,27 +112,29 @@ def test_scores_that_rise_and_fall(cuda):
     want = problem.run(batch_invariant=True)
     assert bool((want[1][:, 0, 3] > 100).all())
     for num_sms in SM_COUNTS:
-        plan = ferromla.Plan(problem.lens, num_heads=16, page_size=64, batch_invariant=True, num_sms=num_sms)
+        plan = ferromla.Plan(problem.lens, num_heads=h, page_size=64, batch_invariant=True, num_sms=num_sms)
         _same_bits(problem.run(plan=plan), want)
 
 
-def test_a_row_of_nan_is_no_other_row_s(cuda):
-    problem = problems.make(h=16, lens=[4096, 700], device=cuda)
+@pytest.mark.parametrize("h", [16, 64])
+def test_a_row_of_nan_is_no_other_row_s(cuda, h):
+    problem = problems.make(h=h, lens=[4096, 700], device=cuda)
     want = problem.run(batch_invariant=True)
     problem.q[0, 0, 5] = math.nan
     out, lse = problem.run(batch_invariant=True)
     assert bool(out[0, 0, 5].isnan().all())
     assert bool(lse[0, 0, 5].isnan())
-    rest = torch.arange(16, device=cuda) != 5
+    rest = torch.arange(h, device=cuda) != 5
     _same_bits((out[:, :, rest], lse[:, :, rest]), [x[:, :, rest] for x in want])
 
 
-def test_a_plan_in_steps_is_for_numbers_of_16_bits(cuda):
-    problem = problems.make(h=16, lens=[500, 4096], device=cuda)
-    plan = ferromla.Plan(problem.lens, num_heads=16, page_size=64, batch_invariant=True)
+@pytest.mark.parametrize("h", [16, 64])
+def test_a_plan_in_steps_is_for_numbers_of_16_bits(cuda, h):
+    problem = problems.make(h=h, lens=[500, 4096], device=cuda)
+    plan = ferromla.Plan(problem.lens, num_heads=h, page_size=64, batch_invariant=True)
     quantised = problem.quantised("fp8")
     out, lse = problems.poisoned_outputs(problem.q)
-    with pytest.raises(ferromla.InvalidArgument, match="plan is laid out for 16 query rows per CTA, in steps"):
+    with pytest.raises(ferromla.InvalidArgument, match=f"plan is laid out for {h} query rows per CTA, in steps"):
         quantised.run(plan=plan, out=out, lse=lse)
     assert bool(out.isnan().all())
     assert bool(lse.isnan().all())

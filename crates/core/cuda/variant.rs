@@ -192,12 +192,20 @@ impl Variant {
         })
     }
 
-    /// Whether there is a kernel of it. With 64 rows single CTAs have an item, with 32 over whole pages of 16-bit numbers these or such that
-    /// go in steps, which those of 16-bit numbers have that take fewer rows.
+    /// Whether there is a kernel of it. With 64 rows, and 32 over whole pages of 16-bit numbers, single CTAs have an item. Those of 16-bit
+    /// numbers may go in steps.
     pub const fn has(self, walk: Walk) -> bool {
         match (walk, self) {
             (Walk::Single, _)
-            | (Walk::Steps, Self::Tma32 | Self::Gather32 | Self::Tma16 | Self::Gather16) => true,
+            | (
+                Walk::Steps,
+                Self::Tma64
+                | Self::Gather64
+                | Self::Tma32
+                | Self::Gather32
+                | Self::Tma16
+                | Self::Gather16,
+            ) => true,
             (Walk::Steps, _) => false,
             (
                 _,

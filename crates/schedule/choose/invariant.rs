@@ -2,9 +2,11 @@
 //! depend on its own length besides. Whether these are cut into their steps, which makes no difference to results, the batch decides.
 
 use super::{Choice, Problem};
-use crate::layout::most_units;
-use crate::plan_layout::{FM_TILE_ROWS, FmPlanShape};
-use crate::problem::Keys;
+use crate::layout::{most_units, slots_of_steps};
+use crate::plan_layout::{
+    FM_STEPS_ADDED, FM_STEPS_NONE, FM_STEPS_STORED, FM_TILE_ROWS, FmPlanShape,
+};
+use crate::problem::{Keys, Target};
 
 /// Tiles of a part, at most: with fewer, parts share out better and one CTA has less to do where requests are few, but each costs what it
 /// takes to store 512 numbers for each row and to add them up. Of up to 32 rows, of which single CTAs have a part, ...
@@ -22,9 +24,15 @@ const ROWS_OF_PARTS: i32 = 1024;
 const STEPS_OF_PARTS: [i32; 2] = [4, 3];
 
 impl Problem {
-    /// Whether parts have steps, which CTAs of few rows of 16-bit numbers add up in registers.
-    fn has_steps(&self, rows: i32) -> bool {
-        rows < FM_TILE_ROWS && matches!(self.keys, Keys::Pages | Keys::Rows)
+    /// What becomes of the steps of parts, which those of 16-bit numbers have on a GPU: CTAs of few rows add them up in registers, those
+    /// of 64 have none for that.
+    fn steps(&self, rows: i32) -> i32 {
+        match (self.target, self.keys) {
+            (Target::Cpu { .. }, _) => FM_STEPS_NONE,
+            (_, Keys::Pages | Keys::Rows) if rows < FM_TILE_ROWS => FM_STEPS_ADDED,
+            (_, Keys::Pages | Keys::Rows) if !self.is_ragged() => FM_STEPS_STORED,
+            _ => FM_STEPS_NONE,
+        }
     }
 
     /// Pairs of CTAs that share the tiles of a part, of few rows where parts have no steps: half the time where requests are few,
@@ -35,7 +43,7 @@ impl Problem {
         sm_count: i32,
         clusters: [i32; 4],
     ) -> Option<Choice> {
-        if self.has_steps(rows) {
+        if self.steps(rows) != FM_STEPS_NONE {
             return None;
         }
         let costs = self.costs_of_few_rows(rows, self.work(rows), sm_count);
@@ -44,13 +52,15 @@ impl Problem {
 
     /// The shape of a choice, with what says how its units are cut.
     pub(super) fn cut_invariantly(&self, choice: &Choice, shape: FmPlanShape) -> FmPlanShape {
+        let steps = self.steps(choice.rows);
         let units = most_units(&shape).max(1);
-        let steps = self.has_steps(choice.rows);
-        let few_parts = match i128::from(choice.workers) / units {
-            parts @ 2.. if steps => parts as i32,
+        let few_parts = match (steps, (i128::from(choice.workers) / units) as i32) {
+            (FM_STEPS_ADDED, parts @ 2..) => parts,
+            (FM_STEPS_STORED, parts) => parts.max(1),
             _ => 0,
         };
-        FmPlanShape {
+        let few_steps = STEPS_OF_PARTS[usize::from(choice.rows == 32)] * few_parts;
+        let shape = FmPlanShape {
             num_splits: ROWS_OF_PARTS / choice.rows,
             part_tiles: match (choice.rows, choice.splits) {
                 (FM_TILE_ROWS, _) => TILES_OF_MANY_ROWS,
@@ -58,10 +68,17 @@ impl Problem {
                 _ if self.has_codes() => TILES_OF_PAIRS_OVER_CODES,
                 _ => TILES_OF_PAIRS,
             },
-            steps: steps.into(),
-            few_steps: STEPS_OF_PARTS[usize::from(choice.rows == 32)] * few_parts,
+            steps,
+            few_steps,
             few_parts,
             ..shape
+        };
+        match steps {
+            FM_STEPS_STORED => FmPlanShape {
+                few_steps: slots_of_steps(&shape),
+                ..shape
+            },
+            _ => shape,
         }
     }
 }

@@ -375,7 +375,15 @@ fn units_are_cut_into_steps_where_few_steps_are_left_to_each_multiprocessor() {
     assert_eq!(steps(Keys::Rows, 8, 16), (1, 64, 16));
     assert_eq!(steps(Keys::Pages, 66, 16), (1, 8, 2));
     assert_eq!(steps(Keys::Pages, 67, 16), (1, 0, 0));
-    assert_eq!(steps(Keys::Pages, 1, 64), (0, 0, 0));
+    // Of 64 rows each is stored, and there are up to 16.
+    assert_eq!(steps(Keys::Pages, 1, 64), (2, 16, 132));
+    assert_eq!(steps(Keys::Rows, 8, 128), (2, 16, 8));
+    assert_eq!(steps(Keys::Pages, 67, 64), (2, 16, 1));
+    let cpu = Problem {
+        target: Target::Cpu { threads: 16 },
+        ..problem((1, 64, each(1)), Split::Invariant)
+    };
+    assert_eq!(cpu.shape().unwrap().steps, 0);
     assert_eq!(steps(Keys::Codes, 1, 16), (0, 0, 0));
     assert_eq!(steps(Keys::Mixed, 1, 16), (0, 0, 0));
 }

@@ -27,6 +27,10 @@ fn in_order_of_units(plan: &PlanView) -> Vec<WorkItem> {
 /// The items of each unit.
 /// The tiles of a step of a unit of so many.
 fn step_of(shape: &PlanShape, tiles: i64) -> i64 {
+    if shape.steps == 2 {
+        let most = i64::from(shape.num_splits);
+        return 1 << (5..).find(|&log2| tiles <= most << log2).unwrap();
+    }
     match tiles {
         _ if shape.steps == 0 => 1,
         ..=8 => 2,
@@ -46,11 +50,11 @@ fn invariant_part(case: &Case, tiles: i64) -> (i64, bool) {
     let shape = &case.shape;
     let most = i64::from(shape.part_tiles.max(1));
     let parts = ((tiles + most - 1) / most).clamp(1, i64::from(shape.num_splits).max(1));
-    let few = shape.steps == 1 && parts > 3 && tiles <= 6 * most;
+    let few = shape.steps != 0 && parts > 3 && tiles <= 6 * most;
     let parts = if few { 3 } else { parts };
     let part = (tiles + parts - 1) / parts;
     let step = step_of(shape, tiles);
-    let in_steps = shape.steps == 1 && (tiles + step - 1) / step <= i64::from(shape.few_steps);
+    let in_steps = shape.steps != 0 && (tiles + step - 1) / step <= i64::from(shape.few_steps);
     ((part + step - 1) / step * step, in_steps)
 }
 
@@ -96,7 +100,9 @@ proptest! {
         let items = in_order_of_units(&plan);
         for items in items_by_unit(&items) {
             if items.len() == 1 {
-                prop_assert_eq!((items[0].slot, items[0].merge), (-1, -1));
+                let tiles = i64::from(items[0].tile_end);
+                let stored = case.shape.steps == 2 && tiles > step_of(&case.shape, tiles);
+                prop_assert_eq!((items[0].slot, items[0].merge), (if stored { -2 } else { -1 }, -1));
                 continue;
             }
             let (item, tiles) = (&items[0], i64::from(items[items.len() - 1].tile_end));
@@ -119,7 +125,7 @@ proptest! {
                 first_slot: item.slot,
                 parts,
                 steps: steps as i32,
-                slots: if case.shape.steps == 1 { all as i32 } else { 0 },
+                slots: if case.shape.steps == 0 { 0 } else { all as i32 },
                 ..Merge::default()
             });
             prop_assert_eq!(item.slot < planned.layout.step_slots, in_steps);
@@ -270,7 +276,9 @@ proptest! {
                 _ if in_steps => {
                     let step = step_of(&case.shape, unit.tiles);
                     let steps = (unit.tiles + step - 1) / step;
-                    let parts = steps.min(case.shape.few_parts.into()).max(1);
+                    let most = i64::from(case.shape.part_tiles);
+                    let more = if case.shape.steps == 2 { (unit.tiles + most - 1) / most } else { 0 };
+                    let parts = more.max(case.shape.few_parts.into()).min(steps).max(1);
                     (steps + parts - 1) / parts * step
                 }
                 _ => part,

@@ -51,6 +51,7 @@ void load_16_if(bool present, uint4& v, const uint8_t* from) {
 }
 
 inline void store_kept(float4* to, float4 v) { *to = v; }
+inline void store_by(uint64_t, uint4* to, uint4 v) { *to = v; }
 // What lies there afterwards: NaN.
 inline void discard_line(void* line) {
   if (reinterpret_cast<uintptr_t>(line) % 128 != 0) emulation::fail("a line that is discarded is not aligned");

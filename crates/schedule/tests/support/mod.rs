@@ -291,18 +291,25 @@ prop_compose! {
         equal_speed in prop_oneof![1 => Just(256), 1 => 256..1000i32],
         equal_split_cost in 0..20i32,
         part_tiles in prop_oneof![1 => 1..9i32, 4 => 9..100i32],
-        steps in 0..2i32,
+        steps in 0..3i32,
         few_steps in prop_oneof![1 => Just(0), 3 => 0..400i32],
         few_parts in prop_oneof![1 => Just(2), 3 => 2..140i32],
     ) -> PlanShape {
-        let in_steps = split_mode == FM_SPLIT_INVARIANT && steps == 1;
+        let steps = if split_mode == FM_SPLIT_INVARIANT { steps } else { 0 };
+        let stored = steps == 2; // there is room for those of any unit
+        let few_steps = match steps {
+            0 => 0,
+            1 => few_steps,
+            _ => num_splits + few_steps / 100,
+        };
         PlanShape {
-            steps: in_steps.into(),
-            few_steps: if in_steps { few_steps } else { 0 },
-            few_parts: if in_steps && few_steps > 0 { few_parts } else { 0 },
+            steps,
+            few_steps,
+            few_parts: if few_steps > 0 { few_parts - i32::from(stored) } else { 0 },
+            part_tiles: if stored { part_tiles.min(64) } else { part_tiles },
             batch, q_len, group, kv_heads, causal, unit_rows, workers, split_mode, num_splits,
             max_seq_len, fixed_cost, split_cost, min_part, part_cost, whole_speed,
-            equal_speed, equal_split_cost, part_tiles,
+            equal_speed, equal_split_cost,
             own_parts_gain: own_parts_gain.min(split_cost), ..PlanShape::default()
         }
     }
