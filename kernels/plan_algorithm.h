@@ -186,7 +186,12 @@ FM_BOTH bool stores_steps(const FmPlanShape& shape) { return shape.steps == FM_S
 FM_BOTH int32_t step_log2(const FmPlanShape& shape, int32_t tiles) {
   const bool stored = stores_steps(shape);
   int32_t log2 = stored ? FM_STORED_STEP_LOG2 : FM_STEP_LOG2;
-  for (int64_t most = stored ? int64_t{shape.num_splits} << log2 : FM_STEP_UNIT; tiles > most; most *= stored ? 2 : 8) ++log2;
+  int64_t most = FM_STEP_UNIT;
+  if (stored) {
+    log2 += tiles > FM_STORED_STEP_UNIT;
+    most = int64_t{shape.num_splits} << log2;
+  }
+  for (; tiles > most; most *= stored ? 2 : 8) ++log2;
   return log2;
 }
 FM_BOTH int32_t steps_of(const FmPlanShape& shape, int32_t tiles) {
@@ -213,7 +218,9 @@ FM_BOTH bool is_in_steps(const FmPlanShape& shape, int32_t tiles) { return shape
 FM_BOTH int32_t parts_in_steps(const FmPlanShape& shape, int32_t tiles) {
   int32_t wanted = shape.few_parts;
   if (stores_steps(shape)) wanted = static_cast<int32_t>(larger(wanted, (tiles + shape.part_tiles - 1) / shape.part_tiles));
-  return static_cast<int32_t>(smaller(wanted, steps_of(shape, tiles)));
+  const int32_t steps = steps_of(shape, tiles);
+  if (stores_steps(shape) && steps == 3 && wanted == 2) return 3; /* not one of two and one of one */
+  return static_cast<int32_t>(smaller(wanted, steps));
 }
 
 /* Even parts, as many as the mode asks for; rounding up their length may leave fewer. */

@@ -44,7 +44,8 @@
 #define FM_MAX_SPLITS 8 /* most CTAs of a team, or of a cluster that shares the tiles of a part of a unit */
 #define FM_STEP_LOG2 1 /* of the tiles of a step in units of up to ... */
 #define FM_STEP_UNIT 8 /* ... so many tiles; in units of up to eight times as many twice as many, and so on */
-#define FM_STORED_STEP_LOG2 5 /* of the tiles of a step where each is stored, unless there would be more of them than num_splits: then they are longer */
+#define FM_STORED_STEP_LOG2 5 /* the same where each is stored, in units of up to ... */
+#define FM_STORED_STEP_UNIT 128 /* ... so many tiles; in others twice as many, or so many that there are no more than num_splits steps */
 #define FM_STEPS_OF_WHOLE 2 /* of a whole unit, at most, where each is stored */
 #define FM_SLOTS_OF_WORKER (-2) /* FmWorkItem::slot of a whole unit of several steps where these are stored */
 #define FM_FEW_PARTS 3 /* of a unit, which cost less than more do (tile/last_adds.cuh) */

@@ -9,8 +9,8 @@ use crate::layout::DivCeil;
 use crate::plan_layout::{
     FM_FEW_PARTS, FM_MAX_SPLITS, FM_PLAN_VERSION, FM_SLOTS_OF_WORKER, FM_SPLIT_AUTO,
     FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_STEP_LOG2, FM_STEP_UNIT, FM_STEPS_STORED,
-    FM_STORED_STEP_LOG2, FM_TILE_TOKENS, FmMerge, FmPlanHeader, FmPlanLayout, FmPlanShape,
-    FmWorkItem,
+    FM_STORED_STEP_LOG2, FM_STORED_STEP_UNIT, FM_TILE_TOKENS, FmMerge, FmPlanHeader, FmPlanLayout,
+    FmPlanShape, FmWorkItem,
 };
 
 /// One request, one KV head, one block of query rows.
@@ -180,8 +180,8 @@ fn parts_at_shares(shape: &FmPlanShape, line: &Line, unit: i32) -> Parts {
 /// there would be too many of them.
 fn step_log2(shape: &FmPlanShape, tiles: i64) -> i32 {
     let (mut log2, mut most, longer) = if stores_steps(shape) {
-        let most = i64::from(shape.num_splits) << FM_STORED_STEP_LOG2;
-        (FM_STORED_STEP_LOG2, most, 2)
+        let log2 = FM_STORED_STEP_LOG2 + i32::from(tiles > FM_STORED_STEP_UNIT.into());
+        (log2, i64::from(shape.num_splits) << log2, 2)
     } else {
         (FM_STEP_LOG2, i64::from(FM_STEP_UNIT), 8)
     };
@@ -202,9 +202,12 @@ pub(crate) fn stores_steps(shape: &FmPlanShape) -> bool {
 
 /// The most steps of a unit of up to so many tiles where each is stored: longer ones may have fewer than shorter ones.
 pub(crate) fn most_stored_steps(shape: &FmPlanShape, tiles: i64) -> i64 {
-    tiles
-        .div_ceil_positive(1 << FM_STORED_STEP_LOG2)
-        .min(shape.num_splits.into())
+    let log2 = FM_STORED_STEP_LOG2;
+    let steps = tiles
+        .min(FM_STORED_STEP_UNIT.into())
+        .div_ceil_positive(1 << log2);
+    let longer = tiles.div_ceil_positive(2 << log2);
+    steps.max(longer).min(shape.num_splits.into())
 }
 
 /// The parts that a unit of so many tiles is to have where the mode fixes their number; with more tiles it has no fewer.
@@ -253,7 +256,11 @@ fn parts_in_steps(shape: &FmPlanShape, tiles: i64) -> i64 {
     } else {
         few
     };
-    wanted.min(steps_of(shape, tiles))
+    let steps = steps_of(shape, tiles);
+    match steps {
+        3 if stores_steps(shape) && wanted == 2 => 3, // not one of two and one of one
+        _ => wanted.min(steps),
+    }
 }
 
 /// Even parts, as many as the mode asks for; rounding up their length may leave fewer.
@@ -273,7 +280,12 @@ fn parts_by_count(shape: &FmPlanShape, tiles: i32) -> Parts {
 
 /// The most parts that a unit of up to so many tiles has.
 pub(crate) fn most_parts(shape: &FmPlanShape, tiles: i64) -> i32 {
-    wanted_parts(shape, tiles).max(shape.few_parts.into()) as i32 // <= FM_MAX_PARTS
+    let parts = wanted_parts(shape, tiles).max(shape.few_parts.into());
+    let in_steps = match stores_steps(shape) {
+        true => most_stored_steps(shape, tiles).min(3), // parts_in_steps
+        false => 0,
+    };
+    parts.max(in_steps) as i32 // <= FM_MAX_PARTS
 }
 
 pub(crate) fn parts_of(shape: &FmPlanShape, line: &Line, unit: i32) -> Parts {

@@ -13,6 +13,7 @@ pub const FM_MAX_SPLITS: i32 = 8;
 pub const FM_STEP_LOG2: i32 = 1;
 pub const FM_STEP_UNIT: i32 = 8;
 pub const FM_STORED_STEP_LOG2: i32 = 5;
+pub const FM_STORED_STEP_UNIT: i32 = 128;
 pub const FM_STEPS_OF_WHOLE: i32 = 2;
 pub const FM_SLOTS_OF_WORKER: i32 = -2;
 pub const FM_FEW_PARTS: i32 = 3;
@@ -195,7 +196,7 @@ pub struct FmWorkItem {
     pub tile_begin: i32,
     #[doc = " tile_begin == tile_end: the unit sees no key"]
     pub tile_end: i32,
-    #[doc = " where the partial result goes; -1: the unit is whole, write the output"]
+    #[doc = " where the partial result goes; -1 and FM_SLOTS_OF_WORKER: the unit is whole, write the output"]
     pub slot: i32,
     #[doc = " the unit's FmMerge; -1: the unit is whole"]
     pub merge: i32,

@@ -1,5 +1,5 @@
 // The end of a step that is stored (stored_steps.cuh), and of the last one of an item. A slot is as HalfPart has it (split_rows.cuh). A unit
-// that is cut is added up as parts are (split_unit.cuh). Of a whole one, of two steps, a thread adds its numbers of the second, which are in
+// that is cut is added up as parts are (split_unit.cuh). Of a whole one of two steps a thread adds its numbers of the second, which are in
 // registers, to those of the first (values.cuh), rounded and in the order in which the others would be, so that results are the same.
 #pragma once
 #include <stdint.h>

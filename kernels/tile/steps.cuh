@@ -25,8 +25,6 @@ __device__ __forceinline__ bool begins_step(const RowBlock& r, int tile) { retur
 
 // Whether a CTA of few rows leaves each step of an item in a slot: then several have those of a part.
 __device__ __forceinline__ bool leaves_steps(const FmDecodeParams& p, const RowBlock& r) { return r.slot >= 0 && r.slot < p.step_slots; }
-// Of so many tiles of the unit.
-__device__ __forceinline__ int steps_of(const RowBlock& r, int tiles) { return (tiles + (1 << step_log2(r)) - 1) >> step_log2(r); }
 
 // What a row's numbers so far, and the next ones, are multiplied with when these are added.
 struct StepFactors {

