@@ -59,7 +59,7 @@ test-emulated: $(VENV)/.test emulator ## The GPU's Rust tests, random problems, 
 	$(BIN)/python -m pytest --emulated -m gpu -q tests/python/test_wide_scales.py -k '16 and v4+ and ends_of or 0-16 and (float32 or v4+) or e2m1 and large and (16 or 64) and not v4-'
 	$(BIN)/python -m pytest --emulated -m gpu -q tests/python/test_many_parts.py -k 'columns or bfloat16-9 or bfloat16-17'
 	$(BIN)/python -m pytest --emulated -m gpu -q tests/python/test_cluster_parts.py -k '(right and 1-16 and 64- and (1x1024 or 2x700)) or (columns and fp16-16-64-1x1024)'
-	$(BIN)/python -m pytest --emulated -m gpu -q tests/python/test_steps.py -k 'pages and 16-1-576-64-dtype0 or lists and None-9 or past_the_table and 5-16-1 or not_all_rows_see and 50'
+	$(BIN)/python -m pytest --emulated -m gpu -q tests/python/test_steps.py -k 'pages and 16-1-576-64-dtype0 or lists and None-9 or past_the_table and 5-16-1 or stored_steps and 50'
 
 .PHONY: lint
 lint: export FERROMLA_WITHOUT_KERNELS := 1

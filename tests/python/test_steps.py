@@ -44,11 +44,12 @@ def test_pages(cuda, dtype, d_qk, page_size, h, s_q):
         _same_bits(problem.run(plan=plan, attn_sink=sink, out=out, lse=lse), want)
 
 
-@pytest.mark.parametrize(("h", "s_q"), [(50, 3), (128, 1)])
-def test_second_steps_that_not_all_rows_see(cuda, h, s_q):
-    """Of 64 rows: units of two steps that are whole, one after another in the slots of a CTA, or cut; three blocks of
-    rows, which see 2,047 to 2,049 of 2,049 keys; and units of three and more steps."""
-    problem = problems.make(h=h, s_q=s_q, lens=[2049, 4096, 64, 2048, 2050, 0, 4097, 6200], d_qk=512, device=cuda)
+@pytest.mark.parametrize(("h", "s_q"), [(50, 1), (16, 4), (128, 1)])
+def test_stored_steps(cuda, h, s_q):
+    """Of 64 rows: units of two steps that are whole, one after another in the slots of a CTA, or cut, and of three and
+    more; of 128, which have parts."""
+    lens = [2049, 2100, 4096, 64, 2048, 2050, 0, 4097, 3000, 2200, 6200, 2500]
+    problem = problems.make(h=h, s_q=s_q, lens=lens, d_qk=512, device=cuda)
     want = problem.run(batch_invariant=True)
     tolerance.check(*want, *problem.expected())
     for num_sms in (132, 48, 8):

@@ -25,12 +25,13 @@ const STEPS_OF_PARTS: [i32; 2] = [4, 3];
 
 impl Problem {
     /// What becomes of the steps of parts, which those of 16-bit numbers have on a GPU: CTAs of few rows add them up in registers, those
-    /// of 64 have none for that.
-    fn steps(&self, rows: i32) -> i32 {
+    /// of 64 have none for that. Teams, whose products take the time, have none: steps would cost 128 requests of different lengths more
+    /// than the 15 % that there are for it.
+    fn steps(&self, rows: i32, team: i32) -> i32 {
         match (self.target, self.keys) {
             (Target::Cpu { .. }, _) => FM_STEPS_NONE,
             (_, Keys::Pages | Keys::Rows) if rows < FM_TILE_ROWS => FM_STEPS_ADDED,
-            (_, Keys::Pages | Keys::Rows) if !self.is_ragged() => FM_STEPS_STORED,
+            (_, Keys::Pages | Keys::Rows) if team == 1 && !self.is_ragged() => FM_STEPS_STORED,
             _ => FM_STEPS_NONE,
         }
     }
@@ -43,7 +44,7 @@ impl Problem {
         sm_count: i32,
         clusters: [i32; 4],
     ) -> Option<Choice> {
-        if self.steps(rows) != FM_STEPS_NONE {
+        if self.steps(rows, 1) != FM_STEPS_NONE {
             return None;
         }
         let costs = self.costs_of_few_rows(rows, self.work(rows), sm_count);
@@ -52,7 +53,7 @@ impl Problem {
 
     /// The shape of a choice, with what says how its units are cut.
     pub(super) fn cut_invariantly(&self, choice: &Choice, shape: FmPlanShape) -> FmPlanShape {
-        let steps = self.steps(choice.rows);
+        let steps = self.steps(choice.rows, choice.team);
         let units = most_units(&shape).max(1);
         let few_parts = match (steps, (i128::from(choice.workers) / units) as i32) {
             (FM_STEPS_ADDED, parts @ 2..) => parts,

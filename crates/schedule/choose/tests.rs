@@ -377,7 +377,8 @@ fn units_are_cut_into_steps_where_few_steps_are_left_to_each_multiprocessor() {
     assert_eq!(steps(Keys::Pages, 67, 16), (1, 0, 0));
     // Of 64 rows each is stored, and there are up to 16.
     assert_eq!(steps(Keys::Pages, 1, 64), (2, 16, 132));
-    assert_eq!(steps(Keys::Rows, 8, 128), (2, 16, 8));
+    assert_eq!(steps(Keys::Rows, 8, 48), (2, 16, 16));
+    assert_eq!(steps(Keys::Pages, 8, 128), (0, 0, 0));
     assert_eq!(steps(Keys::Pages, 67, 64), (2, 16, 1));
     let cpu = Problem {
         target: Target::Cpu { threads: 16 },
