@@ -88,8 +88,8 @@ pub struct PlanArgs {
     pub num_kv_heads: i64,
     /// How many query tokens, and whether every request has as many.
     pub queries: Queries,
-    /// Of the cache; `None`: any, but on CUDA, with `batch_invariant` and without an extra cache, unless requests are ragged, a 16-bit
-    /// one.
+    /// Of the cache; `None`: any, but on CUDA, with `batch_invariant`, up to 64 query rows of a request and KV head and no extra cache, a
+    /// 16-bit one.
     pub kv_format: Option<KvFormat>,
     /// Of the extra cache, where there is one; `None`: any. With 17 to 32 query heads a plan that names both formats is
     /// faster on CUDA if they are of one kind: 16-bit numbers, or e4m3 codes.

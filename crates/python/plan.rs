@@ -27,7 +27,8 @@ use crate::tensor::{self, Tensor};
 ///         `qo_indptr[r] .. qo_indptr[r + 1]`.
 ///     num_tokens: query tokens of all requests, `q.shape[0]` of the prefill; with `qo_indptr` only. None for
 ///         the last value of a `qo_indptr` in host memory; needed for one on a CUDA device, which is not read.
-///     kv_format: of the caches; None for any, but on CUDA, for `decode` with `batch_invariant`, for 16-bit ones.
+///     kv_format: of the caches; None for any, but on CUDA, for `decode` with `batch_invariant` and up to 64 query rows for each
+///         KV head, for 16-bit ones.
 ///     page_size: tokens of a page.
 ///     causal: as in `decode`.
 ///     num_splits: parts that each request's keys are cut into; None lets the scheduler choose.
