@@ -181,8 +181,8 @@ FM_BOTH Parts<P> parts_at_shares(const FmPlanShape& shape, const Line<P>& line, 
 /* Whether each step has a slot. */
 FM_BOTH bool stores_steps(const FmPlanShape& shape) { return shape.steps == FM_STEPS_STORED; }
 
-/* Tiles of a step of a unit of so many, as a power of two: with more tiles more, but not as many more; where steps are stored only if
-   there would be too many of them. */
+/* Tiles of a step of a unit of so many, as a power of two: with more tiles more, but not as many more. Where steps are stored they are
+   twice as long in long units, and longer yet only if there would be too many of them. */
 FM_BOTH int32_t step_log2(const FmPlanShape& shape, int32_t tiles) {
   const bool stored = stores_steps(shape);
   int32_t log2 = stored ? FM_STORED_STEP_LOG2 : FM_STEP_LOG2;

@@ -176,8 +176,8 @@ fn parts_at_shares(shape: &FmPlanShape, line: &Line, unit: i32) -> Parts {
     }
 }
 
-/// Tiles of a step of a unit of so many, as a power of two: with more tiles more, but not as many more; where steps are stored only if
-/// there would be too many of them.
+/// Tiles of a step of a unit of so many, as a power of two: with more tiles more, but not as many more. Where steps are stored they are
+/// twice as long in long units, and longer yet only if there would be too many of them.
 fn step_log2(shape: &FmPlanShape, tiles: i64) -> i32 {
     let (mut log2, mut most, longer) = if stores_steps(shape) {
         let log2 = FM_STORED_STEP_LOG2 + i32::from(tiles > FM_STORED_STEP_UNIT.into());
