@@ -193,8 +193,8 @@ impl Choice {
 /// the bound on lengths is so loose that they are taken to differ no more than two do, over pages, whatever is known. Otherwise units are cut
 /// into parts for single CTAs.
 ///
-/// With [`Split::Invariant`] nothing that results depend on depends on the batch: parts of 16-bit numbers are gone through in steps, few rows of
-/// them by single CTAs, those of codes and of caches of two kinds by pairs that share the tiles of a part.
+/// With [`Split::Invariant`] nothing that results depend on depends on the batch: CTAs that are no team go through parts of 16-bit numbers in
+/// steps, and few rows of codes and of caches of two kinds have pairs that share the tiles of a part.
 ///
 /// ```
 /// use ferromla_schedule::{Keys, Problem, Queries, Split, Target, choose};
