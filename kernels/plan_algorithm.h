@@ -1,7 +1,7 @@
 // The arithmetic of the planner, for host and device: what a unit costs, where the shares of the workers
 // end, into which parts a unit is cut. Pure functions of one unit or one cut; who calls them for which unit
-// is the business of plan.cu. `crates/schedule/algorithm.rs` is the same in Rust, name by name, and a test
-// compares the plans of both byte by byte.
+// is the business of plan.cu. `crates/schedule/algorithm.rs` and `fixed_parts.rs` are the same in Rust, name by name,
+// and a test compares the plans of both byte by byte.
 //
 // Positions on the line of work are of type P: int64_t, or int32_t where plan/small.cuh has made sure that it
 // does. With the limits that the host checks (every field of FmPlanShape in [0, 2^31), rows, units and items

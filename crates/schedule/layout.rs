@@ -1,7 +1,8 @@
 //! Where the parts of a plan lie in its buffer: a function of the shape alone, so that a captured graph
 //! can plan again in place whatever the lengths become.
 
-use crate::algorithm::{end_of_keys, most_parts, most_stored_steps, stores_steps};
+use crate::algorithm::end_of_keys;
+use crate::fixed_parts::{most_parts, most_stored_steps, stores_steps};
 use crate::plan_layout::{
     FM_MAX_PARTS, FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT, FM_SPLIT_REST, FM_STEPS_ADDED,
     FM_STEPS_NONE, FM_STEPS_OF_WHOLE, FM_STEPS_STORED, FM_STORED_STEP_LOG2, FM_TILE_TOKENS,
@@ -125,9 +126,9 @@ fn units(shape: &FmPlanShape, of: i128) -> i128 {
 }
 
 /// The slots that the steps of each unit take where they are stored.
-pub(crate) fn slots_of_steps(shape: &FmPlanShape) -> i32 {
-    let tiles = i64::from(shape.max_seq_len).div_ceil_positive(FM_TILE_TOKENS);
-    most_stored_steps(shape, tiles).max(1) as i32 // <= num_splits
+pub(crate) fn slots_of_steps(max_seq_len: i32, num_splits: i32) -> i32 {
+    let tiles = i64::from(max_seq_len).div_ceil_positive(FM_TILE_TOKENS);
+    most_stored_steps(tiles, num_splits).max(1) as i32 // <= num_splits
 }
 
 fn gcd(mut a: i32, mut b: i32) -> i128 {
@@ -305,20 +306,20 @@ fn check(shape: &FmPlanShape) -> Result<(), PlanError> {
             FM_STEPS_ADDED | FM_STEPS_STORED => invariant && shape.ragged == 0,
             _ => false,
         },
-        "0, or where split_mode is 2 and ragged 0 also 1 or 2",
+        "0, or 1 or 2 where split_mode is 2 and ragged 0",
     )?;
     let stored = stores_steps(shape);
     one_of(
         "part_tiles",
         shape.part_tiles,
         !stored || shape.part_tiles <= MOST_TILES_OF_WHOLE,
-        "where steps is 2 at most 64",
+        "at most 64 where steps is 2",
     )?;
     one_of(
         "few_steps",
         shape.few_steps,
         shape.few_steps == 0 || shape.steps != FM_STEPS_NONE && shape.few_steps > 0,
-        "0, or where steps is not more",
+        "0, or more where steps is not 0",
     )?;
     one_of(
         "few_parts",
@@ -328,7 +329,7 @@ fn check(shape: &FmPlanShape) -> Result<(), PlanError> {
             _ if stored => (1..=FM_MAX_PARTS).contains(&shape.few_parts),
             _ => (2..=FM_MAX_PARTS).contains(&shape.few_parts),
         },
-        "0, or where few_steps is not from 2 to 65535, or where steps is 2 from 1",
+        "0 where few_steps is, else from 2 to 65535, or from 1 where steps is 2",
     )?;
     if invariant || shape.split_mode == FM_SPLIT_FIXED {
         at_least("num_splits", shape.num_splits, 1, "1 or more")?;
@@ -342,8 +343,8 @@ fn check(shape: &FmPlanShape) -> Result<(), PlanError> {
     one_of(
         "few_steps",
         shape.few_steps,
-        !stored || shape.few_steps >= slots_of_steps(shape),
-        "where steps is 2 no less than any unit has",
+        !stored || shape.few_steps >= slots_of_steps(shape.max_seq_len, shape.num_splits),
+        "no less than a unit may have steps where steps is 2",
     )?;
     check_sparse(shape)
 }

@@ -44,6 +44,7 @@ mod common_parts;
 mod dealt;
 mod equal_parts;
 mod error;
+mod fixed_parts;
 mod launch;
 mod layout;
 mod lengths;

@@ -60,9 +60,13 @@ impl Problem {
             (FM_STEPS_STORED, parts) => parts.max(1),
             _ => 0,
         };
-        let few_steps = STEPS_OF_PARTS[usize::from(choice.rows == 32)] * few_parts;
-        let shape = FmPlanShape {
-            num_splits: ROWS_OF_PARTS / choice.rows,
+        let num_splits = ROWS_OF_PARTS / choice.rows;
+        let few_steps = match steps {
+            FM_STEPS_STORED => slots_of_steps(shape.max_seq_len, num_splits),
+            _ => STEPS_OF_PARTS[usize::from(choice.rows == 32)] * few_parts,
+        };
+        FmPlanShape {
+            num_splits,
             part_tiles: match (choice.rows, choice.splits) {
                 (FM_TILE_ROWS, _) => TILES_OF_MANY_ROWS,
                 (_, 1) => TILES_OF_FEW_ROWS,
@@ -73,13 +77,6 @@ impl Problem {
             few_steps,
             few_parts,
             ..shape
-        };
-        match steps {
-            FM_STEPS_STORED => FmPlanShape {
-                few_steps: slots_of_steps(&shape),
-                ..shape
-            },
-            _ => shape,
         }
     }
 }

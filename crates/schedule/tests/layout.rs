@@ -320,6 +320,53 @@ fn fields_out_of_range_are_named() {
 }
 
 #[test]
+fn shapes_with_stored_steps_are_refused_where_there_is_no_room_for_these() {
+    let stored = PlanShape {
+        split_mode: FM_SPLIT_INVARIANT,
+        num_splits: 16,
+        part_tiles: 64,
+        steps: 2,
+        few_steps: 16,
+        few_parts: 1,
+        ..SHAPE
+    };
+    assert!(layout(&stored).is_ok());
+    for (shape, message) in [
+        (
+            PlanShape { steps: 3, ..stored },
+            "steps is 3, must be 0, or 1 or 2 where split_mode is 2 and ragged 0",
+        ),
+        (
+            PlanShape {
+                part_tiles: 65,
+                ..stored
+            },
+            "part_tiles is 65, must be at most 64 where steps is 2",
+        ),
+        (
+            PlanShape {
+                few_steps: 1,
+                ..stored
+            },
+            "few_steps is 1, must be no less than a unit may have steps where steps is 2",
+        ),
+        (
+            PlanShape {
+                few_parts: 0,
+                ..stored
+            },
+            "few_parts is 0, must be 0 where few_steps is, else from 2 to 65535, or from 1 where steps is 2",
+        ),
+        (
+            PlanShape { steps: 0, ..stored },
+            "few_steps is 16, must be 0, or more where steps is not 0",
+        ),
+    ] {
+        assert_eq!(layout(&shape).unwrap_err().to_string(), message);
+    }
+}
+
+#[test]
 fn counts_beyond_32_bits_are_refused_and_the_largest_are_not() {
     let many = PlanShape {
         batch: i32::MAX,
