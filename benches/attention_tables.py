@@ -305,3 +305,32 @@ def invariance(bench: Bench) -> None:
         add_ratio(bench, case.name, sets, us, base_us, limit)
         del sets
         bench.forget()
+
+
+def invariance_parts(bench: Bench) -> None:
+    """``batch_invariant=True`` with as many parts of each request as ``num_splits`` says, measured in turn. The errors
+    are of the most parts."""
+    parts = shapes.INVARIANT_PARTS
+    columns = (
+        SHAPE,
+        ("default us", "base_us", "{:.1f}"),
+        ("num_splits=None us", "us", "{:.1f}"),
+        *((f"{n} us", f"parts_{n}_us", "{:.1f}") for n in parts),
+        *ERRORS,
+    )
+    bench.report.table("invariance_parts", "batch_invariant=True with num_splits", columns)
+    for case in shapes.INVARIANT_PARTS_CASES:
+        if not bench.wanted(case.name):
+            continue
+        sets = bench.inputs(case)
+        options = [{"batch_invariant": True, "num_splits": n} for n in (None, *parts)]
+        base_us, us, *of_parts = times_us(calls(sets), *(calls(sets, **each) for each in options), device=bench.device)
+        bench.report.row(
+            name=case.name,
+            base_us=base_us,
+            us=us,
+            **{f"parts_{n}_us": value for n, value in zip(parts, of_parts, strict=True)},
+            **bench.checked(case.name, sets, SAMPLED_REQUESTS),
+        )
+        del sets
+        bench.forget()

@@ -34,6 +34,7 @@ TABLES = {
     "pages": attention_tables.pages,
     "uneven": attention_tables.uneven,
     "invariance": attention_tables.invariance,
+    "invariance_parts": attention_tables.invariance_parts,
     "quantised": attention_tables.quantised,
     "prefill_hints": attention_tables.prefill_hints,
     "prefill_copies": attention_tables.prefill_copies,

@@ -38,7 +38,7 @@ fn plan(criterion: &mut Criterion) {
     for (name, split) in [
         ("auto", Split::Auto),
         ("fixed", Split::Fixed(4)),
-        ("invariant", Split::Invariant),
+        ("invariant", Split::INVARIANT),
     ] {
         let mut group = criterion.benchmark_group(format!("plan/{name}"));
         for batch in [1, 32, 128, 1024, 8192, 65536] {

@@ -262,6 +262,12 @@ def uneven(heads: int) -> list[tuple[Case, Case]]:
 
 INVARIANCE_LIMIT = 1.15  # of 128 requests; fewer share the GPU out worse if parts may not depend on how many there are
 INVARIANCE = tuple((row.case, INVARIANCE_LIMIT if row.batch == 128 else None) for row in DECODE)
+INVARIANT_PARTS = (2, 4, 8, 16, 32)  # num_splits
+INVARIANT_PARTS_CASES = tuple(
+    even(batch, seq, heads)
+    for heads in (16, 128)
+    for batch, seq in ((1, 1024), (1, 8192), (1, 65536), (8, 4096), (32, 8192), (128, 4096))
+)
 
 PLAN_BATCHES = (1, 128, 512, 4096, 65536)
 PLAN_TARGET_US = {512: 4.0}

@@ -48,8 +48,7 @@ pub struct AttentionArgs<'a, Indptr> {
     /// Fixes the parts every request is cut into; `None`: the scheduler chooses. Not with a `plan`, which
     /// has its own.
     pub num_splits: Option<u32>,
-    /// A request's result depends on nothing else in the batch, bit for bit. Not with `num_splits`; with a
-    /// `plan` only if that was made so.
+    /// A request's result depends on nothing else in the batch, bit for bit, as in [`PlanArgs`]; with a `plan` only if that was made so.
     pub batch_invariant: bool,
     /// The query tokens of the request that has most, as in [`PlanArgs`]: of `prefill` only, and not with a `plan`, which has its own.
     pub max_q_len: Option<i64>,

@@ -88,8 +88,8 @@ pub struct PlanArgs {
     pub num_kv_heads: i64,
     /// How many query tokens, and whether every request has as many.
     pub queries: Queries,
-    /// Of the cache; `None`: any, but on CUDA, with `batch_invariant`, up to 64 query rows of a request and KV head and no extra cache, a
-    /// 16-bit one.
+    /// Of the cache; `None`: any, but on CUDA, with `batch_invariant`, no `num_splits`, up to 64 query rows of a request and KV head and no
+    /// extra cache, a 16-bit one.
     pub kv_format: Option<KvFormat>,
     /// Of the extra cache, where there is one; `None`: any. With 17 to 32 query heads a plan that names both formats is
     /// faster on CUDA if they are of one kind: 16-bit numbers, or e4m3 codes.
@@ -100,7 +100,8 @@ pub struct PlanArgs {
     pub causal: bool,
     /// Fixes the parts every request is cut into; `None`: the scheduler chooses.
     pub num_splits: Option<u32>,
-    /// A request's result depends on nothing else in the batch, bit for bit; of a sparse prefill, a token's.
+    /// A request's result depends on nothing else in the batch, bit for bit; of a sparse prefill, a token's. Without `num_splits` requests
+    /// are cut as suits many of them; few take less time in more parts.
     pub batch_invariant: bool,
     /// Longer lengths are clamped to this; `None`: no bound but int32's. On CUDA few requests that cannot be long are
     /// shared out more finely, and with a bound above 8,192 lengths are taken to differ, but those of a prefill with more than six query

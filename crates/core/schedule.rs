@@ -208,19 +208,22 @@ impl Schedule {
 
 /// How units may be cut, as far as the arguments tell.
 fn split(args: &PlanArgs) -> Split {
-    match (args.queries, args.num_splits) {
-        (Queries::SparsePrefill { num_tokens, .. }, _) => {
-            if args.batch_invariant || args.device == Device::Cpu {
-                Split::Never
-            } else if num_tokens > MOST_SPLIT_UNITS.into() {
-                Split::Rest // a token has a unit at least
-            } else {
-                Split::Auto
-            }
-        }
-        (_, Some(parts)) => Split::Fixed(parts.min(i32::MAX as u32) as i32),
-        (_, None) if args.batch_invariant => Split::Invariant,
-        (_, None) => Split::Auto,
+    if let Queries::SparsePrefill { num_tokens, .. } = args.queries {
+        return if args.batch_invariant || args.device == Device::Cpu {
+            Split::Never
+        } else if num_tokens > MOST_SPLIT_UNITS.into() {
+            Split::Rest // a token has a unit at least
+        } else {
+            Split::Auto
+        };
+    }
+    let parts = args
+        .num_splits
+        .map(|parts| parts.min(i32::MAX as u32) as i32);
+    match parts {
+        parts if args.batch_invariant => Split::Invariant { parts },
+        Some(parts) => Split::Fixed(parts),
+        None => Split::Auto,
     }
 }
 
@@ -313,13 +316,6 @@ fn check(args: &PlanArgs) -> Result<()> {
     }
     if args.num_splits == Some(0) {
         return Err(Error::invalid("num_splits", 0, "at least 1, or None"));
-    }
-    if let (Some(parts), true) = (args.num_splits, args.batch_invariant) {
-        return Err(Error::invalid(
-            "num_splits",
-            parts,
-            "None with batch_invariant, which fixes the parts itself",
-        ));
     }
     if let Some(count) = args.num_sms {
         range("num_sms", count, MAX_CLUSTER.into())?; // or a team might have no room

@@ -45,7 +45,8 @@ type Outputs<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>);
 ///     num_splits: parts that each request's keys are cut into; None lets the scheduler choose. With a plan
 ///         None, or what the plan was made with.
 ///     batch_invariant: a request's result is bit for bit the same whatever else is in the batch, and
-///         wherever it stands in it. Not with `num_splits`; with a plan only if the plan was made so.
+///         wherever it stands in it, for the same `num_splits`: without that requests are cut as suits many of
+///         them, and few take less time in more parts. With a plan only if the plan was made so.
 ///     out, lse: `[b, s_q, h, 512]` in q's dtype (bfloat16 for float8_e4m3fn queries) and `[b, s_q, h]` float32
 ///         to write to, any strides but a unit last one of `out`.
 ///     workspace: uint8, at least `workspace_bytes(...)` bytes; without plan and workspace the call

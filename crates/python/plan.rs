@@ -27,12 +27,12 @@ use crate::tensor::{self, Tensor};
 ///         `qo_indptr[r] .. qo_indptr[r + 1]`.
 ///     num_tokens: query tokens of all requests, `q.shape[0]` of the prefill; with `qo_indptr` only. None for
 ///         the last value of a `qo_indptr` in host memory; needed for one on a CUDA device, which is not read.
-///     kv_format: of the caches; None for any, but on CUDA, for `decode` with `batch_invariant` and up to 64 query rows for each
-///         KV head, for 16-bit ones.
+///     kv_format: of the caches; None for any, but on CUDA, for `decode` with `batch_invariant`, no `num_splits` and up to 64
+///         query rows for each KV head, for 16-bit ones.
 ///     page_size: tokens of a page.
 ///     causal: as in `decode`.
 ///     num_splits: parts that each request's keys are cut into; None lets the scheduler choose.
-///     batch_invariant: a request's result is bit for bit the same whatever else is in the batch.
+///     batch_invariant: as in `decode`.
 ///     max_seq_len: longer lengths are clamped to this; None for no bound. On CUDA few requests that cannot be long
 ///         are shared out more finely, and with a bound above 8,192 lengths are taken to differ, but those of a prefill
 ///         with more than six query tokens a request on average: give the longest there is.
@@ -237,12 +237,12 @@ impl Plan {
     ///     num_heads: query heads.
     ///     q_len: query tokens per request.
     ///     topk, extra_topk: entries of a list of the cache, and of the extra cache, 0 without one.
-    ///     kv_format: of the cache; None for any, but on CUDA, with `batch_invariant`, up to 32 heads and no extra cache, for a 16-bit
-    ///         one.
+    ///     kv_format: of the cache; None for any, but on CUDA, with `batch_invariant`, no `num_splits`, up to 64 heads and no extra
+    ///         cache, for a 16-bit one.
     ///     extra_kv_format: of the extra cache; None for any. On CUDA, with 17 to 32 heads, a plan that names both is faster
     ///         if they are of one kind: 16-bit numbers, or e4m3 codes.
     ///     num_splits: parts that each token's keys are cut into; None lets the scheduler choose.
-    ///     batch_invariant: a token's result is bit for bit the same whatever else is in the batch.
+    ///     batch_invariant: as in `decode`, for each query token.
     ///     num_sms: as in `Plan`.
     ///     device: where the attention will run; None for the device of the lengths.
     ///     workspace: uint8 on that device, at least `workspace_bytes(...)` bytes; None allocates one.

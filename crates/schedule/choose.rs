@@ -194,7 +194,8 @@ impl Choice {
 /// into parts for single CTAs.
 ///
 /// With [`Split::Invariant`] nothing that results depend on depends on the batch: CTAs that are no team go through parts of 16-bit numbers in
-/// steps, and few rows of codes and of caches of two kinds have pairs that share the tiles of a part.
+/// steps, and few rows of codes and of caches of two kinds have pairs that share the tiles of a part. Where the number of parts is given single
+/// CTAs, or teams, have them, without steps.
 ///
 /// ```
 /// use ferromla_schedule::{Keys, Problem, Queries, Split, Target, choose};
@@ -258,8 +259,10 @@ impl Problem {
     pub fn shape_of(&self, choice: &Choice) -> FmPlanShape {
         let (split_mode, num_splits) = match self.split {
             Split::Auto => (FM_SPLIT_AUTO, 0),
-            Split::Fixed(parts) => (FM_SPLIT_FIXED, parts.min(FM_MAX_PARTS)),
-            Split::Invariant => (FM_SPLIT_INVARIANT, 0),
+            Split::Fixed(parts) | Split::Invariant { parts: Some(parts) } => {
+                (FM_SPLIT_FIXED, parts.min(FM_MAX_PARTS))
+            }
+            Split::Invariant { parts: None } => (FM_SPLIT_INVARIANT, 0),
             Split::Never => (FM_SPLIT_FIXED, 1),
             Split::Rest => (FM_SPLIT_REST, 0),
         };
@@ -307,7 +310,7 @@ impl Problem {
             },
         };
         match self.split {
-            Split::Invariant => self.cut_invariantly(choice, shape),
+            Split::INVARIANT => self.cut_invariantly(choice, shape),
             _ => shape,
         }
     }
@@ -347,7 +350,7 @@ impl Problem {
             Queries::Ragged {
                 tokens,
                 most: Some(q_len),
-            } if self.split != Split::Invariant
+            } if !self.split.is_invariant()
                 && q_len > 0
                 && i64::from(q_len) * i64::from(self.batch) == i64::from(tokens)
                 && self.blocks() > sm_count.into() =>
@@ -380,7 +383,7 @@ impl Problem {
     }
 
     fn is_ragged_invariant(&self) -> bool {
-        self.is_ragged() && self.split == Split::Invariant
+        self.is_ragged() && self.split.is_invariant()
     }
 
     /// What there is to do for CTAs of so many rows, or teams of them.

@@ -54,11 +54,23 @@ pub enum Split {
     /// Every unit into this many parts, at least 1 (fewer where it has fewer tiles, and 65,535 at most).
     Fixed(i32),
     /// By the unit's own length only, so that results do not depend on the rest of the batch.
-    Invariant,
+    Invariant {
+        /// Parts of every unit, as with `Fixed`; None: as many as suit many requests, and few as well as these allow.
+        parts: Option<i32>,
+    },
     /// Not at all, nor do the CTAs of a cluster share the tiles of a unit.
     Never,
     /// Lists ([`Queries::Sparse`]) whose lengths are not given: those that are left when all workers have as many. Others as `Never`.
     Rest,
+}
+
+impl Split {
+    /// [`Split::Invariant`] of no given number of parts.
+    pub const INVARIANT: Self = Self::Invariant { parts: None };
+
+    pub(crate) const fn is_invariant(self) -> bool {
+        matches!(self, Self::Invariant { .. })
+    }
 }
 
 /// How many query tokens the requests have.

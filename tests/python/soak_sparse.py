@@ -115,7 +115,7 @@ def draw(seed: int, index: int, limits: Limits) -> SparseSpec:
         softmax_scale=None if rng.random() < 0.7 else rng.uniform(0.005, 0.04),
         sink=rng.choice((None, None, "finite", "infinite")),
         num_splits=num_splits,
-        batch_invariant=num_splits is None and rng.random() < 0.2,
+        batch_invariant=rng.random() < 0.2,
         planning="call" if prefill else rng.choice(("call", "call", "plan", "updated")),
         gaps=rng.random() < 0.3,
         repeat=rng.random() < 0.1,

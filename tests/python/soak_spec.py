@@ -108,7 +108,7 @@ def draw(seed: int, index: int, limits: Limits) -> Spec:
         softmax_scale=None if rng.random() < 0.7 else rng.uniform(0.005, 0.04),
         sink=rng.choice((None,) * 7 + ("finite", "finite", "infinite")),
         num_splits=num_splits,
-        batch_invariant=num_splits is None and rng.random() < 0.2,
+        batch_invariant=rng.random() < 0.2,
         planning=rng.choice(("call", "call", "device", "host", "updated")),
         q_layout=rng.choice(layouts),
         cache_layout=rng.choice(layouts),

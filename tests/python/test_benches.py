@@ -25,6 +25,7 @@ def test_every_table_runs_is_right_and_fits_the_page(tmp_path, monkeypatch):
     tables = results["tables"]
     counts = {name: len(rows) for name, rows in tables.items()}
     expected = {"decode": 24, "prefill": 10, "pages": 12, "uneven": 12, "invariance": 24, "quantised": 20}
+    expected |= {"invariance_parts": 12}
     expected |= {"sparse": 10, "sparse_v4": 6, "sparse_v41": 12, "sparse_absent": 12, "sparse_prefill": 5}
     expected |= {"prefill_hints": 6, "prefill_copies": 8, "sparse_prefill_copies": 5, "sparse_prefill_few": 20}
     expected |= {"sparse_prefill_heads": 16}

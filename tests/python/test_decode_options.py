@@ -229,11 +229,15 @@ def test_the_same_call_gives_the_same_bits(device):
         assert torch.equal(lse, first[1])
 
 
-@pytest.mark.parametrize(("h", "s_q"), [(16, 1), (16, 2), (128, 2)])
-def test_batch_invariance(device, h, s_q):
+@pytest.mark.parametrize("num_splits", [None, 1, 3, 7, 40])
+@pytest.mark.parametrize("kv_format", ["bf16", "fp8"])
+@pytest.mark.parametrize(("h", "s_q"), [(16, 1), (16, 2), (64, 1), (128, 2)])
+def test_batch_invariance(device, h, s_q, kv_format, num_splits):
     """Bit for bit the same under permutation, removal and addition of other requests."""
     lens = [1, 700, 64, 0, 2500, 5000, 129]
-    problem = problems.make(h=h, s_q=s_q, lens=lens, device=device, batch_invariant=True)
+    options = {"batch_invariant": True, "num_splits": num_splits}
+    problem = problems.make(h=h, s_q=s_q, lens=lens, device=device, **options)
+    problem = problem if kv_format == "bf16" else problem.quantised(kv_format)
     out, lse = problem.check()
     for order in ([6, 5, 4, 3, 2, 1, 0], [4], [5, 1], [1, 5, 1, 1, 4, 6, 6, 0, 3, 2, 2] * 4):
         got_out, got_lse = problem.of(order).run()

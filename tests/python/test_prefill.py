@@ -243,9 +243,10 @@ def test_strided_inputs_and_outputs(device):
 
 
 @pytest.mark.parametrize("h", [16, 128])
-def test_batch_invariance(device, h):
+@pytest.mark.parametrize("num_splits", [None, 5])
+def test_batch_invariance(device, h, num_splits):
     """Bit for bit the same under permutation, removal and addition of other requests."""
-    problem = _mixed(device, h=h, batch_invariant=True)
+    problem = _mixed(device, h=h, batch_invariant=True, num_splits=num_splits)
     out, lse = problem.check()
     ends = problem.indptr.tolist()
     for order in ([6, 5, 4, 3, 2, 1, 0], [5], [1, 5], [5, 0, 5, 1, 2, 5, 3, 4, 6, 6] * 5):

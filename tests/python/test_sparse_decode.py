@@ -234,15 +234,20 @@ def test_any_number_of_splits(device, num_splits, extra):
     )
 
 
-def test_a_token_does_not_depend_on_the_rest_of_an_invariant_batch(device):
-    problem = problems_sparse.decode(b=6, s_q=3, topk=9000, extra=(90, 70, 3), lens="row", device=device)
-    whole = problem.run(batch_invariant=True)
+@pytest.mark.parametrize("h", [16, 128])
+@pytest.mark.parametrize("num_splits", [None, 9])
+@pytest.mark.parametrize("kv_format", ["bf16", "fp8_v32"])
+def test_a_token_does_not_depend_on_the_rest_of_an_invariant_batch(device, kv_format, num_splits, h):
+    problem = problems_sparse.decode(b=6, s_q=3, h=h, topk=9000, extra=(90, 70, 3), lens="row", device=device)
+    problem.main, problem.extra = problem.main.quantised(kv_format), problem.extra.quantised(kv_format)
+    options = {"batch_invariant": True, "num_splits": num_splits}
+    whole = problem.check(**options)
     for r in (0, 5):
         main, extra = (
-            problems_sparse.Keys(keys.cache, keys.indices[r : r + 1], keys.lens[r : r + 1])
+            problems_sparse.Keys(keys.cache, keys.indices[r : r + 1], keys.lens[r : r + 1], keys.kv_format)
             for keys in (problem.main, problem.extra)
         )
-        alone = problems_sparse.Decode(problem.q[r : r + 1], main, extra).run(batch_invariant=True)
+        alone = problems_sparse.Decode(problem.q[r : r + 1], main, extra).run(**options)
         for all_rows, rows in zip(whole, alone, strict=True):
             assert torch.equal(all_rows[r], rows[0])
 

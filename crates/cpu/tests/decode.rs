@@ -37,7 +37,13 @@ fn random_case(rng: &mut Rng) -> Case {
             sink: rng
                 .chance(40)
                 .then(|| (0..h).map(|_| rng.pick(&sinks)).collect()),
-            split: rng.pick(&[Split::Auto, Split::Auto, Split::Fixed(3), Split::Invariant]),
+            split: rng.pick(&[
+                Split::Auto,
+                Split::Auto,
+                Split::Fixed(3),
+                Split::INVARIANT,
+                Split::Invariant { parts: Some(2) },
+            ]),
             threads: rng.pick(&[1, 2, 33]),
             strided: rng.chance(50),
             two_part: rng.chance(50),
@@ -162,7 +168,7 @@ fn batch_invariant_results_do_not_depend_on_the_batch() {
         seq_lens: lens.to_vec(),
         h: 3,
         s_q: 2,
-        split: Split::Invariant,
+        split: Split::INVARIANT,
         page_size: 61,
         ..Case::default()
     };

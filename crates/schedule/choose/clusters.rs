@@ -35,8 +35,11 @@ impl Problem {
         if rows == FM_TILE_ROWS || matches!(self.split, Split::Never | Split::Rest) {
             return None;
         }
-        if self.split == Split::Invariant {
-            return self.invariant_pairs(rows, sm_count, clusters);
+        if let Split::Invariant { parts } = self.split {
+            return match parts {
+                None => self.invariant_pairs(rows, sm_count, clusters),
+                Some(_) => None,
+            };
         }
         let most_splits = match self.keys {
             Keys::Pages if rows == 32 => 1,

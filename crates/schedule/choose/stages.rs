@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn how_many_there_are_counts_only_where_results_may_depend_on_it() {
-        for split in [Split::Never, Split::Invariant, Split::Fixed(1)] {
+        for split in [Split::Never, Split::INVARIANT, Split::Fixed(1)] {
             assert!(!staged(4096, 512, 0, split), "{split:?}");
         }
     }

@@ -1,6 +1,6 @@
 //! How many CTAs of 64 query rows share a unit: a team, whose CTAs read the same tiles at the same time.
 
-use super::{MAX_CLUSTER, Problem, Queries, Split, Target};
+use super::{MAX_CLUSTER, Problem, Queries, Target};
 use crate::layout::DivCeil;
 use crate::plan_layout::FM_TILE_ROWS;
 
@@ -125,7 +125,7 @@ impl Problem {
             let most = i64::from(most).max(2);
             (batch * most - tokens) / (most - 1)
         });
-        self.split != Split::Invariant
+        !self.split.is_invariant()
             && (self.has_codes() || decodes >= batch / FEWEST_DECODES)
             && self.mean_rows() > FM_TILE_ROWS.into()
             && self.group <= FM_TILE_ROWS

@@ -104,7 +104,7 @@ fn little_work_goes_to_ctas_of_16_rows_unless_parts_are_fixed() {
             Keys::ScaledCodes,
             Keys::Mixed,
         ] {
-            for split in [Split::Fixed(2), Split::Invariant, Split::Never] {
+            for split in [Split::Fixed(2), Split::INVARIANT, Split::Never] {
                 let problem = Problem {
                     keys,
                     max_seq_len,
@@ -165,7 +165,7 @@ fn requests_that_are_few_keep_ctas_of_32_rows_where_parts_are_fixed() {
 
 #[test]
 fn mixed_caches_have_no_cta_of_32_rows_and_64_wherever_16_are_too_few() {
-    for split in [Split::Auto, Split::Fixed(2), Split::Invariant, Split::Never] {
+    for split in [Split::Auto, Split::Fixed(2), Split::INVARIANT, Split::Never] {
         for batch in [0, 1, 7, 64, 500] {
             for group in 1..=130 {
                 for queries in [each(1), each(2), lists(3), all(batch), all(3 * batch)] {
@@ -179,7 +179,7 @@ fn mixed_caches_have_no_cta_of_32_rows_and_64_wherever_16_are_too_few() {
                     // Of one kind fewer rows may be known to take less, but for parts that are fixed.
                     if split == Split::Auto && one.rows < mixed.rows {
                         assert_eq!(mixed.splits, 1);
-                    } else if split == Split::Invariant && one.rows == 16 {
+                    } else if split == Split::INVARIANT && one.rows == 16 {
                         assert_eq!((mixed.rows, mixed.team, mixed.splits), (16, 1, 2));
                     } else if one.rows == 32 {
                         assert_eq!((mixed.rows, mixed.team, mixed.splits), (64, 1, 1));
@@ -231,7 +231,7 @@ fn an_invariant_layout_of_mixed_caches_depends_on_no_other_request() {
         for batch in [1, 500] {
             let mixed = Problem {
                 keys: Keys::Mixed,
-                ..problem((batch, group, each(1)), Split::Invariant)
+                ..problem((batch, group, each(1)), Split::INVARIANT)
             };
             assert_eq!((choose(&mixed).rows, choose(&mixed).splits), layout);
         }
@@ -328,7 +328,7 @@ fn teams_of_few_requests_are_smaller_where_more_parts_find_place() {
 fn an_invariant_layout_depends_on_no_other_request() {
     for group in [16, 32, 128] {
         let choice = |batch, queries| {
-            let problem = problem((batch, group, queries), Split::Invariant);
+            let problem = problem((batch, group, queries), Split::INVARIANT);
             let (choice, shape) = (choose(&problem), problem.shape().unwrap());
             let parts = (shape.part_tiles, shape.num_splits, shape.steps);
             (choice.rows, choice.team, choice.splits, parts)
@@ -342,11 +342,39 @@ fn an_invariant_layout_depends_on_no_other_request() {
 }
 
 #[test]
+fn invariant_layouts_of_given_parts_are_single_ctas_or_teams() {
+    let parts = |parts| Split::Invariant { parts: Some(parts) };
+    for keys in [Keys::Pages, Keys::Rows, Keys::ScaledCodes, Keys::Mixed] {
+        for (group, rows, team) in [(16, 16, 1), (32, 32, 1), (64, 64, 1), (128, 64, 2)] {
+            for queries in [each(1), lists(1)] {
+                for batch in [1, 9, 500] {
+                    let problem = Problem {
+                        keys,
+                        ..problem((batch, group, queries), parts(7))
+                    };
+                    let (choice, shape) = (choose(&problem), problem.shape().unwrap());
+                    let rows = if keys == Keys::Mixed && rows == 32 {
+                        64
+                    } else {
+                        rows
+                    };
+                    assert_eq!((choice.rows, choice.team, choice.splits), (rows, team, 1));
+                    let cut = (shape.split_mode, shape.num_splits, shape.steps);
+                    assert_eq!(cut, (FM_SPLIT_FIXED, 7, 0));
+                }
+            }
+        }
+    }
+    let most = problem((3, 16, each(1)), parts(i32::MAX)).shape();
+    assert_eq!(most.unwrap().num_splits, FM_MAX_PARTS);
+}
+
+#[test]
 fn invariant_parts_are_as_long_as_pays_for_those_who_share_them() {
     let parts = |keys, group| {
         let problem = Problem {
             keys,
-            ..problem((3, group, each(1)), Split::Invariant)
+            ..problem((3, group, each(1)), Split::INVARIANT)
         };
         let shape = problem.shape().unwrap();
         (choose(&problem).splits, shape.part_tiles, shape.num_splits)
@@ -365,7 +393,7 @@ fn units_are_cut_into_steps_where_few_steps_are_left_to_each_multiprocessor() {
     let steps = |keys, batch, group| {
         let problem = Problem {
             keys,
-            ..problem((batch, group, each(1)), Split::Invariant)
+            ..problem((batch, group, each(1)), Split::INVARIANT)
         };
         let shape = problem.shape().unwrap();
         (shape.steps, shape.few_steps, shape.few_parts)
@@ -382,7 +410,7 @@ fn units_are_cut_into_steps_where_few_steps_are_left_to_each_multiprocessor() {
     assert_eq!(steps(Keys::Pages, 67, 64), (2, 16, 1));
     let cpu = Problem {
         target: Target::Cpu { threads: 16 },
-        ..problem((1, 64, each(1)), Split::Invariant)
+        ..problem((1, 64, each(1)), Split::INVARIANT)
     };
     assert_eq!(cpu.shape().unwrap().steps, 0);
     assert_eq!(steps(Keys::Codes, 1, 16), (0, 0, 0));

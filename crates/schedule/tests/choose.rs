@@ -317,7 +317,7 @@ proptest! {
         (tokens, kind) in (1..20i32, 0..3),
         max_seq_len in prop_oneof![0..2000i32, 0..200_000i32],
         keys in prop::sample::select(vec![Keys::Pages, Keys::Rows, Keys::Codes, Keys::ScaledCodes, Keys::Mixed]),
-        split in prop::sample::select(vec![Split::Auto, Split::Fixed(3), Split::Invariant, Split::Never, Split::Rest]),
+        split in prop::sample::select(vec![Split::Auto, Split::Fixed(3), Split::INVARIANT, Split::Invariant { parts: Some(5) }, Split::Never, Split::Rest]),
         most in 8..140i64,
     ) {
         let queries = match kind {

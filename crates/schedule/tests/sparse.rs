@@ -238,7 +238,8 @@ fn rows_and_clusters_are_those_of_one_query_token_per_request() {
         extra_topk: 0,
     };
     for group in [1, 16, 32, 64, 128, 512, 1000] {
-        for split in [Split::Auto, Split::Fixed(2), Split::Invariant] {
+        let five = Split::Invariant { parts: Some(5) };
+        for split in [Split::Auto, Split::Fixed(2), Split::INVARIANT, five] {
             for q_len in [1, 8, 32] {
                 let dense = Problem {
                     batch: 4 * q_len,
