@@ -91,6 +91,9 @@ struct Planner {
   int32_t begin, count; /* requests of this CTA */
   Divisor<Position> group, unit_rows, workers;
   Stretch all; /* of all CTAs */
+  /* Whether units may be dealt out if they are to be cut. Known before the lengths are: where there may be fewer units than those that are
+     asked of, ragged ones, they may be dealt out only if they are so few that this is no way for them. */
+  int32_t dealt_out;
   /* This thread's requests, and its place among those that share one, of which there are 1 << log. */
   int32_t from, to, place, log;
   int32_t skipped; /* units of the first request that are not its own */
@@ -224,6 +227,8 @@ struct Planner {
     fm::cluster_barrier_arrive();
     group = Divisor<Position>(shape.group), unit_rows = Divisor<Position>(shape.unit_rows), workers = Divisor<Position>(shape.workers);
     compute_now(group.inverse), compute_now(unit_rows.inverse), compute_now(workers.inverse);
+    dealt_out = may_be_dealt_out(shape, params.layout.units);
+    compute_now(dealt_out);
     fm::cluster_barrier_wait(); /* all have begun */
     compute_now(entries.q_begin), compute_now(entries.q_end), compute_now(entries.len), compute_now(entries.extra_len);
     Stretch of_thread{};
@@ -310,7 +315,7 @@ struct Planner {
   }
   __device__ __forceinline__ bool can_be_written(const Line<Position>& line, bool may_be_equal) const {
     if (may_be_equal && are_equal(shape, line, int32_t(all.filled))) return false;
-    return line.whole || (line.share.by >= shape.min_part && !may_be_dealt_out(shape, line.units));
+    return line.whole || (line.share.by >= shape.min_part && !dealt_out);
   }
 
   /* What becomes of a cut that falls on the unit that this thread is at: whether it cuts the unit if units are cut, whether it goes to its
