@@ -380,7 +380,6 @@ fn numbers() {
     #[rustfmt::skip]
     let cases: &[Case] = &[
         (Call::right, |c| c.num_splits = Some(0), "num_splits", "at least 1"),
-        (Call::right, |c| (c.num_splits, c.batch_invariant) = (Some(2), true), "num_splits", "batch_invariant"),
         (Call::right, |c| c.max_q_len = Some(1), "max_q_len", "different query lengths"),
         (Call::right, |c| c.softmax_scale = Some(f64::NAN), "softmax_scale", "positive"),
         (Call::right, |c| c.softmax_scale = Some(f64::INFINITY), "softmax_scale", "float32"),

@@ -137,7 +137,6 @@ fn plan_arguments() {
         (|a| (a.queries, a.num_kv_heads) = (sparse(1, 0), 2), "num_kv_heads", "1 for queries with indices"),
         (|a| a.page_size = 0, "page_size", "between 1"),
         (|a| a.num_splits = Some(0), "num_splits", "at least 1"),
-        (|a| (a.num_splits, a.batch_invariant) = (Some(2), true), "num_splits", "batch_invariant"),
         (|a| a.max_seq_len = Some(-1), "max_seq_len", "at least 0"),
         (|a| a.num_sms = Some(7), "num_sms", "between 8"),
         (|a| a.num_sms = Some(1 << 31), "num_sms", "2147483647"),

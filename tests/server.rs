@@ -30,6 +30,7 @@ fn decode_without_a_plan<M: Memory>(memory: &M, stream: Stream) {
             (Some(1), false),
             (Some(3), false),
             (None, true),
+            (Some(3), true),
         ] {
             let mut args = DecodeArgs {
                 causal,
