@@ -315,7 +315,7 @@ def invariance_parts(bench: Bench) -> None:
         SHAPE,
         ("default us", "base_us", "{:.1f}"),
         ("num_splits=None us", "us", "{:.1f}"),
-        *((f"{n} us", f"parts_{n}_us", "{:.1f}") for n in parts),
+        *((f"{n} parts us", f"parts_{n}_us", "{:.1f}") for n in parts),
         *ERRORS,
     )
     bench.report.table("invariance_parts", "batch_invariant=True with num_splits", columns)
