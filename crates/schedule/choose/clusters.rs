@@ -32,14 +32,13 @@ impl Problem {
     /// Clusters of CTAs that share an item, where every unit of few rows gets a cluster of its own that way and enough CTAs
     /// have work.
     pub(super) fn shared(&self, rows: i32, sm_count: i32, clusters: [i32; 4]) -> Option<Choice> {
-        if rows == FM_TILE_ROWS || matches!(self.split, Split::Never | Split::Rest) {
+        if rows == FM_TILE_ROWS {
             return None;
         }
-        if let Split::Invariant { parts } = self.split {
-            return match parts {
-                None => self.invariant_pairs(rows, sm_count, clusters),
-                Some(_) => None,
-            };
+        match self.split {
+            Split::Never | Split::Rest | Split::Invariant { parts: Some(_) } => return None,
+            Split::INVARIANT => return self.invariant_pairs(rows, sm_count, clusters),
+            Split::Auto | Split::Fixed(_) => {}
         }
         let most_splits = match self.keys {
             Keys::Pages if rows == 32 => 1,
