@@ -120,7 +120,7 @@ struct Planner {
     from = min(log > 0 ? thread >> log : thread * of_thread, count);
     to = min(from + (log > 0 ? 1 : of_thread), count);
     place = thread & ((1 << log) - 1);
-    skipped = 0;
+    skipped = index = 0;
   }
 
 
