@@ -44,6 +44,8 @@ def plan(bench: Bench) -> None:
         # As sparse_prefill plans them.
         one_part = f"b={batch}, N(4096, 2048), num_splits=1, h=16"
         measure_plan(bench, one_part, lengths["N(4096, 2048)"], 16, {"num_splits": 1})
+        invariant = f"b={batch}, N(4096, 2048), batch_invariant, h=16"
+        measure_plan(bench, invariant, lengths["N(4096, 2048)"], 16, {"batch_invariant": True})
 
 
 def measure_plan(
@@ -63,7 +65,7 @@ def measure_plan(
         bench.wrong.append(name)
     count = 2 if bench.small else PLANS
     (us,) = times_us([lambda: made.update(lens)] * count, device=bench.device)
-    target = None if "num_splits" in on_host else shapes.PLAN_TARGET_US.get(len(seq_lens))
+    target = None if {"num_splits", "batch_invariant"} & on_host.keys() else shapes.PLAN_TARGET_US.get(len(seq_lens))
     bench.report.row(name=name, us=us, target=target, verdict=bench.verdict(us, target), same="yes" if same else "no")
 
 

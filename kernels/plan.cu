@@ -4,9 +4,11 @@
 // One block, as every step needs the sum of the one before. Its size is the caller's choice, a multiple of 32 up to 1024: best a thread
 // for each unit, request and cut, where they are that few. Then plan/small.cuh does the work, else plan/large.cuh.
 // Many units, which only have to be cut at even shares or not at all, are planned by a cluster of blocks (plan/by_cluster.cuh).
+// Where the mode fixes the parts of each unit: plan/by_count.cuh.
 // Where many units have one part each, whatever their lengths, hardly anything needs a sum: several blocks (plan/one_part.cuh).
 #include "params.h"
 #include "plan/by_cluster.cuh"
+#include "plan/by_count.cuh"
 #include "plan/large.cuh"
 #include "plan/one_part.cuh"
 #include "plan/small.cuh"
@@ -62,6 +64,16 @@ extern "C" __global__ void __launch_bounds__(FM_PLAN_CLUSTER_THREADS, 1)
   fm::wait_for_earlier_launches();
   if (!ferromla::plan::by_cluster::plan(params, shared.by_cluster) && fm::cluster_rank() == 0)
     ferromla::plan::plan_otherwise(params, shared.large);
+  __threadfence(); /* as above */
+}
+
+/* FM_SPLIT_FIXED and FM_SPLIT_INVARIANT; the kernels above are for FM_SPLIT_AUTO. Two threads at least for each unit, if units are no
+   more than kMostDealtUnits. */
+extern "C" __global__ void __launch_bounds__(FM_PLAN_THREADS, 1)
+    fm_plan_by_count(const __grid_constant__ FmPlanParams params) {
+  __shared__ ferromla::plan::by_count::Shared shared;
+  fm::wait_for_earlier_launches();
+  ferromla::plan::by_count::plan(params, shared);
   __threadfence(); /* as above */
 }
 

@@ -225,8 +225,7 @@ FM_BOTH int32_t parts_in_steps(const FmPlanShape& shape, int32_t tiles) {
 
 /* Even parts, as many as the mode asks for; rounding up their length may leave fewer. */
 template <class P>
-FM_BOTH Parts<P> parts_by_count(const FmPlanShape& shape, const Span<P>& span) {
-  const int32_t tiles = tiles_of(shape, span);
+FM_BOTH Parts<P> parts_by_count(const FmPlanShape& shape, int32_t tiles) {
   if (tiles == 0) return {0, 0, 1, 0};
   uint32_t step = tiles_of_part(shape, tiles);
   if (is_in_steps(shape, tiles)) {
@@ -238,7 +237,7 @@ FM_BOTH Parts<P> parts_by_count(const FmPlanShape& shape, const Span<P>& span) {
 
 template <class P>
 FM_BOTH Parts<P> parts_of(const FmPlanShape& shape, const Line<P>& line, const Span<P>& span) {
-  if (shape.split_mode != FM_SPLIT_AUTO) return parts_by_count(shape, span);
+  if (shape.split_mode != FM_SPLIT_AUTO) return parts_by_count<P>(shape, tiles_of(shape, span));
   if (line.whole) return {0, 0, 1, tiles_of(shape, span)};
   return parts_at_shares(shape, line, span);
 }

@@ -30,7 +30,8 @@ pub struct PlannerLaunch {
     pub kernel: PlannerKernel,
 }
 
-/// An entry point of the device planner. Each but the last plans every batch; which is the fastest depends on its size.
+/// An entry point of the device planner. Each of the first three plans every batch of `FM_SPLIT_AUTO`; which is the fastest depends on its
+/// size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlannerKernel {
     /// `fm_plan`: a thread has one unit, and one request of a ragged batch.
@@ -44,11 +45,14 @@ pub enum PlannerKernel {
     /// `fm_plan_one_part`: more than 512 units that are not ragged and have one part each (`num_splits` 1), or `FM_SPLIT_REST`; no other
     /// batch. With any number of blocks, of which the first has stretches of units to a thread.
     OnePart,
+    /// `fm_plan_by_count`: where the mode fixes the parts of each unit. At least two threads for each of up to 512 units.
+    ByCount,
 }
 
 impl FmPlanLayout {
-    /// How the device planner is best launched: with a thread for each unit, request and cut of `shape`, in whole warps; as a
-    /// cluster where units are many; with several blocks where nothing but what is left of equal units is cut.
+    /// How the device planner is best launched: with a thread for each unit, request and cut of `shape`, in whole warps, or two for each
+    /// unit whose parts the mode fixes; as a cluster where units are many; with several blocks where nothing but what is left of equal
+    /// units is cut.
     pub fn planner(&self, shape: &FmPlanShape) -> PlannerLaunch {
         let ranges = if shape.ragged != 0 { shape.batch } else { 0 };
         let units = self.units.max(ranges);
@@ -72,7 +76,9 @@ impl FmPlanLayout {
                 kernel: PlannerKernel::Cluster,
             };
         }
-        let least = (units as u32).max(shape.workers.saturating_add(1) as u32);
+        let by_count = shape.split_mode != FM_SPLIT_AUTO;
+        let of_units = (units as u32).saturating_mul(1 + u32::from(by_count));
+        let least = of_units.max(shape.workers.saturating_add(1) as u32);
         let threads = least.next_multiple_of(32).min(FM_PLAN_THREADS as u32);
         let few = are_few(shape, 0) && threads <= FM_PLAN_THREADS_OF_FEW as u32;
         PlannerLaunch {
@@ -80,6 +86,7 @@ impl FmPlanLayout {
             cluster: 1,
             threads,
             kernel: match few {
+                _ if by_count => PlannerKernel::ByCount,
                 true => PlannerKernel::Few,
                 false => PlannerKernel::Many,
             },

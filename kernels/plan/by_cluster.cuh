@@ -11,8 +11,8 @@
 //
 // "Request" means what has lengths of its own: of sparse attention a query token of a request.
 //
-// What would take more steps is left to plan/large.cuh: few requests or equal units, several KV heads, other
-// split modes, units that may be dealt out longest first where they are to be cut. All CTAs find that out
+// What would take more steps is left to plan/large.cuh: few requests or equal units, several KV heads,
+// units that may be dealt out longest first where they are to be cut. All CTAs find that out
 // from the same numbers. Instructions run once or a few times, one after another, six to eight cycles each: it is their number that
 // counts, and that two warps of a scheduler do not wait for others.
 #pragma once
@@ -126,7 +126,7 @@ struct Planner {
 
   /* Whether the shape is one for this way. */
   __device__ __forceinline__ bool fits() const {
-    return (shape.split_mode == FM_SPLIT_AUTO) & (shape.kv_heads == 1) & (all_requests(shape) <= kCtas * kMostRequests) &
+    return (shape.kv_heads == 1) & (all_requests(shape) <= kCtas * kMostRequests) &
            (fm::cluster_size() == kCtas) & (blockDim.x == kThreads) & (shape.workers <= kMaxWorkers) &
            (uint32_t(shape.fixed_cost) - 1 < kMaxCost) & (uint32_t(shape.min_part) <= kMaxCost) &
            (uint32_t(shape.split_cost) <= kMaxCost);

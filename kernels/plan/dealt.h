@@ -38,18 +38,13 @@ FM_BOTH int32_t round_of_step(const Deal& deal, int32_t step) {
   return step % 2 == 0 ? step / 2 : deal.rounds() - 1 - step / 2;
 }
 
-/* First item of a worker, 0 <= worker <= workers. Its items are in the order of their ranks. In the last round, the only
+/* First item of a worker, 0 <= worker <= workers. Its items are in the order of their ranks, one of each round. In the last round, the only
    short one, some have none: it is the second that is dealt, when the last worker has least, or the only one. */
 FM_BOTH int32_t first_item(const Deal& deal, int32_t worker) {
   const int32_t rounds = deal.items / deal.workers, left = deal.items % deal.workers;
   const int32_t none = deal.workers - left;
   const int32_t extra = rounds == 0 ? (worker < left ? worker : left) : (worker > none ? worker - none : 0);
   return worker * rounds + extra;
-}
-
-/* The item of the part that `rank` others come before, which `worker` has. */
-FM_BOTH int32_t item_of_rank(const Deal& deal, int32_t rank, int32_t worker) {
-  return first_item(deal, worker) + rank / deal.workers;
 }
 
 /* Whether parts of few units may be dealt, as far as their number goes. */
@@ -69,16 +64,15 @@ struct DealtUnit {
   int32_t merges; /* of the units before it */
 
   FM_BOTH int32_t longest() const { return more > 0 ? step : last; }
-  FM_BOTH int32_t longer(int32_t tiles) const { return (step > tiles ? more : 0) + (last > tiles ? 1 : 0); }
 };
 
-/* How many parts come before one of `tiles` tiles of unit `of`: the longer ones and, of equally long ones, those of units
-   before it. Of its own unit only longer ones are counted. `longer(unit, tiles)`: how many parts of a unit are. */
-template <class Longer>
-FM_BOTH int32_t rank_of(int32_t units, int32_t of, int32_t tiles, const Longer& longer) {
+/* How many whole units come before unit `of`: the longer ones and, of equally long ones, those before it. */
+template <class Tiles>
+FM_BOTH int32_t rank_of(int32_t units, int32_t of, const Tiles& tiles_at) {
+  const int32_t tiles = tiles_at(of);
   int32_t rank = 0;
 #pragma unroll 8
-  for (int32_t i = 0; i < units; ++i) rank += longer(i, i < of ? tiles - 1 : tiles);
+  for (int32_t i = 0; i < units; ++i) rank += tiles_at(i) > (i < of ? tiles - 1 : tiles);
   return rank;
 }
 

@@ -1,5 +1,5 @@
-// Planning for any number of units, any lengths and every split mode: rounds of a few units per thread, 64-bit
-// positions.
+// Planning for any number of units and any lengths, unless the mode fixes the parts of a unit (by_count.cuh): rounds of a few units per
+// thread, 64-bit positions.
 //
 //   read_requests    ragged only: a thread per request: units -> scan -> first unit of the request
 //   lay_out_units    a thread per unit: cost -> scan -> start of the unit on the work line
@@ -9,13 +9,11 @@
 //   write_workers    a thread per cut: which item it falls on; in a cut unit, that item
 //   write_common     parts of a common length, for few units of different lengths that would be cut, instead of both
 //   write_equal      equal parts, instead of both: a thread per unit, then one per worker and one per part
-//   deal             few units that would be cut, whole, or parts whose number is fixed, of few units, if they are no more than
-//                    workers or not about equally long: a thread per unit counts parts and ranks them, one per worker takes them
-//   write_dealt      a thread per unit, then one per worker
+//   deal_whole       few units that would be cut, whole (whole_units.cuh)
 //   deal_line        few units that would be cut and are not dealt whole, in parts of an even share (longest_first.cuh)
 //
 // A unit's thread writes the unit's first item and a cut's thread the item that begins there, so nobody
-// loops over the parts of a long request. In the modes that fix the parts of a unit its thread writes all.
+// loops over the parts of a long request.
 //
 // Shared memory holds the unit starts, unit items and first units of up to kSharedUnits; above that they live
 // in the scratch sections of the plan.
@@ -30,46 +28,34 @@
 #include "../plan_algorithm.h"
 #include "block.cuh"
 #include "common_parts.h"
-#include "deal.cuh"
-#include "dealt.h"
 #include "equal_parts.h"
 #include "longest_first.cuh"
-#include "wide_scan.cuh"
+#include "units.cuh"
+#include "whole_units.cuh"
 
 namespace ferromla {
 namespace plan {
 namespace large {
 
-constexpr int kSharedUnits = 2560;
-
 using Position = int64_t;
-
-/* Few units whose parts may be dealt. */
-struct FewUnits {
-  Position start[kMostDealtUnits + 2]; /* an even number: what follows has entries of sixteen bytes */
-  DealtUnit unit[kMostDealtUnits];
-  int32_t rank[kMostDealtUnits][2]; /* of the first and of the last part */
-  Position load[2][kMostDealtWorkers];
-};
 
 struct alignas(16) Shared {
   union {
-    Position unit_start[kSharedUnits + 1];
-    FewUnits few;
     struct {
-      Position start[kMostDealtOutUnits + 2]; /* of the units that are dealt out */
+      Position unit_start[kSharedUnits + 1];
+      int32_t unit_item[kSharedUnits + 1];
+    };
+    struct {
+      Position start[kMostFewUnits + 2]; /* of the units that are dealt whole; an even number: what follows has entries of sixteen bytes */
+      WholeUnits whole;
+    };
+    struct {
+      Position start_of_dealt[kMostDealtOutUnits + 2]; /* of those that are dealt out */
       DealingOut<kMostDealtOutUnits> dealing;
     };
   };
   int64_t warp_sum[2][kMaxWarps];
   uint32_t filled[kMaxWarps]; /* units with tiles, by the warp that laid them out */
-  union {
-    int32_t unit_item[kSharedUnits + 1];
-    struct {
-      int32_t item[kMostDealtUnits + 1];
-      int32_t of_rank[kMostDealtParts];
-    } of_few;
-  };
   int32_t first_unit[kSharedUnits];
 };
 
@@ -84,84 +70,13 @@ __device__ __forceinline__ Tally unpack(int64_t packed, int32_t units) {
   return {items, merges, items - (units - merges)};
 }
 
-struct Planner {
-  const FmPlanParams& params;
-  const FmPlanShape& shape;
-  Position* unit_start;
-  FewUnits& few; /* its starts are those of `unit_start` */
-  int32_t* of_rank; /* of parts that are dealt: their tiles, then who has them */
+struct Planner : Units {
   int32_t* unit_item;
-  int32_t* first_unit;
-  int64_t (*warp_sum)[kMaxWarps]; /* two rows in turn: the barrier of one scan also ends the reads of the one before */
   uint32_t* filled;
-  uint32_t units;
-  int turn = 0;
 
   __device__ Planner(const FmPlanParams& p, Shared& shared)
-      : params(p),
-        shape(p.shape),
-        few(shared.few),
-        of_rank(shared.of_few.of_rank),
-        warp_sum(shared.warp_sum),
-        filled(shared.filled),
-        units(p.layout.units) {
-    const bool in_shared = units <= kSharedUnits;
-    unit_start = in_shared ? shared.unit_start : section<Position>(p, p.layout.unit_start);
-    unit_item = in_shared ? shared.unit_item : section<int32_t>(p, p.layout.unit_item);
-    first_unit = shape.batch <= kSharedUnits ? shared.first_unit : section<int32_t>(p, p.layout.first_unit);
-  }
-
-  /* Calls value(i) for every i below `count`, each once, and tell(i, sum of the values before i) afterwards;
-     returns the sum. One thread calls both, in rounds of kPerThread; `slot` counts its calls in a round. */
-  template <int kPerThread, class Value, class Tell>
-  __device__ __forceinline__ int64_t scan_all(uint32_t count, Value value, Tell tell) {
-    int64_t carry = 0;
-    for (uint32_t base = 0; base < count; base += blockDim.x * kPerThread) {
-      const uint32_t first = base + threadIdx.x * kPerThread;
-      int64_t values[kPerThread];
-      int64_t sum = 0;
-#pragma unroll
-      for (int slot = 0; slot < kPerThread; ++slot) {
-        values[slot] = first + slot < count ? value(first + slot, slot) : 0;
-        sum += values[slot];
-      }
-      const WideScan scanned = scan_block(sum, warp_sum[turn++ % 2]);
-      int64_t before = carry + scanned.before;
-#pragma unroll
-      for (int slot = 0; slot < kPerThread; ++slot) {
-        if (first + slot < count) tell(first + slot, slot, before);
-        before += values[slot];
-      }
-      carry += scanned.all;
-    }
-    return carry;
-  }
-
-  /* Units of a request that overlapping ranges ask for past the last are left out. */
-  __device__ void read_requests() {
-    const int64_t most = params.layout.units;
-    const int64_t all = scan_all<4>(
-        shape.batch,
-        [&](int32_t request, int) {
-          return int64_t{blocks_of(shape, load_query_range(params, request).len)} * shape.kv_heads;
-        },
-        [&](int32_t request, int, int64_t before) {
-          first_unit[request] = static_cast<int32_t>(smaller(before, most));
-        });
-    units = static_cast<uint32_t>(smaller(all, most));
-    __syncthreads();
-  }
-
-  __device__ Unit unit_at(int32_t index) const {
-    if (!shape.ragged) return load_uniform_unit(params, index);
-    const auto first = [this](int32_t request) { return first_unit[request]; };
-    const int32_t request = last_at_or_before(shape.batch, index, first);
-    return ragged_unit(shape, request, load_query_range(params, request), load_seq_len(params, request),
-                       index - first_unit[request]);
-  }
-
-  __device__ Span<Position> span_of(int32_t index) const {
-    return {unit_start[index], unit_start[index + 1]};
+      : Units(p, shared.unit_start, shared.first_unit, shared.warp_sum), filled(shared.filled) {
+    unit_item = units <= kSharedUnits ? shared.unit_item : section<int32_t>(p, p.layout.unit_item);
   }
 
   /* Lays the units on the line; returns its length. */
@@ -191,8 +106,8 @@ struct Planner {
     const auto start = [this](int32_t index) { return unit_start[index]; };
     const int32_t unit = last_at_or_before(line.units, x, start);
     const Span<Position> span = span_of(unit);
-    const bool at_share = shape.split_mode == FM_SPLIT_AUTO && !line.whole;
-    return at_share ? cut_at_share(shape, line, unit, span, cut, x) : nearest_boundary(shape, line, unit, span, x);
+    if (!line.whole) return cut_at_share(shape, line, unit, span, cut, x);
+    return {unit + (nearer_to_end(span, x) ? 1 : 0), 0};
   }
 
   /* A worker's stretch of whole units. `line.whole` is set. */
@@ -202,9 +117,7 @@ struct Planner {
 
   __device__ Line<Position> decide_cutting(Position total) {
     const Divisor<Position> workers(shape.workers);
-    Line<Position> line{total, Divisor<Position>(even_share(total, workers)), int32_t(units),
-                        shape.split_mode == FM_SPLIT_AUTO};
-    if (!line.whole) return line;
+    Line<Position> line{total, Divisor<Position>(even_share(total, workers)), int32_t(units), 1};
     const Position most = fair_whole_stretch(shape, line, all_filled());
     bool fair = true;
     for (uint32_t worker = threadIdx.x; worker < uint32_t(shape.workers); worker += blockDim.x) {
@@ -275,7 +188,7 @@ struct Planner {
 
   /* The least common length of parts with which units are no more parts than workers; 0: they are not cut this way. */
   __device__ Position common_length(const Line<Position>& line) {
-    if (shape.split_mode != FM_SPLIT_AUTO || !may_have_common_length(shape, line, all_filled())) return 0;
+    if (!may_have_common_length(shape, line, all_filled())) return 0;
     const CommonSearch<Position> search = common_search<Position>(shape, line, all_filled(), INT64_MAX - 1);
     if (search.equal > 0 && all_have(search.equal)) return 0;
     Position low = search.least, high = search.most + 1;
@@ -331,90 +244,6 @@ struct Planner {
     return {items_of(turns), all.cut, tally_of(all).slots};
   }
 
-  /* Leaves the parts of all units, of which there are few. */
-  __device__ Tally count_parts(const Line<Position>& line) {
-    const int64_t all = scan_all<1>(
-        units,
-        [&](int32_t index, int) {
-          const Parts<Position> parts = parts_of(shape, line, span_of(index));
-          const int32_t more = parts.count - 1;
-          few.unit[index] = {static_cast<int32_t>(parts.step), parts.tiles - part_tile(parts, more), more, 0};
-          return pack(parts);
-        },
-        [&](int32_t index, int, int64_t before) {
-          const Tally tally = unpack(before, index);
-          unit_item[index] = tally.items;
-          few.unit[index].merges = tally.merges;
-        });
-    __syncthreads();
-    return unpack(all, units);
-  }
-
-  __device__ bool parts_share_out(const Line<Position>& line, const Tally& all) const {
-    bool fair = true;
-    for (uint32_t index = threadIdx.x; index < units; index += blockDim.x) {
-      fair = fair && shares_out_on_a_line(few.unit[index].longest(), all.items, shape.workers, line.share.by);
-    }
-    return __syncthreads_and(fair);
-  }
-
-  /* Leaves the parts of all units by rank. */
-  __device__ void rank_parts() {
-    for (uint32_t index = threadIdx.x; index < units; index += blockDim.x) {
-      const DealtUnit own = few.unit[index];
-      const auto rank = [&](int32_t tiles) {
-        return rank_of(units, index, tiles, [this](int32_t i, int32_t than) { return few.unit[i].longer(than); });
-      };
-      const int32_t first = own.more > 0 ? rank(own.step) : 0;
-      /* Equally long ones of its own unit come before the last, too. */
-      const int32_t last = rank(own.last) + (own.step == own.last ? own.more : 0);
-      for (int32_t j = 0; j < own.more; ++j) of_rank[first + j] = own.step;
-      of_rank[last] = own.last;
-      few.rank[index][0] = first, few.rank[index][1] = last;
-    }
-    __syncthreads();
-  }
-
-  /* Whether parts are dealt out: whole units that are to be cut, so that `line` is whole then, or parts whose number is fixed. */
-  __device__ bool deal(Line<Position>& line, Position share, Tally& all) {
-    const bool by_units = shape.split_mode == FM_SPLIT_AUTO;
-    if (by_units ? line.whole || !may_be_dealt_whole(shape, units) : units > kMostDealtUnits) return false;
-    Line<Position> dealt = line;
-    if (by_units) dealt.whole = 1, dealt.share.by = share;
-    all = count_parts(dealt);
-    const Deal deal{all.items, shape.workers};
-    if (!by_units && (!may_be_dealt(deal) || parts_share_out(line, all))) return false;
-    rank_parts();
-    if (!deal_out(deal, shape.fixed_cost, by_units ? share + shape.split_cost : INT64_MAX, of_rank, few.load)) return false;
-    line = dealt;
-    return true;
-  }
-
-  __device__ void write_dealt(const Line<Position>& line, const Tally& all) {
-    const Deal deal{all.items, shape.workers};
-    for (uint32_t index = threadIdx.x; index < units; index += blockDim.x) write_dealt_unit(line, deal, index);
-    int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
-    for (uint32_t worker = threadIdx.x; worker <= uint32_t(shape.workers); worker += blockDim.x) {
-      worker_begin[worker] = first_item(deal, worker);
-    }
-  }
-
-  __device__ void write_dealt_unit(const Line<Position>& line, const Deal& deal, int32_t index) {
-    const DealtUnit own = few.unit[index];
-    const Unit unit = unit_at(index);
-    const Parts<Position> parts = parts_of(shape, line, span_of(index));
-    const Tally before{unit_item[index], own.merges, unit_item[index] - (index - own.merges)};
-    const UnitSlots slots = unit_slots(shape, params.layout, parts, before);
-    FmWorkItem* items = section<FmWorkItem>(params, params.layout.items);
-    for (int32_t j = 0; j <= own.more; ++j) {
-      const int32_t rank = j < own.more ? few.rank[index][0] + j : few.rank[index][1];
-      store(items + item_of_rank(deal, rank, of_rank[rank]), make_item(unit, parts, j, before, slots));
-    }
-    if (own.more > 0) {
-      store(section<FmMerge>(params, params.layout.merges) + before.merges, make_merge(unit, parts, slots));
-    }
-  }
-
   __device__ Tally write_units(const Line<Position>& line) {
     constexpr int kUnitsToWrite = 2; /* that fit the registers */
     Parts<Position> parts[kUnitsToWrite];
@@ -431,17 +260,13 @@ struct Planner {
     return tally;
   }
 
-  /* The unit's merge and the items that no cut's thread writes. */
+  /* The unit's merge and its first item. */
   __device__ void write_unit(int32_t index, const Parts<Position>& parts, const Tally& before) {
     const Unit unit = unit_at(index);
     FmWorkItem* items = section<FmWorkItem>(params, params.layout.items) + before.items;
     unit_item[index] = before.items;
-    const UnitSlots slots = unit_slots(shape, params.layout, parts, before);
-    const int32_t own_items = shape.split_mode == FM_SPLIT_AUTO ? 1 : parts.count;
-    for (int32_t j = 0; j < own_items; ++j) store(items + j, make_item(unit, parts, j, before, slots));
-    if (parts.count > 1) {
-      store(section<FmMerge>(params, params.layout.merges) + before.merges, make_merge(unit, parts, slots));
-    }
+    store(items, make_item(unit, parts, 0, before));
+    if (parts.count > 1) store(section<FmMerge>(params, params.layout.merges) + before.merges, make_merge(unit, parts, before));
   }
 
   __device__ void write_workers(const Line<Position>& line) const {
@@ -449,7 +274,7 @@ struct Planner {
     for (uint32_t index = threadIdx.x; index <= uint32_t(shape.workers); index += blockDim.x) {
       const Cut cut = cut_of(line, index);
       worker_begin[index] = unit_item[cut.unit] + cut.part;
-      if (cut.part > 0 && shape.split_mode == FM_SPLIT_AUTO) write_cut_item(line, cut);
+      if (cut.part > 0) write_cut_item(line, cut);
     }
   }
 
@@ -462,7 +287,21 @@ struct Planner {
   }
 };
 
-/* Few units that would be cut at even shares, in parts of one, longest first. Not a part of `plan`, whose registers are short. */
+/* Few units that would be cut at even shares, whole, if they share out that way: `line` is so then. Not a part of `plan`, whose registers
+   are short. */
+__device__ inline __attribute__((noinline)) bool deal_line_whole(const FmPlanParams& params, Shared& shared, Line<Position>& line,
+                                                                 Position share) {
+  if (!may_be_dealt_whole(params.shape, line.units)) return false;
+  Planner planner(params, shared);
+  planner.units = line.units;
+  const bool dealt = deal_whole(
+      params, shared.whole, line.units, share, [&](int32_t index) { return tiles_of(params.shape, planner.span_of(index)); },
+      [&](int32_t index) { return planner.unit_at(index); });
+  if (dealt) line.whole = 1, line.share.by = share;
+  return dealt;
+}
+
+/* Few units that would be cut at even shares, in parts of one, longest first. Not a part of `plan`, either. */
 __device__ inline __attribute__((noinline)) DealtParts deal_line(const FmPlanParams& params, Shared& shared, Line<Position> line,
                                                                  Position common) {
   Planner planner(params, shared);
@@ -479,16 +318,15 @@ __device__ __forceinline__ void plan(const FmPlanParams& params, Shared& shared)
   if (params.shape.ragged) planner.read_requests();
   const Position total = planner.lay_out_units();
   Line<Position> line = planner.decide_cutting(total);
-  EqualParts equal{};
+  const EqualParts equal = planner.cut_equally(line);
   Tally all;
-  if (params.shape.split_mode == FM_SPLIT_AUTO) equal = planner.cut_equally(line);
   const Position common = equal.step > 0 ? 0 : planner.common_length(line);
   if (equal.step > 0) {
     line.whole = 0;
     line.share.by = equal.step;
     all = planner.write_equal(equal);
-  } else if (common == 0 && planner.deal(line, even_share(total, Divisor<Position>(params.shape.workers)), all)) {
-    planner.write_dealt(line, all);
+  } else if (common == 0 && !line.whole && deal_line_whole(params, shared, line, even_share(total, Divisor<Position>(params.shape.workers)))) {
+    all = {line.units, 0, 0};
   } else if (const DealtParts dealt = deal_line(params, shared, line, common); dealt.step > 0) {
     line.whole = dealt.all.merges == 0;
     line.share.by = dealt.step;

@@ -3,7 +3,7 @@
 //   count  a thread per unit: its parts -> scan
 //   sort   a thread per unit: how many last parts are longer than its own
 //   deal   in rounds, a thread per worker: how many have less, and so which of the next parts it gets
-//   write  a thread per unit, and per worker
+//   write  a thread per part, and per worker
 //
 // Each instruction is there once if it can be: fetching them is what a call takes most of its time for.
 #pragma once
@@ -156,42 +156,50 @@ struct DealtOut {
   /* How many of at least `number` numbers, which are followed by such that are not, are counted. */
   template <class Counted>
   __device__ __forceinline__ static int32_t count_in(const uint32_t* numbers, int32_t number, const Counted& counted) {
-    int32_t count = 0;
+    int4 count{0, 0, 0, 0};
 #pragma unroll 1
     for (int32_t first = 0; first < number; first += kAtOnce) {
       uint4 four[kAtOnce / 4];
 #pragma unroll
       for (int i = 0; i < kAtOnce / 4; ++i) four[i] = reinterpret_cast<const uint4*>(numbers + first)[i];
 #pragma unroll
-      for (const uint4& of : four) count += counted(of.x) + counted(of.y) + counted(of.z) + counted(of.w);
+      for (const uint4& of : four) count.x += counted(of.x), count.y += counted(of.y), count.z += counted(of.z), count.w += counted(of.w);
     }
-    return count;
+    return count.x + count.y + count.z + count.w;
   }
 
-  /* From how many parts workers have to where they begin. One warp. */
+  /* From how many parts workers have to where they begin. One warp, a lane for a few workers. */
   __device__ __forceinline__ void count_up() const {
-    int32_t begin = 0;
-#pragma unroll 1
-    for (int32_t worker = threadIdx.x; worker < kMostDealtWorkers; worker += 32) {
-      const int32_t has = shared.begin[worker];
-      shared.begin[worker] = begin + scan_warp(has) - has;
-      begin += __reduce_add_sync(~0u, has);
-    }
-    if (threadIdx.x == 0) shared.begin[kMostDealtWorkers] = begin;
+    constexpr int32_t kOfLane = kMostDealtWorkers / 32;
+    int32_t* own = shared.begin + threadIdx.x * kOfLane;
+    int32_t has[kOfLane], all = 0;
+#pragma unroll
+    for (int i = 0; i < kOfLane; ++i) all += has[i] = own[i];
+    int32_t begin = scan_warp(all) - all;
+#pragma unroll
+    for (int i = 0; i < kOfLane; begin += has[i++]) own[i] = begin;
+    if (threadIdx.x == 31) own[kOfLane] = begin;
   }
 
-  /* The items and the merge of a unit. */
-  __device__ __forceinline__ void write(const FmPlanParams& params, int32_t index, const Unit& unit) const {
+  /* The items of all units, and their merges: a thread per part, which finds its unit. */
+  template <class UnitAt>
+  __device__ __forceinline__ void write(const FmPlanParams& params, const UnitAt& unit_at) const {
+    const auto first_part = [this](int32_t index) { return index + (shared.before[index] & kPartMask); };
+#pragma unroll 1
+    for (int32_t i = threadIdx.x; i < parts(); i += blockDim.x) {
+      const int32_t index = more() == 0 ? i : last_at_or_before(units, i, first_part);
+      write_part(params, index, i - first_part(index), unit_at(index));
+    }
+  }
+
+  /* Part j of a unit, and with its first one the merge. */
+  __device__ __forceinline__ void write_part(const FmPlanParams& params, int32_t index, int32_t j, const Unit& unit) const {
     const int32_t more = shared.more[index], more_before = shared.before[index] & kPartMask, cut_before = shared.before[index] >> kPartBits;
     const Parts<int32_t> parts{0, way.step, more + 1, int32_t(shared.last[index] >> Shared::kUnitBits) + more * way.step};
     const Tally before{index + more_before, cut_before, more_before + cut_before};
-    FmWorkItem* items = section<FmWorkItem>(params, params.layout.items);
-#pragma unroll 1
-    for (int32_t j = 0; j <= more; ++j) {
-      const uint32_t place = shared.place[j < more ? longer + more_before + j : shared.rank[index]];
-      store(items + shared.begin[place & 0xff] + (place >> 8), make_item(unit, parts, j, before));
-    }
-    if (more > 0) store(section<FmMerge>(params, params.layout.merges) + cut_before, make_merge(unit, parts, before));
+    const uint32_t place = shared.place[j < more ? longer + more_before + j : shared.rank[index]];
+    store(section<FmWorkItem>(params, params.layout.items) + shared.begin[place & 0xff] + (place >> 8), make_item(unit, parts, j, before));
+    if (j == 0 && more > 0) store(section<FmMerge>(params, params.layout.merges) + cut_before, make_merge(unit, parts, before));
   }
 };
 
@@ -206,8 +214,7 @@ __device__ __forceinline__ DealtParts deal_longest_first(const FmPlanParams& par
   if (dealt.more() >= shape.workers) return {};
   dealt.sort();
   if (!dealt.deal()) return {};
-#pragma unroll 1
-  for (int32_t index = threadIdx.x; index < units; index += blockDim.x) dealt.write(params, index, unit_at(index));
+  dealt.write(params, unit_at);
   int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
 #pragma unroll 1
   for (int32_t worker = threadIdx.x; worker <= shape.workers; worker += blockDim.x) worker_begin[worker] = shared.begin[worker];

@@ -8,7 +8,7 @@
 //                  the first of them would snap to, sees where the first cut after its own does, and all
 //                  vote on whether whole units share out evenly enough
 //   cut_equally    units with tiles are counted on the way: where as many could be equal, all vote on whether they are
-//   deal_whole     few units that would be cut, more than workers: each counts the longer ones, and a thread per worker adds
+//   deal_left_whole  few units that would be cut, more than workers: each counts the longer ones, and a thread per worker adds
 //                  up what it would get of whole ones; all vote on whether these share out that way. Then they are written
 //   cut_alike      few units of different lengths that would be cut: they are left, the length of their parts is searched for, a
 //                  thread per unit counts its parts, and one per part finds its unit and writes the part
@@ -47,7 +47,7 @@ __device__ __forceinline__ bool fits(const FmPlanParams& params) {
   const FmPlanShape& shape = params.shape;
   const int32_t most = blockDim.x;
   return (kFew || !(has_few_requests(shape) || may_be_dealt_out(shape, params.layout.units))) &
-         (shape.split_mode == FM_SPLIT_AUTO) & (params.layout.units <= most) &
+         (params.layout.units <= most) &
          ((shape.ragged == 0) | (shape.batch <= most)) & (shape.workers <= kMaxWorkers) &
          (uint32_t(shape.fixed_cost) - 1 < kMaxCost) & (uint32_t(shape.min_part) <= kMaxCost) &
          (uint32_t(shape.split_cost) <= kMaxCost);
@@ -357,7 +357,7 @@ __device__ inline __attribute__((noinline)) Tally write_beside_whole(const FmPla
       const int32_t item = tiles > 0 ? item_of_whole(shape, equal, before) : item_of_empty(shape, equal, thread - before, before);
       store(items + item, make_item(unit, Parts<Position>{0, 0, 1, tiles}, 0, Tally{}));
     } else {
-      shared.whole.of_rank[rank] = thread;
+      shared.whole.dealt.of_rank[rank] = thread;
       store(section<FmMerge>(params, params.layout.merges) + rank, make_merge(unit, parts, before_filled(equal, rank)));
     }
   }
@@ -368,13 +368,21 @@ __device__ inline __attribute__((noinline)) Tally write_beside_whole(const FmPla
 #pragma unroll 1
   for (int32_t part = thread; part < equal.cut() * equal.count; part += blockDim.x) {
     const int32_t of = part / equal.count;
-    const Unit& unit = shared.whole.unit[shared.whole.of_rank[of]];
+    const Unit& unit = shared.whole.unit[shared.whole.dealt.of_rank[of]];
     store(items + item_of_part(shape, equal, part, 0), make_item(unit, parts, part - of * equal.count, before_filled(equal, of)));
   }
   return tally_of(equal);
 }
 
-/* Of units that have been left. Not a part of `plan`, either. */
+/* Of units that have been left: whole. Not a part of `plan`, either. */
+__device__ inline __attribute__((noinline)) bool deal_left_whole(const FmPlanParams& params, Shared& shared, int32_t units, Position share) {
+  auto& whole = shared.whole;
+  return deal_whole(
+      params, whole.dealt, units, share, [&](int32_t index) { return whole.tiles[index]; },
+      [&](int32_t index) { return whole.unit[index]; });
+}
+
+/* The same: longest first. */
 __device__ inline __attribute__((noinline)) DealtParts deal_left_units(const FmPlanParams& params, Shared& shared, Line<Position> line,
                                                                        Position common) {
   auto& whole = shared.whole;
@@ -400,7 +408,7 @@ __device__ __forceinline__ bool write_few(Planner& planner, Line<Position>& line
   if (line.units > kMostFewUnits || !has_few_requests(params.shape)) return false;
   planner.leave_units();
   const Position common = may_be_alike ? find_common_length(params.shape, planner.shared, line) : 0;
-  if (common == 0 && may_be_dealt_whole(params.shape, line.units) && deal_whole(params, planner.shared, line.units, line.share.by)) {
+  if (common == 0 && may_be_dealt_whole(params.shape, line.units) && deal_left_whole(params, planner.shared, line.units, line.share.by)) {
     line.whole = 1;
     all = {line.units, 0, 0};
     return true;

@@ -9,6 +9,7 @@
 #include "dealt.h"
 #include "equal_parts.h"
 #include "longest_first.cuh"
+#include "whole_units.cuh"
 
 namespace ferromla {
 namespace plan {
@@ -64,9 +65,9 @@ struct alignas(16) Shared {
     FilledUnit filled_units[kMostRounds * kMaxWorkers];
     struct {
       Unit unit[kMostFewUnits];
-      int32_t tiles[kMostFewUnits], rank[kMostFewUnits], of_rank[kMostFewUnits];
+      int32_t tiles[kMostFewUnits];
       uint32_t before[kMostFewUnits]; /* a packed CommonTally */
-      Position load[2][kMostDealtWorkers];
+      WholeUnits dealt;
       DealingOut<kMostFewUnits> dealing;
     } whole; /* units that may be dealt out or cut into parts of a common length */
   };

@@ -8,39 +8,43 @@
 #include "block.cuh"
 #include "deal.cuh"
 #include "dealt.h"
-#include "small_shared.cuh"
 
 namespace ferromla {
 namespace plan {
-namespace small {
 
-/* Deals whole units, which have been left, if they share out that way; else nothing is written, and the answer is false. Not a
-   part of `plan`, whose registers are short. */
-__device__ inline __attribute__((noinline)) bool deal_whole(const FmPlanParams& params, Shared& shared, int32_t units,
-                                                            Position share) {
+struct alignas(16) WholeUnits {
+  uint64_t load[2][kMostDealtWorkers];
+  int32_t rank[kMostFewUnits];
+  int32_t of_rank[kMostFewUnits]; /* its tiles, then who has it */
+};
+
+/* Deals `units` units, of so many tiles each, whole, if they share out that way; else nothing is written, and the answer is false.
+   `unit_at(index)`: a unit. */
+template <class Tiles, class UnitAt>
+__device__ __forceinline__ bool deal_whole(const FmPlanParams& params, WholeUnits& whole, int32_t units, int64_t share,
+                                           const Tiles& tiles_at, const UnitAt& unit_at) {
   const FmPlanShape& shape = params.shape;
-  auto& whole = shared.whole;
   const Deal deal{units, shape.workers};
   const int32_t thread = threadIdx.x, threads = blockDim.x;
   for (int32_t index = thread; index < units; index += threads) {
-    const int32_t tiles = whole.tiles[index];
-    const int32_t rank = rank_of(units, index, tiles, [&](int32_t i, int32_t than) { return whole.tiles[i] > than ? 1 : 0; });
+    const int32_t rank = rank_of(units, index, tiles_at);
     whole.rank[index] = rank;
-    whole.of_rank[rank] = tiles;
+    whole.of_rank[rank] = tiles_at(index);
   }
   __syncthreads();
-  if (!deal_out(deal, shape.fixed_cost, share + shape.split_cost, whole.of_rank, whole.load)) return false;
+  const auto tiles_of_rank = [&whole](int32_t rank) { return whole.of_rank[rank]; };
+  const auto give = [&whole](int32_t rank, int32_t, int32_t worker) { whole.of_rank[rank] = worker; };
+  if (!deal_out<uint64_t>(deal, shape.fixed_cost, share + shape.split_cost, whole.load, tiles_of_rank, give)) return false;
   FmWorkItem* items = section<FmWorkItem>(params, params.layout.items);
   for (int32_t index = thread; index < units; index += threads) {
-    const Parts<Position> parts{0, 0, 1, whole.tiles[index]};
+    const Parts<int32_t> parts{0, 0, 1, tiles_at(index)};
     const int32_t rank = whole.rank[index];
-    store(items + item_of_rank(deal, rank, whole.of_rank[rank]), make_item(whole.unit[index], parts, 0, Tally{}));
+    store(items + first_item(deal, whole.of_rank[rank]) + rank / deal.workers, make_item(unit_at(index), parts, 0, Tally{}));
   }
   int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
   for (int32_t worker = thread; worker <= shape.workers; worker += threads) worker_begin[worker] = first_item(deal, worker);
   return true;
 }
 
-}  // namespace small
 }  // namespace plan
 }  // namespace ferromla

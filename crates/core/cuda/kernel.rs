@@ -100,7 +100,7 @@ pub(super) enum Kernel {
 }
 
 /// Kernels that are not decode kernels.
-const OTHERS: usize = 19;
+const OTHERS: usize = 20;
 
 impl Kernel {
     /// One more than the highest index.
@@ -131,6 +131,7 @@ impl Kernel {
             Self::Plan(PlannerKernel::Few),
             Self::Plan(PlannerKernel::OnePart),
             Self::Fill,
+            Self::Plan(PlannerKernel::ByCount),
         ];
         for fp16 in [false, true] {
             for rope in [false, true] {
@@ -166,6 +167,7 @@ impl Kernel {
             Self::Plan(PlannerKernel::Few) => 16,
             Self::Plan(PlannerKernel::OnePart) => 17,
             Self::Fill => 18,
+            Self::Plan(PlannerKernel::ByCount) => 19,
             Self::Decode { walk, .. } => {
                 OTHERS + self.decode_index() * Walk::ALL.len() + walk as usize
             }
@@ -234,6 +236,7 @@ impl Kernel {
             Self::Plan(PlannerKernel::Cluster) => c"fm_plan_cluster",
             Self::Plan(PlannerKernel::Few) => c"fm_plan_few",
             Self::Plan(PlannerKernel::OnePart) => c"fm_plan_one_part",
+            Self::Plan(PlannerKernel::ByCount) => c"fm_plan_by_count",
             Self::Fill => c"fm_fill",
             Self::Append => c"fm_append",
             Self::Offsets => c"fm_offsets",

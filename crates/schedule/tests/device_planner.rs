@@ -8,8 +8,8 @@ mod support;
 use std::fmt::Debug;
 
 use ferromla_schedule::plan_layout::{
-    FM_PLAN_CLUSTER, FM_PLAN_CLUSTER_THREADS, FM_SPLIT_AUTO, FM_SPLIT_FIXED, FM_SPLIT_INVARIANT,
-    FM_SPLIT_REST,
+    FM_PLAN_CLUSTER, FM_PLAN_CLUSTER_THREADS, FM_PLAN_THREADS, FM_SPLIT_AUTO, FM_SPLIT_FIXED,
+    FM_SPLIT_INVARIANT, FM_SPLIT_REST,
 };
 use ferromla_schedule::{PlanShape, PlanView, PlannerKernel, PlannerLaunch};
 use proptest::prelude::prop;
@@ -99,12 +99,16 @@ struct Job {
 
 impl Job {
     fn new(index: usize, planned: Planned, arrays: [Option<Lens>; 3], case: &dyn Debug) -> Self {
-        // The device plans with any whole warps and each kernel, best as the layout says.
+        // The device plans with any whole warps, and each kernel where the mode fixes no parts, best as the layout says.
         let best = planned.layout.planner(&planned.shape);
         let launch = match index % 8 {
             _ if best.kernel == PlannerKernel::OnePart => PlannerLaunch {
                 blocks: [best.blocks, 1, 2, 5][index % 4],
                 threads: [best.threads, 32, 256][index % 3],
+                ..best
+            },
+            _ if best.kernel == PlannerKernel::ByCount => PlannerLaunch {
+                threads: [best.threads, FM_PLAN_THREADS as u32][index % 2],
                 ..best
             },
             0 | 6 if best.kernel != PlannerKernel::Cluster || index.is_multiple_of(16) => {
@@ -331,6 +335,12 @@ fn seeded_cases() -> Vec<Case> {
         [case.clone(), ragged(case, &q_lens)]
     }));
     cases.extend([(4, 256), (5, 256), (4, 257), (1, 66), (2, 16)].map(fixed_parts));
+    cases.extend(
+        (1..=512)
+            .step_by(17)
+            .flat_map(|batch| [FM_SPLIT_FIXED, FM_SPLIT_INVARIANT].map(|mode| (mode, batch)))
+            .map(|of| parts_by_count(&mut runner, of)),
+    );
     cases.extend(one_part_each());
     cases.push(many_units(FM_SPLIT_AUTO, 65_536));
     cases.push(many_ranges(FM_SPLIT_AUTO, 65_536));
@@ -508,6 +518,18 @@ fn fixed_parts((num_splits, workers): (i32, i32)) -> Case {
     let mut case = many_units(FM_SPLIT_FIXED, 512);
     (case.shape.num_splits, case.shape.workers) = (num_splits, workers);
     case.seq_lens.iter_mut().for_each(|len| *len += 1024); // so that each has as many parts
+    case
+}
+
+/// Lengths of a decode step, some of them alike, and parts of them that the mode fixes.
+fn parts_by_count(runner: &mut TestRunner, (split_mode, batch): (i32, i32)) -> Case {
+    let mut case = decode_step(runner, batch);
+    case.shape.split_mode = split_mode;
+    (case.shape.num_splits, case.shape.part_tiles) = ([1, 2, 3, 7, 32][batch as usize % 5], 16);
+    let alike = 1 + batch % 3 * 500;
+    case.seq_lens
+        .iter_mut()
+        .for_each(|len| *len -= *len % alike);
     case
 }
 

@@ -77,7 +77,7 @@ int main(int argc, char** argv) {
     emulation::Grid grid;
     grid.x = static_cast<unsigned>(launch[2]), grid.threads = static_cast<unsigned>(launch[0]);
     grid.y = grid.cluster = static_cast<unsigned>(launch[3]), grid.shared_bytes = FM_PLAN_CLUSTER_SMEM_BYTES;
-    constexpr void (*kKernels[])(FmPlanParams) = {fm_plan, fm_plan_cluster, fm_plan_few, fm_plan_one_part};
+    constexpr void (*kKernels[])(FmPlanParams) = {fm_plan, fm_plan_cluster, fm_plan_few, fm_plan_one_part, fm_plan_by_count};
     emulation::run([&] { kKernels[launch[1]](params); }, grid);
 
     if (!guards_hold(guarded, bytes)) emulation::fail("the planner wrote outside its buffer");

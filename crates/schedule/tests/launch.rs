@@ -55,7 +55,7 @@ fn the_device_planner_has_a_thread_for_each_unit_request_and_cut() {
 
 #[test]
 fn a_cluster_plans_many_units() {
-    use PlannerKernel::{Cluster, Few, Many};
+    use PlannerKernel::{ByCount, Cluster, Few, Many};
     let launch = |shape: PlanShape| {
         let launch = layout(&shape).unwrap().planner(&shape);
         (launch.cluster, launch.threads, launch.kernel)
@@ -122,13 +122,13 @@ fn a_cluster_plans_many_units() {
             part_tiles: 64,
             ..uniform(1)
         }),
-        Many
+        ByCount
     );
 }
 
 #[test]
-fn many_units_of_one_part_have_several_blocks() {
-    use PlannerKernel::{Few, Many, OnePart};
+fn units_whose_parts_the_mode_fixes_have_two_threads_each_or_several_blocks() {
+    use PlannerKernel::{ByCount, OnePart};
     let launch = |batch, num_splits| {
         let shape = PlanShape {
             batch,
@@ -140,10 +140,12 @@ fn many_units_of_one_part_have_several_blocks() {
         let launch = layout(&shape).unwrap().planner(&shape);
         (launch.blocks, launch.threads, launch.kernel)
     };
-    assert_eq!(launch(256, 1), (1, 256, Few));
-    assert_eq!(launch(512, 1), (1, 512, Many));
+    assert_eq!(launch(1, 1), (1, 32, ByCount));
+    assert_eq!(launch(256, 1), (1, 512, ByCount));
+    assert_eq!(launch(512, 1), (1, 1024, ByCount));
     assert_eq!(launch(513, 1), (1 + 3, 256, OnePart));
     assert_eq!(launch(4096, 1), (1 + 8, 512, OnePart));
     assert_eq!(launch(1 << 20, 1), (1 + 256, 1024, OnePart));
-    assert_eq!(launch(4096, 2), (1, 1024, Many));
+    assert_eq!(launch(4096, 2), (1, 1024, ByCount));
+    assert_eq!(launch(1 << 20, 2), (1, 1024, ByCount));
 }
