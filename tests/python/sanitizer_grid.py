@@ -50,7 +50,12 @@ def main() -> int:
 def all_cases() -> Iterator[Callable[[], None]]:
     many = (partial(many_short_lists, kv_format) for kv_format in ("fp8_v4", "fp8_v41_split"))
     return itertools.chain(
-        decodes(), prefills(), quantised(), sparse(), many, (several_kv_heads, many_requests, cache_operations)
+        decodes(),
+        prefills(),
+        quantised(),
+        sparse(),
+        many,
+        (several_kv_heads, many_requests, parts_by_count, cache_operations),
     )
 
 
@@ -84,6 +89,13 @@ def many_requests():
     for heads, q_lens in ((16, None), (128, [2, 3] * 450), (128, [1] * 899 + [200])):
         ragged = {} if q_lens is None else {"qo_indptr": problems.offsets(q_lens).cuda(), "num_tokens": sum(q_lens)}
         ferromla.Plan(lens, num_heads=heads, page_size=64, max_seq_len=5000, **ragged).update(lens)
+
+
+def parts_by_count():
+    """Parts whose number the mode fixes, few that are dealt and more on the line."""
+    lens = torch.randint(0, 9000, (900,), dtype=torch.int32, device="cuda")
+    for requests, mode in itertools.product((3, 400, 900), ({"num_splits": 3}, {"batch_invariant": True})):
+        ferromla.Plan(lens[:requests], num_heads=16, page_size=64, max_seq_len=9000, **mode)
 
 
 def prefills() -> Iterator[Callable[[], None]]:
