@@ -43,7 +43,7 @@ static_assert(kMostElements <= kMaxThreads, "a thread for each");
 
 /* What units cost, all together, their parts, how many have several, and the longest part. */
 template <class Cost>
-struct Counts {
+struct alignas(16) Counts {
   Cost cost;
   uint32_t items, merges, longest;
 };

@@ -49,20 +49,36 @@ FM_BOTH PartsAtCost parts_at_cost(const FmPlanShape& shape, int32_t tiles, int32
   return {larger(int64_t{step} * 256, even) + adding, step, count};
 }
 
-/* The parts of a unit that cost least. */
+/* Ways to cut a unit: into as many parts as there are workers for, and into powers of two. */
+constexpr int kWaysToCut = 1 + kPowers;
+struct WaysToCut {
+  int64_t even; /* what all units take the machine */
+  int32_t tiles, most;
+  int32_t bits; /* of the largest power of two */
+
+  FM_BOTH bool has(int way) const { return way <= bits; }
+  FM_BOTH PartsAtCost at(const FmPlanShape& shape, int way) const {
+    const int32_t step = way == 0 ? (tiles - 1) / most + 1 : ((tiles - 1) >> (bits + 1 - way)) + 1;
+    return parts_at_cost(shape, tiles, step, even);
+  }
+};
+
 template <class P>
-FM_BOTH PartsAtCost best_parts(const FmPlanShape& shape, P tiles, int32_t filled) {
+FM_BOTH WaysToCut ways_to_cut(const FmPlanShape& shape, P tiles, int32_t filled) {
   const int32_t unit_tiles = static_cast<int32_t>(tiles);
   const int32_t most = static_cast<int32_t>(clamp(unit_tiles / shape.min_part, 1, shape.workers / filled));
   const int64_t even = int64_t{tiles * filled * 16 / shape.workers} * smaller(shape.equal_speed, kMostCost) / 16;
   int32_t bits = 0;
   while (bits < 30 && 2 << bits <= most) ++bits;
-  PartsAtCost best{INT64_MAX, 0, 0};
-  /* As many as there are workers for, then powers of two. One copy of the code: it runs once, and fetching it takes most of the time. */
+  return {even, unit_tiles, most, bits};
+}
+
+/* The parts of a unit that cost least, the first of those that cost as much. */
+FM_BOTH PartsAtCost best_parts(const FmPlanShape& shape, const WaysToCut& ways) {
+  PartsAtCost best = ways.at(shape, 0);
 #pragma unroll 1
-  for (int32_t k = -1; k < kPowers && bits - k >= 1; ++k) {
-    const int32_t step = k < 0 ? (unit_tiles - 1) / most + 1 : ((unit_tiles - 1) >> (bits - k)) + 1;
-    const PartsAtCost other = parts_at_cost(shape, unit_tiles, step, even);
+  for (int way = 1; way < kWaysToCut && ways.has(way); ++way) {
+    const PartsAtCost other = ways.at(shape, way);
     if (other.cost < best.cost) best = other;
   }
   return best;
@@ -84,9 +100,9 @@ FM_BOTH bool may_be_equal(const FmPlanShape& shape, const Line<P>& line, int32_t
 /* The parts of units of which `filled` have tiles, all as many (may_be_equal), where the longest is about as good for a worker as
    an even share and what cutting at even shares costs: those that the units would have without the empty ones. `line.whole` says
    whether with these whole units share out evenly; then there is nothing to do for units that would be whole without them, too,
-   and no more than workers. */
-template <class P>
-FM_BOTH EqualParts equal_parts(const FmPlanShape& shape, const Line<P>& line, int32_t filled) {
+   and no more than workers. `best_of`: best_parts. */
+template <class P, class Best>
+FM_BOTH EqualParts equal_parts(const FmPlanShape& shape, const Line<P>& line, int32_t filled, const Best& best_of) {
   const int32_t empty = line.units - filled;
   const P tiles = (line.total - static_cast<P>(line.units) * shape.fixed_cost) / filled;
   const P cost = tiles + shape.fixed_cost;
@@ -108,7 +124,7 @@ FM_BOTH EqualParts equal_parts(const FmPlanShape& shape, const Line<P>& line, in
     return as_on_the_line ? EqualParts{} : EqualParts{unit_tiles, unit_tiles, 1, filled, {filled, empty, rounds}, 0};
   }
   if (!halves) return {};
-  const PartsAtCost best = best_parts(shape, tiles, filled);
+  const PartsAtCost best = best_of(shape, ways_to_cut(shape, tiles, filled));
   const int64_t most_of_part = shape.unit_rows < FM_TILE_ROWS ? larger(most, most_uneven) : most - shape.split_cost / 4;
   if (best.step >= unit_tiles || int64_t{best.step} + shape.fixed_cost > most_of_part) return {};
   return {best.step, unit_tiles, best.count, filled, {filled * best.count, empty, 1}, 0};

@@ -147,7 +147,7 @@ struct Planner : Units {
   /* Equal parts where units with tiles are equal and that is as good, else none. */
   __device__ EqualParts cut_equally(const Line<Position>& line) const {
     if (!may_be_equal(shape, line, all_filled())) return {};
-    const EqualParts equal = equal_parts(shape, line, all_filled());
+    const EqualParts equal = equal_parts(shape, line, all_filled(), best_parts);
     return equal.step > 0 && all_have(equal.tiles) ? equal : EqualParts{};
   }
 

@@ -112,6 +112,11 @@ struct DealtOut {
   /* In rounds: of the workers that have no more than the one with least will have, whoever has least gets the longest part that is
      left, the next one the next, and so on. Returns whether nobody has too much in the end. */
   __device__ __forceinline__ bool deal() const {
+    /* Of one part more than there are workers two have the same. */
+    if (parts() > shape.workers && int32_t((cost_of(shape.workers - 1) + cost_of(shape.workers)) >> 8) > way.most) {
+      __syncthreads();
+      return false;
+    }
     int turn = 0;
 #pragma unroll 1
     for (int32_t next = 0; next < parts(); turn ^= 1) {

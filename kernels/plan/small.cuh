@@ -53,10 +53,23 @@ __device__ __forceinline__ bool fits(const FmPlanParams& params) {
          (uint32_t(shape.split_cost) <= kMaxCost);
 }
 
+/* best_parts, a lane for each way. */
+__device__ __forceinline__ PartsAtCost best_parts_of_lanes(const FmPlanShape& shape, const WaysToCut& ways) {
+  constexpr int kLanes = 8;
+  static_assert(kWaysToCut <= kLanes, "a lane for each");
+  const int32_t way = threadIdx.x % kLanes;
+  const PartsAtCost own = ways.at(shape, ways.has(way) ? min(way, kWaysToCut - 1) : 0);
+  int64_t least = way < kWaysToCut && ways.has(way) ? own.cost * kLanes + way : INT64_MAX;
+#pragma unroll
+  for (int mask = kLanes / 2; mask > 0; mask /= 2) least = smaller(least, __shfl_xor_sync(~0u, least, mask));
+  const int32_t best = static_cast<int32_t>(least) % kLanes;
+  return {least / kLanes, __shfl_sync(~0u, own.step, best), __shfl_sync(~0u, own.count, best)};
+}
+
 /* Not a part of `plan`, whose registers are short. */
 __device__ inline __attribute__((noinline)) EqualParts find_equal_parts(const FmPlanShape& shape, const Line<Position>& line,
                                                                         int32_t filled) {
-  return equal_parts(shape, line, filled);
+  return equal_parts(shape, line, filled, best_parts_of_lanes);
 }
 
 /* Of a unit to a thread, and a request of a ragged batch. */
