@@ -29,7 +29,7 @@ def test_every_table_runs_is_right_and_fits_the_page(tmp_path, monkeypatch):
     expected |= {"sparse": 10, "sparse_v4": 6, "sparse_v41": 12, "sparse_absent": 12, "sparse_prefill": 5}
     expected |= {"prefill_hints": 6, "prefill_copies": 8, "sparse_prefill_copies": 5, "sparse_prefill_few": 20}
     expected |= {"sparse_prefill_heads": 16}
-    expected |= {"cache_ops": 33, "index_ops": 7, "plan": 21, "host": 10}
+    expected |= {"cache_ops": 33, "index_ops": 7, "plan": 24, "host": 10}
     assert counts == expected
     assert all(row["us"] > 0 for rows in tables.values() for row in rows)
     assert all(row["same"] == "yes" for row in tables["plan"])
@@ -51,7 +51,7 @@ def test_tables_and_lines_are_chosen_by_name(tmp_path):
     done = _run("--tables", "decode,plan", "--rows", "h=16", "--json", str(tmp_path / "results.json"))
     assert done.returncode == 0, done.stdout + done.stderr
     tables = json.loads((tmp_path / "results.json").read_text())["tables"]
-    assert [len(rows) for rows in tables.values()] == [0, 12]
+    assert [len(rows) for rows in tables.values()] == [0, 15]
     assert "nosuch" in _run("--tables", "nosuch").stderr
 
 
