@@ -285,19 +285,13 @@ struct ManyPlanner {
     return line_of(shape, total, units);
   }
 
-  /* Parts and units that have several are summed by one scan: units << 32 | parts. */
-  __device__ __forceinline__ static Tally unpack(int64_t packed, int32_t units) {
-    const int32_t items = static_cast<int32_t>(packed & 0xffffffff), merges = static_cast<int32_t>(packed >> 32);
-    return {items, merges, items - (units - merges)};
-  }
-
   __device__ __forceinline__ Tally write_units(const Line<Position>& line) {
     Parts<Position> parts{};
     const int64_t all = batch.scan_all<1>(
         units,
         [&](int32_t index, int) {
           parts = parts_of(shape, line, batch.span_of(index));
-          return int64_t{parts.count > 1} << 32 | parts.count;
+          return pack(parts);
         },
         [&](int32_t index, int, int64_t packed) {
           const Tally before = unpack(packed, index);

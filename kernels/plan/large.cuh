@@ -59,17 +59,6 @@ struct alignas(16) Shared {
   int32_t first_unit[kSharedUnits];
 };
 
-/* Items and merges, summed by one scan: merges << 32 | items. */
-__device__ __forceinline__ int64_t pack(const Parts<Position>& parts) {
-  return (int64_t{parts.count > 1} << 32) + parts.count;
-}
-
-__device__ __forceinline__ Tally unpack(int64_t packed, int32_t units) {
-  const int32_t items = static_cast<int32_t>(packed & 0xffffffff);
-  const int32_t merges = static_cast<int32_t>(packed >> 32);
-  return {items, merges, items - (units - merges)};
-}
-
 struct Planner : Units {
   int32_t* unit_item;
   uint32_t* filled;

@@ -14,6 +14,14 @@ namespace plan {
 /* Of more units the places are in the scratch sections, and of more requests the first units. */
 constexpr int kSharedUnits = 2560;
 
+/* Items and merges, summed by one scan: merges << 32 | items. */
+__device__ __forceinline__ int64_t pack(const Parts<int64_t>& parts) { return (int64_t{parts.count > 1} << 32) + parts.count; }
+
+__device__ __forceinline__ Tally unpack(int64_t packed, int32_t units) {
+  const int32_t items = static_cast<int32_t>(packed & 0xffffffff), merges = static_cast<int32_t>(packed >> 32);
+  return {items, merges, items - (units - merges)};
+}
+
 struct Units {
   using Position = int64_t;
 
