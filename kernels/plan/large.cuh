@@ -9,7 +9,7 @@
 //   write_workers    a thread per cut: which item it falls on; in a cut unit, that item
 //   write_common     parts of a common length, for few units of different lengths that would be cut, instead of both
 //   write_equal      equal parts, instead of both: a thread per unit, then one per worker and one per part
-//   deal_whole       few units that would be cut, whole (whole_units.cuh)
+//   deal_line_whole  few units that would be cut, whole (whole_units.cuh)
 //   deal_line        few units that would be cut and are not dealt whole, in parts of an even share (longest_first.cuh)
 //
 // A unit's thread writes the unit's first item and a cut's thread the item that begins there, so nobody
