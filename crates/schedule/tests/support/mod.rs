@@ -8,6 +8,7 @@ use ferromla_schedule::{
 };
 use proptest::prelude::*;
 
+pub mod batches;
 pub mod beside_whole;
 pub mod few_units;
 pub mod line;
