@@ -85,10 +85,10 @@ impl FmPlanLayout {
             blocks: 1,
             cluster: 1,
             threads,
-            kernel: match few {
-                _ if by_count => PlannerKernel::ByCount,
-                true => PlannerKernel::Few,
-                false => PlannerKernel::Many,
+            kernel: match (by_count, few) {
+                (true, _) => PlannerKernel::ByCount,
+                (false, true) => PlannerKernel::Few,
+                (false, false) => PlannerKernel::Many,
             },
         }
     }

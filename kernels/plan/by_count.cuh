@@ -5,7 +5,7 @@
 //   count_units    a thread per unit: its parts -> scan: where it stands on the line, how many parts and cut units come before it
 //   rank_parts     if parts are dealt (dealt.h): two elements of each unit, its last part and those before it, which are equally long,
 //                  sorted (sort.cuh) -> scan: how many parts come before each; then deal.cuh
-//   write          a thread per item, which finds its part and writes it, if it is the first one of several the merge, too
+//   write_part     a thread per item, which finds its part and writes it, if it is the first one of several the merge, too
 //   of more, which are not dealt:
 //   lay_out        a thread per unit: cost -> scan
 //   write_units    a thread per unit: parts -> scan -> its items and merge
@@ -59,7 +59,7 @@ struct FewUnits {
   Position start[kMostDealtUnits + 1];
   Counts<Cost> of_warp[kMaxWarps];
   DealtUnit unit[kMostDealtUnits];
-  int32_t item[kMostDealtUnits];
+  int32_t item[kMostDealtUnits + 1];
   int32_t rank[kMostElements]; /* of the first part of each */
   union {
     Sorting<kMostElements> sorting;
@@ -104,6 +104,18 @@ __device__ __forceinline__ Cut cut_of(const FmPlanShape& shape, const Line<Posit
   const Position x = smaller(cut * line.share.by, line.total);
   const int32_t unit = last_at_or_before(line.units, x, [start](int32_t index) { return start[index]; });
   return nearest_boundary(shape, line, unit, Span<Position>{start[unit], start[unit + 1]}, x);
+}
+
+/* Where workers begin with parts on such a line, unit `i` with item `unit_item[i]`. */
+template <class Position>
+__device__ __forceinline__ void write_workers(const FmPlanParams& params, const Line<Position>& line, const Position* start,
+                                              const int32_t* unit_item) {
+  int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
+#pragma unroll 1
+  for (int32_t worker = threadIdx.x; worker <= params.shape.workers; worker += blockDim.x) {
+    const Cut cut = cut_of(params.shape, line, start, worker);
+    worker_begin[worker] = unit_item[cut.unit] + cut.part;
+  }
 }
 
 template <class Position>
@@ -156,7 +168,7 @@ struct FewPlanner {
       few.item[index] = before.items;
       few.unit[index] = {own.step, own.last, more, int32_t(before.merges)};
     }
-    if (index == 0) few.start[units] = static_cast<Position>(all.cost);
+    if (index == 0) few.start[units] = static_cast<Position>(all.cost), few.item[units] = all.items;
     __syncthreads();
     return !kShort || (all.cost < kMaxLine && shape.workers < int32_t(kMaxLine));
   }
@@ -215,14 +227,16 @@ struct FewPlanner {
     store(section<FmMerge>(params, params.layout.merges) + of.merges, make_merge(unit, parts, slots));
   }
 
-  /* Items that are dealt, in their order: so stores of a warp lie next to each other. */
-  __device__ __forceinline__ void write_dealt() const {
-    const int32_t items = all.items;
+  /* Items that are dealt, in their order: so stores of a warp lie next to each other; and the workers. */
+  __device__ __forceinline__ void write_dealt(const Deal& deal) const {
 #pragma unroll 1
-    for (int32_t item = threadIdx.x; item < items; item += blockDim.x) {
+    for (int32_t item = threadIdx.x; item < deal.items; item += blockDim.x) {
       const int32_t rank = few.part.at_item[item], element = few.part.of_rank[rank], unit = element / 2;
       write_part(item, unit, element % 2 == 0 ? rank - few.rank[element] : few.unit[unit].more);
     }
+    int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
+#pragma unroll 1
+    for (int32_t worker = threadIdx.x; worker <= deal.workers; worker += blockDim.x) worker_begin[worker] = first_item(deal, worker);
   }
 
   /* False: nothing is written, as the line is too long. */
@@ -230,22 +244,11 @@ struct FewPlanner {
     if (!count_units()) return false;
     const Line<Position> line = line_of(shape, static_cast<Position>(all.cost), units);
     const Deal parts{int32_t(all.items), shape.workers};
-    const bool dealt = deal(line, parts);
-    if (dealt)
-      write_dealt();
-    else
+    if (deal(line, parts)) {
+      write_dealt(parts);
+    } else {
       for_each_part([this](int32_t item, int32_t unit, int32_t part) { write_part(item, unit, part); });
-    int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
-#pragma unroll 1
-    for (int32_t worker = threadIdx.x; worker <= shape.workers; worker += blockDim.x) {
-      int32_t first;
-      if (dealt) {
-        first = first_item(parts, worker);
-      } else {
-        const Cut cut = cut_of(shape, line, few.start, worker);
-        first = (cut.unit == units ? parts.items : few.item[cut.unit]) + cut.part;
-      }
-      worker_begin[worker] = first;
+      write_workers(params, line, few.start, few.item);
     }
     const int32_t merges = all.merges;
     const Tally tally{parts.items, merges, parts.items - (units - merges)};
@@ -312,12 +315,7 @@ struct ManyPlanner {
   __device__ __forceinline__ void plan() {
     const Line<Position> line = lay_out();
     const Tally all = write_units(line);
-    int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
-#pragma unroll 1
-    for (int32_t worker = threadIdx.x; worker <= shape.workers; worker += blockDim.x) {
-      const Cut cut = cut_of(shape, line, batch.unit_start, worker);
-      worker_begin[worker] = unit_item[cut.unit] + cut.part;
-    }
+    write_workers<Position>(params, line, batch.unit_start, unit_item);
     if (threadIdx.x == 0) store(section<FmPlanHeader>(params, 0), make_header(line, all));
   }
 };

@@ -56,7 +56,7 @@ struct WaysToCut {
   int32_t tiles, most;
   int32_t bits; /* of the largest power of two */
 
-  FM_BOTH bool has(int way) const { return way <= bits; }
+  FM_BOTH bool has(int way) const { return way < kWaysToCut && way <= bits; }
   FM_BOTH PartsAtCost at(const FmPlanShape& shape, int way) const {
     const int32_t step = way == 0 ? (tiles - 1) / most + 1 : ((tiles - 1) >> (bits + 1 - way)) + 1;
     return parts_at_cost(shape, tiles, step, even);
@@ -77,7 +77,7 @@ FM_BOTH WaysToCut ways_to_cut(const FmPlanShape& shape, P tiles, int32_t filled)
 FM_BOTH PartsAtCost best_parts(const FmPlanShape& shape, const WaysToCut& ways) {
   PartsAtCost best = ways.at(shape, 0);
 #pragma unroll 1
-  for (int way = 1; way < kWaysToCut && ways.has(way); ++way) {
+  for (int way = 1; ways.has(way); ++way) {
     const PartsAtCost other = ways.at(shape, way);
     if (other.cost < best.cost) best = other;
   }

@@ -57,9 +57,9 @@ __device__ __forceinline__ bool fits(const FmPlanParams& params) {
 __device__ __forceinline__ PartsAtCost best_parts_of_lanes(const FmPlanShape& shape, const WaysToCut& ways) {
   constexpr int kLanes = 8;
   static_assert(kWaysToCut <= kLanes, "a lane for each");
-  const int32_t way = threadIdx.x % kLanes;
-  const PartsAtCost own = ways.at(shape, ways.has(way) ? min(way, kWaysToCut - 1) : 0);
-  int64_t least = way < kWaysToCut && ways.has(way) ? own.cost * kLanes + way : INT64_MAX;
+  const int32_t lane = threadIdx.x % kLanes, way = ways.has(lane) ? lane : 0;
+  const PartsAtCost own = ways.at(shape, way);
+  int64_t least = own.cost * kLanes + way;
 #pragma unroll
   for (int mask = kLanes / 2; mask > 0; mask /= 2) least = smaller(least, __shfl_xor_sync(~0u, least, mask));
   const int32_t best = static_cast<int32_t>(least) % kLanes;
