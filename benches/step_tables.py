@@ -16,7 +16,7 @@ from shapes import D_QK, D_V
 # Plans in one graph, so that its own launch does not count.
 PLANS = 100
 MAX_SEQ_LEN = 1 << 17
-# Each request has room for its steps: of 65,536 more than two plans find on a GPU.
+# Plans have room for the parts of requests that are all at their longest: for two of 65,536 requests a GPU has none.
 MOST_INVARIANT = 4096
 # Of kernels/plan_layout.h, in int32 words.
 HEADER_WORDS, ITEM_WORDS, MERGE_WORDS = 16, 12, 28

@@ -33,7 +33,7 @@ use crate::tensor::{self, Tensor};
 ///     causal: as in `decode`.
 ///     num_splits: parts that each request's keys are cut into; None lets the scheduler choose.
 ///     batch_invariant: as in `decode`. The workspace has room for the parts of requests that are all as long as `max_seq_len`: on
-///         CUDA up to 2 MB for a request of up to 64 query rows (4,096 of up to 131,072 tokens with 16 heads: 5.8 GB).
+///         CUDA, of many requests, up to 2 MB for 64 query rows of each (4,096 of up to 131,072 tokens with 16 heads: 5.8 GB).
 ///     max_seq_len: longer lengths are clamped to this; None for no bound. On CUDA few requests that cannot be long
 ///         are shared out more finely, and with a bound above 8,192 lengths are taken to differ, but those of a prefill
 ///         with more than six query tokens a request on average: give the longest there is.

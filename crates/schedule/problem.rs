@@ -56,7 +56,8 @@ pub enum Split {
     /// By the unit's own length only, so that results do not depend on the rest of the batch.
     Invariant {
         /// Parts of every unit, as with `Fixed`; None: as many as suit many requests, and few as well as these allow. A plan has room for
-        /// those of units that are all as long as [`Problem::max_seq_len`]: on a GPU up to 2 MB of partial results for a unit.
+        /// those of units that are all as long as [`Problem::max_seq_len`]: on a GPU, of many units, up to 2 MB of
+        /// partial results for 64 query rows of each.
         parts: Option<i32>,
     },
     /// Not at all, nor do the CTAs of a cluster share the tiles of a unit.
