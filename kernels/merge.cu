@@ -25,9 +25,9 @@ __device__ __forceinline__ void merge_row(const FmMergeParams& p, const int (&in
   const int lane = threadIdx.x % 32;
   const float a = p.lse_a[at(index, p.lse_a_stride)], b = p.lse_b[at(index, p.lse_b_stride)];
   const float none = -__builtin_huge_valf();
-  const float top = a > b || b != b ? a : b;
-  float wa = a == none ? 0.f : 1.f, wb = b == none ? 0.f : 1.f, lse = top;
+  float wa = a == none ? 0.f : 1.f, wb = b == none ? 0.f : 1.f, lse = a == none ? b : a;
   if (a != none && b != none) {
+    const float top = fmaxf(a, b);  // the other one of a NaN, whose weight is NaN then, and with it all
     const float ea = expf(a - top), eb = expf(b - top), sum = ea + eb;
     wa = ea / sum, wb = eb / sum, lse = top + logf(sum);
   }

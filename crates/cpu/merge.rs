@@ -103,15 +103,16 @@ struct Weights {
 
 impl Weights {
     fn new(lse_a: f32, lse_b: f32) -> Self {
-        let (a, b) = (f64::from(lse_a), f64::from(lse_b));
-        let max = a.max(b);
-        if max == f64::NEG_INFINITY {
-            return Self {
-                a: 0.0,
-                b: 0.0,
-                lse: f32::NEG_INFINITY,
-            };
+        // A side that saw no key takes no part, so that a NaN of the other one stays.
+        let alone = |a, b, lse| Self { a, b, lse };
+        match (lse_a == f32::NEG_INFINITY, lse_b == f32::NEG_INFINITY) {
+            (true, true) => return alone(0.0, 0.0, f32::NEG_INFINITY),
+            (true, false) => return alone(0.0, 1.0, lse_b),
+            (false, true) => return alone(1.0, 0.0, lse_a),
+            (false, false) => {}
         }
+        let (a, b) = (f64::from(lse_a), f64::from(lse_b));
+        let max = a.max(b); // the other one of a NaN, whose weight is NaN then, and with it all
         let (wa, wb) = ((a - max).exp(), (b - max).exp());
         let total = wa + wb;
         let lse = (max + total.ln()) as f32;

@@ -1,5 +1,8 @@
+use std::ops::RangeInclusive;
+
 use crate::plan_layout::{
-    FM_PLAN_VERSION, FmMerge, FmPlanHeader, FmPlanLayout, FmPlanShape, FmWorkItem,
+    FM_PLAN_VERSION, FM_SLOTS_OF_WORKER, FM_TILE_TOKENS, FmMerge, FmPlanHeader, FmPlanLayout,
+    FmPlanShape, FmWorkItem,
 };
 use crate::{PlanError, layout};
 
@@ -33,23 +36,13 @@ impl<'a> PlanView<'a> {
     /// # Errors
     ///
     /// What [`layout`] raises for the shape, [`PlanError::Length`] for too few words, and
-    /// [`PlanError::NotThisPlan`] where version, counts or worker ranges cannot be this shape's.
+    /// [`PlanError::NotThisPlan`] where version, counts, worker ranges, items or merges cannot be this shape's:
+    /// who goes by a plan that was read touches nothing but what its shape has.
     pub fn new(shape: &FmPlanShape, words: &'a [i32]) -> Result<Self, PlanError> {
         let layout = layout(shape)?;
         at_least_words(&layout, words.len())?;
         let header: &FmPlanHeader =
             &bytemuck::cast_slice(range(words, 0i64, size_of::<FmPlanHeader>()))[0];
-        let expect = |field, value: i32, most: i32, rule| {
-            if (0..=most).contains(&value) {
-                Ok(value as usize)
-            } else {
-                Err(PlanError::NotThisPlan {
-                    field,
-                    value: value.into(),
-                    rule,
-                })
-            }
-        };
         if header.version != FM_PLAN_VERSION {
             return Err(PlanError::NotThisPlan {
                 field: "version",
@@ -57,46 +50,29 @@ impl<'a> PlanView<'a> {
                 rule: "this library's plan version",
             });
         }
-        let items = expect(
-            "items",
-            header.items,
-            layout.max_items,
-            "within the shape's capacity",
-        )?;
-        let merges = expect(
-            "merges",
-            header.merges,
-            layout.max_merges,
-            "within the shape's capacity",
-        )?;
-        expect(
-            "slots",
-            header.slots,
-            layout.max_slots,
-            "within the shape's capacity",
-        )?;
-        expect(
-            "units",
-            header.units,
-            layout.units,
-            "within the shape's capacity",
-        )?;
-
+        within("items", header.items, 0..=layout.max_items)?;
+        within("merges", header.merges, 0..=layout.max_merges)?;
+        within("slots", header.slots, 0..=layout.max_slots)?;
+        within("units", header.units, 0..=layout.units)?;
+        let (items, merges) = (header.items as usize, header.merges as usize);
         let worker_begin = range(words, layout.worker_begin, (shape.workers as usize + 1) * 4);
         check_worker_begin(worker_begin, header.items)?;
+        let merges: &[FmMerge] =
+            bytemuck::cast_slice(range(words, layout.merges, merges * size_of::<FmMerge>()));
+        let items: &[FmWorkItem] =
+            bytemuck::cast_slice(range(words, layout.items, items * size_of::<FmWorkItem>()));
+        let bounds = Bounds {
+            shape,
+            slots: layout.max_slots,
+            merges: header.merges,
+        };
+        items.iter().try_for_each(|item| bounds.item(item))?;
+        merges.iter().try_for_each(|merge| bounds.merge(merge))?;
         Ok(Self {
             header,
             worker_begin,
-            merges: bytemuck::cast_slice(range(
-                words,
-                layout.merges,
-                merges * size_of::<FmMerge>(),
-            )),
-            items: bytemuck::cast_slice(range(
-                words,
-                layout.items,
-                items * size_of::<FmWorkItem>(),
-            )),
+            merges,
+            items,
         })
     }
 
@@ -143,6 +119,81 @@ pub(crate) fn at_least_words(layout: &FmPlanLayout, len: usize) -> Result<(), Pl
             rule: "at least",
         })
     }
+}
+
+/// What the numbers of a shape's items and merges lie between.
+struct Bounds<'a> {
+    shape: &'a FmPlanShape,
+    slots: i32,
+    merges: i32,
+}
+
+impl Bounds<'_> {
+    fn item(&self, item: &FmWorkItem) -> Result<(), PlanError> {
+        let unit = [item.request, item.kv_head, item.q_begin, item.q_len];
+        self.unit(unit, item.row_begin)?;
+        within(
+            "seq_len of an item",
+            item.seq_len,
+            0..=self.shape.max_seq_len,
+        )?;
+        let tiles = (item.seq_len as u32).div_ceil(FM_TILE_TOKENS as u32) as i32;
+        within("main_len of an item", item.main_len, 0..=self.shape.topk)?;
+        within("tile_end of an item", item.tile_end, 0..=tiles)?;
+        within("tile_begin of an item", item.tile_begin, 0..=item.tile_end)?;
+        within(
+            "slot of an item",
+            item.slot,
+            FM_SLOTS_OF_WORKER..=self.slots - 1,
+        )?;
+        within("merge of an item", item.merge, -1..=self.merges - 1)
+    }
+
+    fn merge(&self, merge: &FmMerge) -> Result<(), PlanError> {
+        let unit = [merge.request, merge.kv_head, merge.q_begin, merge.q_len];
+        self.unit(unit, merge.row_begin)?;
+        let slots = merge.parts.max(merge.slots);
+        within("parts of a merge", slots, 1..=self.slots)?;
+        within(
+            "first_slot of a merge",
+            merge.first_slot,
+            0..=self.slots - slots,
+        )
+    }
+
+    /// Its request, KV head, query tokens and first row.
+    fn unit(&self, unit: [i32; 4], row_begin: i32) -> Result<(), PlanError> {
+        let (shape, [request, kv_head, q_begin, q_len]) = (self.shape, unit);
+        within("request of a unit", request, 0..=shape.batch - 1)?;
+        within("kv_head of a unit", kv_head, 0..=shape.kv_heads - 1)?;
+        let (begin, len) = match (shape.ragged != 0, shape.sparse_q_len) {
+            (true, _) => (
+                shape.q_tokens - 1,
+                1..=shape.q_tokens.saturating_sub(q_begin),
+            ),
+            (false, 0) => (0, shape.q_len..=shape.q_len),
+            (false, tokens) => (tokens - 1, 1..=1),
+        };
+        within("q_begin of a unit", q_begin, 0..=begin)?;
+        within("q_len of a unit", q_len, len)?;
+        let rows = i64::from(q_len) * i64::from(shape.group);
+        within(
+            "row_begin of a unit",
+            row_begin,
+            0..=rows.min(i32::MAX.into()) as i32 - 1,
+        )
+    }
+}
+
+fn within(field: &'static str, value: i32, range: RangeInclusive<i32>) -> Result<(), PlanError> {
+    if range.contains(&value) {
+        return Ok(());
+    }
+    Err(PlanError::NotThisPlan {
+        field,
+        value: value.into(),
+        rule: "within what the shape has",
+    })
 }
 
 fn check_worker_begin(worker_begin: &[i32], items: i32) -> Result<(), PlanError> {
