@@ -242,6 +242,60 @@ fn what_cuda_asks_of_quantised_caches_and_of_lists() {
     assert_refused("far", far.run(None), &expected);
 }
 
+/// Kernels of two kinds of caches read both by units of 16 bytes, which 32 bits count.
+#[test]
+fn a_bf16_cache_beside_codes_is_reached_as_these_are() {
+    type Bend = fn(&mut Array);
+    let cases: &[(Bend, &'static str)] = &[
+        (|c| c.strides[0] *= -1, "follow one another"),
+        (|c| c.strides[0] = 1 << 34, "at most 64 GiB"),
+        (|c| c.shape[1] = 1 << 21, "smaller than 2 GiB"),
+    ];
+    for extra_codes in [false, true] {
+        for (bend, says) in cases {
+            let mut call = Decode::right().moved_to_cuda();
+            let (codes, format, plain, name) = if extra_codes {
+                let call = &mut call;
+                let format = &mut call.extra_kv_format;
+                (&mut call.extra_cache, format, &mut call.cache, "kv_cache")
+            } else {
+                let format = &mut call.kv_format;
+                (&mut call.cache, format, &mut call.extra_cache, "extra_kv_cache")
+            };
+            *codes = Array::zeros(DType::U8, &[4, 16, 656]);
+            codes.device = Device::Cuda(0);
+            *format = Some(KvFormat::Fp8V32);
+            plain.reshape(&[9, 16, 576]);
+            bend(plain);
+            call.extra_kv_format = call.extra_kv_format.or(Some(KvFormat::Bf16));
+            let expected = Expected {
+                argument: name,
+                unsupported: true,
+                says,
+            };
+            assert_refused(says, call.run(None), &expected);
+        }
+    }
+}
+
+#[test]
+fn outputs_in_the_memory_of_others_are_refused() {
+    type Bend = fn(&mut Decode);
+    let cases: &[(Bend, &'static str, &'static str)] = &[
+        (|c| c.out.ptr = c.q.ptr, "out", "in the memory of q"),
+        (|c| c.out.ptr = c.cache.ptr + 64, "out", "of kv_cache"),
+        (|c| c.lse.ptr = c.out.ptr + 512, "out", "of lse"),
+        (|c| c.lse.ptr = c.extra_lens.ptr, "lse", "of extra_topk_lengths"),
+        (|c| c.lse.ptr = c.extra_cache.ptr, "lse", "of extra_kv_cache"),
+        (|c| c.workspace.ptr = c.cache.ptr, "workspace", "of kv_cache"),
+    ];
+    for (bend, argument, says) in cases {
+        let mut call = Decode::right();
+        bend(&mut call);
+        assert_refused(says, call.run(None), &self::says(argument, says));
+    }
+}
+
 fn plan_of(queries: Queries, formats: [Option<KvFormat>; 2], workspace: &Array) -> Plan {
     let args = PlanArgs {
         queries,

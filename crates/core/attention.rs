@@ -3,6 +3,7 @@
 use crate::check_attention;
 use crate::dtype::{DType, Device, KvFormat};
 use crate::error::Result;
+use crate::overlap::Taken;
 use crate::plan::Plan;
 use crate::plan_args::{PlanArgs, Queries};
 use crate::plan_source::PlanSource;
@@ -180,9 +181,14 @@ impl<'a, Indptr: QoIndptr> AttentionArgs<'a, Indptr> {
     /// As [`decode`](crate::decode).
     pub fn check(&self) -> Result<Checked<'a>> {
         let mut problem = check_attention::inputs(self)?;
-        check_attention::outputs(self, &mut problem)?;
+        let taken = check_attention::outputs(self, &mut problem)?;
         let plan = self.plan_for(&problem)?;
-        Ok(Checked { problem, plan })
+        plan.apart_from(&taken)?;
+        Ok(Checked {
+            problem,
+            plan,
+            taken,
+        })
     }
 
     fn plan_for(&self, problem: &AttentionProblem) -> Result<PlanSource<'a>> {
@@ -220,6 +226,7 @@ impl<'a, Indptr: QoIndptr> AttentionArgs<'a, Indptr> {
 pub struct Checked<'a> {
     problem: AttentionProblem,
     plan: PlanSource<'a>,
+    taken: Taken,
 }
 
 impl Checked<'_> {
@@ -239,7 +246,7 @@ impl Checked<'_> {
     pub unsafe fn run(&self, workspace: Option<&View>) -> Result<()> {
         // SAFETY: the caller's promise; the plan fits, or was made for this problem.
         let run = |plan: &Plan, fill| unsafe { attend(&self.problem, plan, fill) };
-        self.plan.provide(workspace, run)
+        self.plan.provide(workspace, &self.taken, run)
     }
 }
 

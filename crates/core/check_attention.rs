@@ -3,9 +3,10 @@
 use crate::attention::{AttentionArgs, QScale, QoIndptr};
 use crate::check::{Access, Arg, Last, device_dtype};
 use crate::check_paged::{CacheArg, in_reach, positive, positive_f32};
-use crate::check_parts::{KV_CACHE, Q, lead, page_table, qo_indptr, rows};
+use crate::check_parts::{KV_CACHE, Q, each, lead, named, page_table, qo_indptr, rows};
 use crate::dtype::{DType, KvFormat};
 use crate::error::{Error, Result};
+use crate::overlap::{Taken, apart};
 use crate::problem::{
     AttentionProblem, NOPE_DIM, PageTable, PagedCache, QueryScale, QueryTokens, Strided, TwoParts,
     out_dtype,
@@ -224,15 +225,34 @@ pub(crate) fn empty_lse(given: f32) -> Result<f32> {
     Ok(given)
 }
 
-/// `out` and `lse`, into the problem.
-pub(crate) fn outputs<I>(
+/// `out` and `lse`, into the problem, and that they lie apart from everything else.
+pub(crate) fn outputs<I: QoIndptr>(
     args: &AttentionArgs<'_, I>,
     problem: &mut AttentionProblem,
-) -> Result<()> {
+) -> Result<Taken> {
     let q = lead(&args.q, &Q);
+    let (out_arg, lse) = (Arg::new("out", &args.out), Arg::new("lse", &args.lse));
     problem.out = out(&args.out, &q, problem.dtype)?;
-    problem.lse = row_numbers(&Arg::new("lse", &args.lse), &q)?;
-    Ok(())
+    problem.lse = row_numbers(&lse, &q)?;
+    let ([q, q_rope], [kv, kv_rope]) = (each(&args.q, &Q), each(&args.kv_cache, &KV_CACHE));
+    let q_scale = match &args.q_scale {
+        Some(QScale::Rows(view)) => Some(view),
+        Some(QScale::One(_)) | None => None,
+    };
+    let args = [
+        Some(out_arg),
+        Some(lse),
+        q,
+        q_rope,
+        kv,
+        kv_rope,
+        Some(Arg::new("block_table", &args.block_table)),
+        Some(Arg::new("seq_lens", &args.seq_lens)),
+        named("qo_indptr", args.qo_indptr.view()),
+        named("q_scale", q_scale),
+        named("attn_sink", args.attn_sink.as_ref()),
+    ];
+    apart(2, &args)
 }
 
 /// `out` for a q of type `dtype`, of its shape but 512 wide: strides of request (0 where q has no such axis), token, head.

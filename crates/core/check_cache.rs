@@ -3,9 +3,11 @@
 use crate::cache::{AppendArgs, GatherArgs, GatherSource};
 use crate::check::{Access, Arg, Last, device_dtype};
 use crate::check_paged::CacheArg;
-use crate::check_parts::{CACHE, KV, KV_CACHE, OUT, page_table, rows};
+use crate::check_parts::{CACHE, KV, KV_CACHE, OUT, each, named, page_table, rows};
+
 use crate::dtype::{DType, Device, KvFormat};
 use crate::error::{Error, Result};
+use crate::overlap::apart;
 use crate::problem::{
     AppendProblem, DequantizeProblem, GatherProblem, GatherTokens, NOPE_DIM, PagedCache,
     QuantizeProblem, ROPE_DIM, Strided, TwoParts,
@@ -38,12 +40,16 @@ pub(crate) fn append(args: &AppendArgs) -> Result<AppendProblem> {
     slots.dtype(&[DType::I64], "")?;
     slots.device(device.0, device.1)?;
     slots.memory(Last::Any, Access::Read)?;
+    let rope = rope(args, &cache, shape[0])?;
+    let [latent, rotary] = each(&args.kv_cache, &KV_CACHE);
+    let k_pe = named("k_pe", args.k_pe.as_ref());
+    apart(2, &[latent, rotary, Some(kv_c), k_pe, Some(slots)])?;
     Ok(AppendProblem {
         device: device.0,
         tokens: shape[0],
         rows: TwoParts {
             nope: kv_c.strided(),
-            rope: rope(args, &cache, shape[0])?,
+            rope,
         },
         dtype,
         slots: slots.strided(),
@@ -164,6 +170,7 @@ pub(crate) fn quantize(args: &QuantizeArgs) -> Result<QuantizeProblem> {
     out.dim(1, shape[1], "the page size of kv")?;
     let rule = format_args!("d_qk of the format {} of out", args.kv_format);
     kv.dim(shape.len() - 1, cache.dim(), rule)?;
+    apart(1, &[Some(out), Some(kv)])?;
     Ok(QuantizeProblem {
         device: device.0,
         rows,
@@ -193,6 +200,7 @@ pub(crate) fn dequantize(args: &DequantizeArgs) -> Result<DequantizeProblem> {
     let dtype = out.dtype(&[DType::Bf16, DType::F32], "")?;
     out.device(device.0, device.1)?;
     out.memory(Last::Rows, Access::Write)?;
+    apart(1, &[Some(out), Some(arg.lead())])?;
     Ok(DequantizeProblem {
         device: device.0,
         cache,
@@ -244,6 +252,23 @@ pub(crate) fn gather(args: &GatherArgs) -> Result<GatherProblem> {
         }
         GatherSource::Ids(ids) => self::ids(ids, device, shape[0])?,
     };
+    let [latent, rotary] = each(&args.cache, &CACHE);
+    let (offsets, sources) = match &args.source {
+        GatherSource::Pages {
+            block_table,
+            seq_lens,
+            offsets_out,
+        } => (
+            Some(Arg::new("offsets_out", offsets_out)),
+            [
+                Some(Arg::new("block_table", block_table)),
+                Some(Arg::new("seq_lens", seq_lens)),
+            ],
+        ),
+        GatherSource::Ids(ids) => (None, [Some(Arg::new("ids", ids)), None]),
+    };
+    let [first, second] = sources;
+    apart(2, &[Some(out), offsets, latent, rotary, first, second])?;
     Ok(GatherProblem {
         device: device.0,
         tokens: shape[0],

@@ -4,6 +4,7 @@ use crate::check::{Access, Arg, Last};
 use crate::dtype::{DType, Device};
 use crate::error::{Error, Result};
 use crate::indices::{CombineArgs, ToPhysicalArgs, WindowArgs};
+use crate::overlap::apart;
 use crate::problem::Strided;
 use crate::problem_indices::{CombineProblem, Ints, Pages, ToPhysicalProblem, WindowProblem};
 use crate::view::View;
@@ -27,6 +28,8 @@ pub(crate) fn to_physical(args: &ToPhysicalArgs) -> Result<ToPhysicalProblem> {
     out.dtype(&[DType::I32], "")?;
     out.device(on.0, on.1)?;
     out.memory(Last::Unit, Access::Write)?;
+    let table = Arg::new("block_table", &args.block_table);
+    apart(1, &[Some(out), Some(indices), Some(table)])?;
     let last = shape.len() - 1;
     let tokens = if last == 2 { shape[1] } else { 1 };
     Ok(ToPhysicalProblem {
@@ -104,7 +107,7 @@ pub(crate) fn window(args: &WindowArgs) -> Result<WindowProblem> {
     let tokens = out.rank(&[1], "[tokens]")?[0];
     let offsets = Arg::new("offsets", &args.offsets);
     let entries = Some((batch + 1, "the batch of seq_lens + 1"));
-    Ok(WindowProblem {
+    let problem = WindowProblem {
         device: on.0,
         seq_lens: i32s("seq_lens", &args.seq_lens, None, Access::Read)?.values,
         query_lens: i32s("query_lens", &args.query_lens, Some(batch), Access::Read)?.values,
@@ -115,7 +118,17 @@ pub(crate) fn window(args: &WindowArgs) -> Result<WindowProblem> {
         offsets: vector(&offsets, &[DType::I64], entries, on, Access::Write)?.values,
         first_pos: i32s("first_pos", &args.first_pos, Some(batch), Access::Write)?.values,
         stream: args.stream,
-    })
+    };
+    let given = [
+        out,
+        offsets,
+        Arg::new("first_pos", &args.first_pos),
+        seq_lens,
+        Arg::new("query_lens", &args.query_lens),
+        Arg::new("block_table", &args.block_table),
+    ];
+    apart(3, &given.map(Some))?;
+    Ok(problem)
 }
 
 /// One dimension of integers.
@@ -177,7 +190,7 @@ pub(crate) fn combine(args: &CombineArgs) -> Result<CombineProblem> {
     out.memory(Last::Unit, Access::Write)?;
     let lengths = Arg::new("lengths", &args.lengths);
     let of_lengths = Some((tokens, "the tokens of topk_indices"));
-    Ok(CombineProblem {
+    let problem = CombineProblem {
         device: on.0,
         tokens: tokens as i32,
         batch: batch as i32,
@@ -194,5 +207,17 @@ pub(crate) fn combine(args: &CombineArgs) -> Result<CombineProblem> {
         width: width as i32,
         lengths: vector(&lengths, &[DType::I32], of_lengths, on, Access::Write)?.values,
         stream: args.stream,
-    })
+    };
+    let given = [
+        out,
+        lengths,
+        topk,
+        Arg::new("positions", &args.positions),
+        Arg::new("request_ids", &args.request_ids),
+        Arg::new("compressed_base", &args.compressed_base),
+        Arg::new("window_base", &args.window_base),
+        Arg::new("first_pos", &args.first_pos),
+    ];
+    apart(2, &given.map(Some))?;
+    Ok(problem)
 }

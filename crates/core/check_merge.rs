@@ -4,7 +4,9 @@ use crate::check::{Access, Arg, Last, device_dtype};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::merge::MergeArgs;
+use crate::overlap::apart;
 use crate::problem::{MergeProblem, NOPE_DIM, Strided};
+use crate::view::MAX_RANK;
 
 /// Views of rank 2 to 4 become three dimensions of rows: leading ones are added.
 pub(crate) fn merge(args: &MergeArgs) -> Result<MergeProblem> {
@@ -59,7 +61,29 @@ pub(crate) fn merge(args: &MergeArgs) -> Result<MergeProblem> {
             "the number of rows is below 2^63",
         ));
     }
+    outputs_apart(args)?;
     Ok(problem)
+}
+
+/// `out` and `lse` lie apart from each other, and from inputs that they are not themselves.
+fn outputs_apart(args: &MergeArgs) -> Result<()> {
+    let (out, lse) = (Arg::new("out", &args.out), Arg::new("lse", &args.lse));
+    let itself = |a: &Arg<'_>, b: &Arg<'_>| {
+        let strides = |arg: &Arg<'_>| arg.strided::<MAX_RANK>();
+        a.view.dtype() == b.view.dtype() && strides(a) == strides(b)
+    };
+    let input = |name, view, output| {
+        let input = Arg::new(name, view);
+        Some(input).filter(|input| !itself(input, output))
+    };
+    let inputs = [
+        input("out_a", &args.out_a, &out),
+        input("lse_a", &args.lse_a, &lse),
+        input("out_b", &args.out_b, &out),
+        input("lse_b", &args.lse_b, &lse),
+    ];
+    let [out_a, lse_a, out_b, lse_b] = inputs;
+    apart(2, &[Some(out), Some(lse), out_a, lse_a, out_b, lse_b]).map(drop)
 }
 
 fn dims(leading: &[i64]) -> [i32; 3] {

@@ -176,41 +176,59 @@ fn page_strides(arg: &Arg<'_>, layout: &Layout) -> Result<()> {
     Ok(())
 }
 
-/// Bytes from the beginning of a quantised cache that attention on CUDA reaches: it counts them in units of 16, in
-/// 32 bits.
+/// Bytes from the beginning of a quantised cache, and of one beside it, that attention on CUDA reaches: it counts them
+/// in units of 16, in 32 bits.
 const CUDA_REACH: i64 = 1 << 36;
 /// And from the beginning of a page.
 const CUDA_PAGE_REACH: i64 = 1 << 31;
 
-/// Attention reaches every token of the cache.
+/// Attention reaches every token of a quantised cache.
 pub(crate) fn in_reach(arg: &Arg<'_>, cache: &PagedCache) -> Result<()> {
-    let CacheRows::Bytes { layout, pages } = &cache.rows else {
-        return Ok(());
-    };
-    if !arg.view.device().is_cuda() || cache.num_pages == 0 {
+    match &cache.rows {
+        CacheRows::Half(_) => Ok(()),
+        CacheRows::Bytes { layout, pages } => {
+            let row = layout.bytes() as i64;
+            reached(arg, cache, pages.strides, row, "a quantised cache")
+        }
+    }
+}
+
+/// And of a cache of 16-bit numbers that is read as one, beside it: `arg` is the cache, or a part of it.
+pub(crate) fn in_reach_beside_codes(arg: &Arg<'_>, cache: &PagedCache) -> Result<()> {
+    let size = arg.view.dtype().size() as i64;
+    let strides = arg.strided::<2>().strides.map(|stride| stride * size);
+    let row = arg.shape().last().map_or(0, |width| width * size);
+    reached(arg, cache, strides, row, "a cache beside a quantised one")
+}
+
+/// Strides of page and token, and the length of a row, in bytes.
+fn reached(
+    arg: &Arg<'_>,
+    cache: &PagedCache,
+    [page, token]: [i64; 2],
+    row: i64,
+    kind: &str,
+) -> Result<()> {
+    if !arg.view.device().is_cuda() || arg.shape().contains(&0) {
         return Ok(());
     }
-    let [page, token] = pages.strides;
     let (num_pages, page_size) = (i64::from(cache.num_pages), i64::from(cache.page_size));
-    let bytes = page_size * layout.bytes() as i64;
-    let refuse = |value: String, rule: &str| Err(Error::unsupported(arg.name, value, rule));
-    if page < 0 {
-        let value = format!("of stride {page} along dimension 0");
-        return refuse(
-            value,
-            "on CUDA the pages of a quantised cache follow one another",
-        );
+    let bytes = page_size * row;
+    let refuse = |value: String, rule: String| Err(Error::unsupported(arg.name, value, rule));
+    for (axis, stride) in [page, token].into_iter().enumerate() {
+        if stride < 0 {
+            let value = format!("of stride {stride} bytes along dimension {axis}");
+            let rule = format!("on CUDA pages and tokens of {kind} follow one another");
+            return refuse(value, rule);
+        }
     }
     if bytes >= CUDA_PAGE_REACH {
         let value = format!("of pages of {bytes} bytes");
-        return refuse(
-            value,
-            "on CUDA a page of a quantised cache is smaller than 2 GiB",
-        );
+        return refuse(value, format!("on CUDA a page of {kind} is smaller than 2 GiB"));
     }
-    let end = (num_pages - 1) * page + bytes.max((page_size - 1) * token + layout.bytes() as i64);
+    let end = (num_pages - 1) * page + bytes.max((page_size - 1) * token + row);
     if end > CUDA_REACH {
-        let rule = "on CUDA attention reads quantised caches of at most 64 GiB";
+        let rule = format!("on CUDA attention reads at most 64 GiB of {kind}");
         return refuse(format!("of {end} bytes"), rule);
     }
     Ok(())

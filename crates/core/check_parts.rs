@@ -23,6 +23,20 @@ pub(crate) fn lead<'a>(parts: &'a Parts, names: &PartNames) -> Arg<'a> {
     }
 }
 
+/// Its one or two tensors.
+pub(crate) fn each<'a>(parts: &'a Parts, names: &PartNames) -> [Option<Arg<'a>>; 2] {
+    let second = match parts {
+        Parts::One(_) => None,
+        Parts::Two(_, rope) => Some(Arg::new(names[2], rope)),
+    };
+    [Some(lead(parts, names)), second]
+}
+
+/// An argument that need not be there.
+pub(crate) fn named<'a>(name: &'static str, view: Option<&'a View>) -> Option<Arg<'a>> {
+    view.map(|view| Arg::new(name, view))
+}
+
 /// Ranks, widths, and that both parts agree in all but their width; then their memory. `layout` describes
 /// the dimensions before the last.
 pub(crate) fn rows<const N: usize>(

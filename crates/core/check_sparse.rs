@@ -2,10 +2,11 @@
 
 use crate::check::{Access, Arg, Last, device_dtype};
 use crate::check_attention::{Query, attn_sink, empty_lse, out, query, row_numbers, scale};
-use crate::check_paged::{CacheArg, in_reach};
-use crate::check_parts::{KV_CACHE, ListTokens, PartNames, Q, lead, list_lens};
+use crate::check_paged::{CacheArg, in_reach, in_reach_beside_codes};
+use crate::check_parts::{KV_CACHE, ListTokens, PartNames, Q, each, lead, list_lens, named};
 use crate::dtype::{DType, Device, KvFormat};
 use crate::error::{Error, Result};
+use crate::overlap::{Taken, apart};
 use crate::problem::{KeyLists, PagedCache, SparseProblem, Strided};
 use crate::sparse::SparseDecodeArgs;
 use crate::sparse_prefill::SparsePrefillArgs;
@@ -14,7 +15,7 @@ use crate::view::{Parts, View};
 const EXTRA: PartNames = ["extra_kv_cache", "extra_kv_cache[0]", "extra_kv_cache[1]"];
 const KV: PartNames = ["kv", "kv[0]", "kv[1]"];
 
-pub(crate) fn decode(args: &SparseDecodeArgs<'_>) -> Result<SparseProblem> {
+pub(crate) fn decode(args: &SparseDecodeArgs<'_>) -> Result<(SparseProblem, Taken)> {
     let query = half_query(&args.q, false)?;
     let q = lead(&args.q, &Q);
     let main = GivenLists {
@@ -44,7 +45,9 @@ pub(crate) fn decode(args: &SparseDecodeArgs<'_>) -> Result<SparseProblem> {
     let extra = extra
         .map(|extra| extra.check(&query, &q, tokens))
         .transpose()?;
-    Ok(SparseProblem {
+    beside_codes(args, &main, extra.as_ref())?;
+    let lse = Arg::new("lse", &args.lse);
+    let problem = SparseProblem {
         device: q.view.device(),
         dtype: query.dtype,
         batch: query.leading[0] as i32,
@@ -56,14 +59,36 @@ pub(crate) fn decode(args: &SparseDecodeArgs<'_>) -> Result<SparseProblem> {
         scale: scale(args.softmax_scale, query.rows.dim(), 1.0)?,
         attn_sink: attn_sink(args.attn_sink.as_ref(), &q, query.heads)?,
         out: out(&args.out, &q, query.dtype)?,
-        lse: row_numbers(&Arg::new("lse", &args.lse), &q)?,
+        lse: row_numbers(&lse, &q)?,
         empty_lse: empty_lse(args.empty_lse)?,
         max_logits: None,
         stream: args.stream,
-    })
+    };
+    let ([q, q_rope], [kv, kv_rope]) = (each(&args.q, &Q), each(&args.kv_cache, &KV_CACHE));
+    let extra = args.extra.as_ref();
+    let [extra_kv, extra_rope] = extra.map_or([None; 2], |extra| each(&extra.kv_cache, &EXTRA));
+    let given = [
+        Some(Arg::new("out", &args.out)),
+        Some(lse),
+        q,
+        q_rope,
+        kv,
+        kv_rope,
+        Some(Arg::new("indices", &args.indices)),
+        named("topk_lengths", args.topk_lengths.as_ref()),
+        extra_kv,
+        extra_rope,
+        named("extra_indices", extra.map(|extra| &extra.indices)),
+        named(
+            "extra_topk_lengths",
+            extra.and_then(|extra| extra.topk_lengths.as_ref()),
+        ),
+        named("attn_sink", args.attn_sink.as_ref()),
+    ];
+    Ok((problem, apart(2, &given)?))
 }
 
-pub(crate) fn prefill(args: &SparsePrefillArgs<'_>) -> Result<SparseProblem> {
+pub(crate) fn prefill(args: &SparsePrefillArgs<'_>) -> Result<(SparseProblem, Taken)> {
     let query = half_query(&args.q, true)?;
     let q = lead(&args.q, &Q);
     let main = GivenLists {
@@ -80,7 +105,8 @@ pub(crate) fn prefill(args: &SparsePrefillArgs<'_>) -> Result<SparseProblem> {
         num_tokens: query.leading[0],
     };
     let max_logits = Arg::new("max_logits", &args.max_logits);
-    Ok(SparseProblem {
+    let lse = Arg::new("lse", &args.lse);
+    let problem = SparseProblem {
         device: q.view.device(),
         dtype: query.dtype,
         batch: 1,
@@ -92,11 +118,51 @@ pub(crate) fn prefill(args: &SparsePrefillArgs<'_>) -> Result<SparseProblem> {
         scale: scale(args.softmax_scale, query.rows.dim(), 1.0)?,
         attn_sink: attn_sink(args.attn_sink.as_ref(), &q, query.heads)?,
         out: out(&args.out, &q, query.dtype)?,
-        lse: row_numbers(&Arg::new("lse", &args.lse), &q)?,
+        lse: row_numbers(&lse, &q)?,
         empty_lse: empty_lse(args.empty_lse)?,
         max_logits: Some(row_numbers(&max_logits, &q)?),
         stream: args.stream,
-    })
+    };
+    let ([q, q_rope], [kv, kv_rope]) = (each(&args.q, &Q), each(&args.kv, &KV));
+    let given = [
+        Some(Arg::new("out", &args.out)),
+        Some(max_logits),
+        Some(lse),
+        q,
+        q_rope,
+        kv,
+        kv_rope,
+        Some(Arg::new("indices", &args.indices)),
+        named("topk_lengths", args.topk_lengths.as_ref()),
+        named("attn_sink", args.attn_sink.as_ref()),
+    ];
+    Ok((problem, apart(3, &given)?))
+}
+
+/// A cache of 16-bit numbers beside a quantised one is read as that is.
+fn beside_codes(
+    args: &SparseDecodeArgs<'_>,
+    main: &KeyLists,
+    extra: Option<&KeyLists>,
+) -> Result<()> {
+    let (Some(given), Some(extra)) = (&args.extra, extra) else {
+        return Ok(());
+    };
+    let formats = [main.cache.format, extra.cache.format];
+    if formats.iter().all(|format| !format.is_quantised()) {
+        return Ok(());
+    }
+    let caches = [
+        (&args.kv_cache, &KV_CACHE, &main.cache),
+        (&given.kv_cache, &EXTRA, &extra.cache),
+    ];
+    for (parts, names, cache) in caches {
+        if !cache.format.is_quantised() {
+            let mut parts = each(parts, names).into_iter().flatten();
+            parts.try_for_each(|part| in_reach_beside_codes(&part, cache))?;
+        }
+    }
+    Ok(())
 }
 
 fn half_query(q: &Parts, ragged: bool) -> Result<Query> {
@@ -106,10 +172,6 @@ fn half_query(q: &Parts, ragged: bool) -> Result<Query> {
         return Err(Error::unsupported(lead(q, &Q).name, query.dtype, rule));
     }
     Ok(query)
-}
-
-fn named<'a>(name: &'static str, view: Option<&'a View>) -> Option<Arg<'a>> {
-    view.map(|view| Arg::new(name, view))
 }
 
 /// Tokens without pages as pages of one token; anything else as it is.

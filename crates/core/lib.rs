@@ -31,6 +31,7 @@ mod error;
 mod indices;
 mod lengths;
 mod merge;
+mod overlap;
 #[cfg(feature = "cuda")]
 #[allow(missing_docs, dead_code, clippy::undocumented_unsafe_blocks)] // generated
 #[rustfmt::skip]

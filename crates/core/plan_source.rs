@@ -1,6 +1,7 @@
 //! Where a call's schedule comes from: a plan that was made before, or one of its own.
 
 use crate::error::{Error, Result};
+use crate::overlap::Taken;
 use crate::plan::Plan;
 use crate::plan_args::PlanArgs;
 use crate::schedule::Schedule;
@@ -38,10 +39,20 @@ impl<'a> PlanSource<'a> {
         }
     }
 
-    /// Calls `run` with the plan, and whether that is still to be filled.
+    /// The workspace of a plan that was given lies apart from the call's arguments.
+    pub fn apart_from(&self, taken: &Taken) -> Result<()> {
+        match self {
+            Self::Given(plan) => taken.apart_from("plan", plan.workspace.plan, plan.schedule.bytes),
+            Self::Own { .. } => Ok(()),
+        }
+    }
+
+    /// Calls `run` with the plan, and whether that is still to be filled. The workspace lies apart from the call's
+    /// arguments.
     pub fn provide(
         &self,
         workspace: Option<&View>,
+        taken: &Taken,
         run: impl FnOnce(&Plan, bool) -> Result<()>,
     ) -> Result<()> {
         let (args, schedule) = match self {
@@ -52,7 +63,9 @@ impl<'a> PlanSource<'a> {
             let rule = format!("{} bytes are needed without a plan", schedule.bytes);
             return Err(Error::invalid("workspace", "None", rule));
         };
-        run(&Plan::unfilled(args, schedule, workspace)?, true)
+        let plan = Plan::unfilled(args, schedule, workspace)?;
+        taken.apart_from("workspace", workspace.ptr(), schedule.bytes)?;
+        run(&plan, true)
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::check_sparse;
 use crate::dtype::{Device, KvFormat};
 use crate::error::Result;
+use crate::overlap::Taken;
 use crate::plan::Plan;
 use crate::plan_args::{PlanArgs, Queries};
 use crate::plan_source::PlanSource;
@@ -92,7 +93,7 @@ impl<'a> SparseDecodeArgs<'a> {
     /// # Errors
     /// As [`sparse_decode`].
     pub fn check(&self) -> Result<CheckedSparse<'a>> {
-        let problem = check_sparse::decode(self)?;
+        let (problem, taken) = check_sparse::decode(self)?;
         let call = PlanArgs {
             queries: Queries::Sparse {
                 q_len: problem.q_len.into(),
@@ -104,7 +105,12 @@ impl<'a> SparseDecodeArgs<'a> {
             ..plan_args(&problem)
         };
         let plan = PlanSource::of(self.plan, call)?;
-        Ok(CheckedSparse { problem, plan })
+        plan.apart_from(&taken)?;
+        Ok(CheckedSparse {
+            problem,
+            plan,
+            taken,
+        })
     }
 }
 
@@ -161,6 +167,7 @@ pub unsafe fn sparse_decode(args: &SparseDecodeArgs<'_>) -> Result<()> {
 pub struct CheckedSparse<'a> {
     pub(crate) problem: SparseProblem,
     pub(crate) plan: PlanSource<'a>,
+    pub(crate) taken: Taken,
 }
 
 impl CheckedSparse<'_> {
@@ -180,7 +187,7 @@ impl CheckedSparse<'_> {
     pub unsafe fn run(&self, workspace: Option<&View>) -> Result<()> {
         // SAFETY: the caller's promise; the plan fits, or was made for this problem.
         let run = |plan: &Plan, fill| unsafe { attend(&self.problem, plan, fill) };
-        self.plan.provide(workspace, run)
+        self.plan.provide(workspace, &self.taken, run)
     }
 }
 

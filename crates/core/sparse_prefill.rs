@@ -80,7 +80,7 @@ impl<'a> SparsePrefillArgs<'a> {
     /// # Errors
     /// As [`sparse_prefill`].
     pub fn check(&self) -> Result<CheckedSparse<'a>> {
-        let problem = check_sparse::prefill(self)?;
+        let (problem, taken) = check_sparse::prefill(self)?;
         let call = PlanArgs {
             queries: Queries::SparsePrefill {
                 num_tokens: problem.q_len.into(),
@@ -90,7 +90,12 @@ impl<'a> SparsePrefillArgs<'a> {
             ..plan_args(&problem)
         };
         let plan = PlanSource::of(self.plan, call)?;
-        Ok(CheckedSparse { problem, plan })
+        plan.apart_from(&taken)?;
+        Ok(CheckedSparse {
+            problem,
+            plan,
+            taken,
+        })
     }
 }
 
