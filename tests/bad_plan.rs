@@ -422,3 +422,75 @@ fn a_device_that_is_not_there_is_an_error() {
     };
     assert!(workspace_bytes(&args).is_err());
 }
+
+/// What another plan has left in a workspace is not gone by: its items may name rows and requests that this one does
+/// not have.
+#[test]
+fn a_workspace_is_of_one_plan() {
+    let (q, cache) = (
+        Array::zeros(DType::Bf16, &[2, 3, 8, 576]),
+        Array::zeros(DType::Bf16, &[4, 16, 576]),
+    );
+    let (table, (lens, workspace)) = (Array::zeros(DType::I32, &[2, 5]), memory());
+    let (out, lse) = (
+        Array::zeros(DType::Bf16, &[2, 3, 8, 512]),
+        Array::zeros(DType::F32, &[2, 3, 8]),
+    );
+    let plan = plan_of(&right(), &lens, &workspace).unwrap();
+    let call = || {
+        let mut args = DecodeArgs::new(
+            q.view().into(),
+            cache.view().into(),
+            table.view(),
+            lens.view(),
+            out.view(),
+            lse.view(),
+        );
+        args.plan = Some(&plan);
+        // SAFETY: the arrays are live.
+        unsafe { decode(&args) }
+    };
+    call().unwrap();
+    let others = [
+        PlanArgs {
+            queries: Queries::Uniform { q_len: 16 },
+            ..right()
+        },
+        PlanArgs {
+            batch: 1,
+            queries: Queries::Ragged { num_tokens: 16 },
+            ..right()
+        },
+        PlanArgs {
+            batch: 1,
+            num_heads: 64,
+            ..right()
+        },
+    ];
+    for args in others {
+        let lens = Array::zeros(DType::I32, &[args.batch]);
+        let indptr = Array::zeros(DType::I32, &[args.batch + 1]);
+        // SAFETY: the arrays have these elements.
+        unsafe {
+            (lens.ptr as *mut i32).write(80);
+            (indptr.ptr as *mut i32).add(args.batch as usize).write(16);
+        }
+        let ragged = matches!(args.queries, Queries::Ragged { .. });
+        let indptr = ragged.then_some(&indptr);
+        ragged_plan_of(&args, &lens, indptr, &workspace).unwrap();
+        let result = call();
+        assert!(
+            matches!(
+                &result,
+                Err(Error::InvalidArgument {
+                    argument: "plan",
+                    ..
+                })
+            ),
+            "{args:?}: {result:?}"
+        );
+    }
+    // SAFETY: the lengths outlive the call.
+    unsafe { plan.update(&lens.view(), None, Stream::default()) }.unwrap();
+    call().unwrap();
+}

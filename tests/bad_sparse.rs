@@ -260,7 +260,12 @@ fn a_bf16_cache_beside_codes_is_reached_as_these_are() {
                 (&mut call.extra_cache, format, &mut call.cache, "kv_cache")
             } else {
                 let format = &mut call.kv_format;
-                (&mut call.cache, format, &mut call.extra_cache, "extra_kv_cache")
+                (
+                    &mut call.cache,
+                    format,
+                    &mut call.extra_cache,
+                    "extra_kv_cache",
+                )
             };
             *codes = Array::zeros(DType::U8, &[4, 16, 656]);
             codes.device = Device::Cuda(0);
@@ -285,9 +290,21 @@ fn outputs_in_the_memory_of_others_are_refused() {
         (|c| c.out.ptr = c.q.ptr, "out", "in the memory of q"),
         (|c| c.out.ptr = c.cache.ptr + 64, "out", "of kv_cache"),
         (|c| c.lse.ptr = c.out.ptr + 512, "out", "of lse"),
-        (|c| c.lse.ptr = c.extra_lens.ptr, "lse", "of extra_topk_lengths"),
-        (|c| c.lse.ptr = c.extra_cache.ptr, "lse", "of extra_kv_cache"),
-        (|c| c.workspace.ptr = c.cache.ptr, "workspace", "of kv_cache"),
+        (
+            |c| c.lse.ptr = c.extra_lens.ptr,
+            "lse",
+            "of extra_topk_lengths",
+        ),
+        (
+            |c| c.lse.ptr = c.extra_cache.ptr,
+            "lse",
+            "of extra_kv_cache",
+        ),
+        (
+            |c| c.workspace.ptr = c.out.ptr,
+            "workspace",
+            "of out",
+        ),
     ];
     for (bend, argument, says) in cases {
         let mut call = Decode::right();

@@ -4,9 +4,10 @@
 mod support;
 
 use ferromla::{
-    AppendArgs, DType, DecodeArgs, Error, ExtraKeys, GatherArgs, GatherSource, Plan, PlanArgs,
-    PrefillArgs, Queries, SparseDecodeArgs, Stream, append_kv, decode, gather_kv, prefill,
-    sparse_decode,
+    AppendArgs, CombineArgs, DType, DecodeArgs, Error, ExtraKeys, GatherArgs, GatherSource, Plan,
+    PlanArgs, PrefillArgs, Queries, SparseDecodeArgs, SparsePrefillArgs, Stream, ToPhysicalArgs,
+    WindowArgs, append_kv, combine_topk_window, decode, gather_kv, prefill, sparse_decode,
+    sparse_prefill, to_physical, window_token_ids,
 };
 use support::{Array, Expected, assert_refused};
 
@@ -170,8 +171,198 @@ fn lists_are_checked() {
             Stream::default(),
         )
     };
-    let expected = says("extra_topk_lengths", "5 at [1, 0]: between 0 and 4");
+    let expected = says("extra_topk_lengths", "5 at [1]: between 0 and 4");
     assert_refused("plan", plan.map(drop), &expected);
+}
+
+/// Lists of tokens without requests, by places in the arrays that were given.
+fn lists_of_a_prefill_are_checked() {
+    let prefill = |indices: [i32; 4], lens: [i32; 2]| {
+        let (q, kv) = (
+            Array::zeros(DType::Bf16, &[2, 1, 576]),
+            Array::zeros(DType::Bf16, &[9, 576]),
+        );
+        let (indices, lens) = (
+            of(DType::I32, &[2, 2], &indices),
+            of(DType::I32, &[2], &lens),
+        );
+        let (out, rows) = (
+            Array::zeros(DType::Bf16, &[2, 1, 512]),
+            [DType::F32; 2].map(|dtype| Array::zeros(dtype, &[2, 1])),
+        );
+        let workspace = Array::workspace();
+        let mut args = SparsePrefillArgs::new(
+            q.view().into(),
+            kv.view().into(),
+            indices.view(),
+            out.view(),
+            rows[0].view(),
+            rows[1].view(),
+        );
+        args.topk_lengths = Some(lens.view());
+        args.workspace = Some(workspace.view());
+        // SAFETY: the arrays are live.
+        unsafe { sparse_prefill(&args) }
+    };
+    prefill([0, 8, -1, 9], [2, 1]).unwrap();
+    let rule = "9 at [1, 0]: below 9";
+    assert_refused(rule, prefill([0, 8, 9, 0], [2, 1]), &says("indices", rule));
+    let rule = "3 at [1]: between 0 and 2";
+    assert_refused(rule, prefill([0; 4], [2, 3]), &says("topk_lengths", rule));
+}
+
+fn positions_and_windows_are_checked() {
+    let table = of(DType::I32, &[2, 2], &[3, -1, 1, 0]);
+    let physical = |indices: [i64; 4]| {
+        let (indices, out) = (
+            of(DType::I64, &[2, 2], &indices),
+            Array::zeros(DType::I32, &[2, 2]),
+        );
+        let args = ToPhysicalArgs {
+            indices: indices.view(),
+            block_table: table.view(),
+            page_size: 16,
+            out: out.view(),
+            stream: Stream::default(),
+        };
+        // SAFETY: the arrays are live.
+        unsafe { to_physical(&args) }
+    };
+    physical([15, -1, -100, 31]).unwrap();
+    for (indices, argument, rule) in [
+        ([0, 0, 32, 0], "indices", "32 at [1, 0]: below 32"),
+        ([16, 0, 0, 0], "block_table", "-1 at [0, 1]: at least 0"),
+    ] {
+        assert_refused(rule, physical(indices), &says(argument, rule));
+    }
+
+    let window = |lens: [i32; 2], queries: [i32; 2]| {
+        let (lens, queries) = (of(DType::I32, &[2], &lens), of(DType::I32, &[2], &queries));
+        let (out, offsets) = (
+            Array::zeros(DType::I32, &[8]),
+            Array::zeros(DType::I64, &[3]),
+        );
+        let first = Array::zeros(DType::I32, &[2]);
+        let args = WindowArgs {
+            seq_lens: lens.view(),
+            query_lens: queries.view(),
+            block_table: table.view(),
+            page_size: 16,
+            window: 2,
+            out: out.view(),
+            offsets: offsets.view(),
+            first_pos: first.view(),
+            stream: Stream::default(),
+        };
+        // SAFETY: the arrays are live.
+        unsafe { window_token_ids(&args) }
+    };
+    window([16, 32], [1, 0]).unwrap();
+    for (lens, queries, argument, rule) in [
+        ([0, 33], [0, 0], "seq_lens", "33 at [1]: between 0 and 32"),
+        ([4, 4], [4, 5], "query_lens", "5 at [1]: between 0 and 4"),
+        ([17, 4], [1, 1], "block_table", "-1 at [0, 1]: at least 0"),
+    ] {
+        assert_refused(rule, window(lens, queries), &says(argument, rule));
+    }
+
+    let combine = |requests: [i32; 2]| {
+        let (topk, requests) = (
+            Array::zeros(DType::I32, &[2, 1]),
+            of(DType::I32, &[2], &requests),
+        );
+        let of_tokens = [DType::I32; 2].map(|dtype| Array::zeros(dtype, &[2]));
+        let of_requests = [DType::I32; 3].map(|dtype| Array::zeros(dtype, &[3]));
+        let out = Array::zeros(DType::I32, &[2, 4]);
+        let args = CombineArgs {
+            topk_indices: topk.view(),
+            positions: of_tokens[0].view(),
+            request_ids: requests.view(),
+            ratio: 4,
+            window: 3,
+            compressed_base: of_requests[0].view(),
+            window_base: of_requests[1].view(),
+            first_pos: of_requests[2].view(),
+            out: out.view(),
+            lengths: of_tokens[1].view(),
+            stream: Stream::default(),
+        };
+        // SAFETY: the arrays are live.
+        unsafe { combine_topk_window(&args) }
+    };
+    combine([-1, 2]).unwrap();
+    assert_refused(
+        "request",
+        combine([0, 3]),
+        &says("request_ids", "3 at [1]: below 3"),
+    );
+}
+
+/// A plan that was made for other lengths, or other query tokens, than those of the call.
+fn stale_plans_are_refused() {
+    let (plan_memory, workspace) = (Array::workspace(), Array::workspace());
+    let args = PlanArgs {
+        queries: Queries::Ragged { num_tokens: 3 },
+        page_size: 16,
+        ..PlanArgs::new(ferromla::Device::Cpu, 2, 1)
+    };
+    let made = (
+        of(DType::I32, &[2], &[5, 17]),
+        of(DType::I32, &[3], &[0, 2, 3]),
+    );
+    // SAFETY: the arrays outlive the plan.
+    let plan = unsafe {
+        let (lens, indptr) = (made.0.view(), made.1.view());
+        Plan::new(
+            &args,
+            &lens,
+            Some(&indptr),
+            plan_memory.view(),
+            Stream::default(),
+        )
+        .unwrap()
+    };
+    let prefill = |lens: [i32; 2], qo_indptr: [i32; 3]| {
+        let q = Array::zeros(DType::Bf16, &[3, 1, 576]);
+        let cache = Array::zeros(DType::Bf16, &[4, 16, 576]);
+        let table = Array::zeros(DType::I32, &[2, 2]);
+        let (lens, indptr) = (
+            of(DType::I32, &[2], &lens),
+            of(DType::I32, &[3], &qo_indptr),
+        );
+        let (out, lse) = (
+            Array::zeros(DType::Bf16, &[3, 1, 512]),
+            Array::zeros(DType::F32, &[3, 1]),
+        );
+        let mut args = PrefillArgs::new(
+            q.view().into(),
+            cache.view().into(),
+            table.view(),
+            lens.view(),
+            indptr.view(),
+            out.view(),
+            lse.view(),
+        );
+        args.plan = Some(&plan);
+        args.workspace = Some(workspace.view());
+        // SAFETY: the arrays are live.
+        unsafe { prefill(&args) }
+    };
+    prefill([5, 17], [0, 2, 3]).unwrap();
+    for (lens, indptr, rule) in [
+        (
+            [5, 18],
+            [0, 2, 3],
+            "made for seq_lens[1] = 17: 18, as in this call",
+        ),
+        (
+            [5, 17],
+            [0, 1, 3],
+            "made for qo_indptr[1] = 2: 1, as in this call",
+        ),
+    ] {
+        assert_refused(rule, prefill(lens, indptr), &says("plan", rule));
+    }
 }
 
 #[test]
@@ -203,6 +394,9 @@ fn the_first_offender_is_named() {
 
     qo_indptr_is_checked();
     lists_are_checked();
+    lists_of_a_prefill_are_checked();
+    positions_and_windows_are_checked();
+    stale_plans_are_refused();
 
     let args = PlanArgs {
         max_seq_len: Some(32),

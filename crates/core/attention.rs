@@ -261,6 +261,10 @@ unsafe fn attend(problem: &AttentionProblem, plan: &Plan, fill: bool) -> Result<
     if values::checked() {
         // SAFETY: the index arrays are live (the caller's promise) and have been checked.
         unsafe { values::attention(problem)? };
+        if !fill {
+            // SAFETY: as above; the plan's workspace is live, too.
+            unsafe { values::planned(plan, &problem.lengths(), problem.stream)? };
+        }
     }
     if fill {
         // SAFETY: the caller's promise.

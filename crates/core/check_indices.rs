@@ -35,6 +35,7 @@ pub(crate) fn to_physical(args: &ToPhysicalArgs) -> Result<ToPhysicalProblem> {
     Ok(ToPhysicalProblem {
         device: on.0,
         dims: [shape[0], tokens, shape[last]].map(|dim| dim as i32),
+        by_token: last == 2,
         indices: Ints {
             values: with_tokens(&indices),
             wide,

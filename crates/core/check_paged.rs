@@ -224,7 +224,10 @@ fn reached(
     }
     if bytes >= CUDA_PAGE_REACH {
         let value = format!("of pages of {bytes} bytes");
-        return refuse(value, format!("on CUDA a page of {kind} is smaller than 2 GiB"));
+        return refuse(
+            value,
+            format!("on CUDA a page of {kind} is smaller than 2 GiB"),
+        );
     }
     let end = (num_pages - 1) * page + bytes.max((page_size - 1) * token + row);
     if end > CUDA_REACH {

@@ -1,6 +1,6 @@
 //! The last step on the CPU: problems in the CPU backend's terms.
 
-use std::sync::OnceLock;
+use std::sync::{MutexGuard, OnceLock};
 
 use ferromla_cpu::{
     AppendCpu, CacheCpu, DecodeCpu, DequantizeCpu, ExtraCpu, Format, GatherCpu, GatherSource,
@@ -96,6 +96,7 @@ fn vector<T>(ptr: u64, len: usize, stride: i64) -> CpuStrided<T, 1> {
 
 /// A plan whose bytes have been written, and where its partial results go.
 struct Filled<'a> {
+    _alone: MutexGuard<'a, Vec<i32>>,
     view: PlanView<'a>,
     unit_rows: usize,
     partial_out: CpuStrided<f32, 1>,
@@ -106,13 +107,16 @@ impl<'a> Filled<'a> {
     /// # Safety
     /// The plan has been filled, and its workspace is live.
     unsafe fn of(plan: &'a Plan) -> Result<Self> {
+        let alone = plan.alone()?;
         let (schedule, workspace) = (&plan.schedule, &plan.workspace);
         let words = schedule.layout.words();
-        // SAFETY: the plan's workspace is live host memory that its layout fits; `fill` has written it.
+        // SAFETY: the plan's workspace is live host memory that its layout fits; `fill` has written it, and nobody
+        // writes it while the plan is held.
         let words = unsafe { std::slice::from_raw_parts(workspace.plan as *const i32, words) };
         let unit_rows = schedule.shape.unit_rows as usize;
         let partial_rows = schedule.layout.max_slots as usize * unit_rows;
         Ok(Self {
+            _alone: alone,
             view: PlanView::new(&schedule.shape, words).map_err(plan_error)?,
             unit_rows,
             partial_out: vector(workspace.partial_out, partial_rows, NOPE_DIM),

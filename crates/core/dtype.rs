@@ -193,13 +193,27 @@ impl KvFormat {
     /// assert_eq!(KvFormat::parse("bf16"), Ok(KvFormat::Bf16));
     /// ```
     pub fn parse(name: &str) -> Result<Self> {
+        Self::parse_as("kv_format", name)
+    }
+
+    /// The format of this name, which was given as this argument.
+    ///
+    /// # Errors
+    /// As [`KvFormat::parse`], naming `argument`.
+    ///
+    /// ```
+    /// use ferromla::KvFormat;
+    /// let error = KvFormat::parse_as("extra_kv_format", "int4").unwrap_err();
+    /// assert!(error.to_string().starts_with("extra_kv_format"));
+    /// ```
+    pub fn parse_as(argument: &'static str, name: &str) -> Result<Self> {
         Self::ALL
             .into_iter()
             .find(|format| format.name() == name)
             .ok_or_else(|| {
                 let names: Vec<_> = Self::ALL.iter().map(|format| format.name()).collect();
                 Error::invalid(
-                    "kv_format",
+                    argument,
                     format!("{name:?}"),
                     format!("one of {}", names.join(", ")),
                 )

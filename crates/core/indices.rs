@@ -5,7 +5,7 @@ use crate::check_indices;
 use crate::dtype::Device;
 use crate::error::Result;
 use crate::view::{Stream, View};
-use crate::{cpu, cuda};
+use crate::{cpu, cuda, values, values_indices};
 
 /// The arguments of [`to_physical`].
 #[derive(Debug, Clone)]
@@ -50,6 +50,10 @@ pub struct ToPhysicalArgs {
 /// ```
 pub unsafe fn to_physical(args: &ToPhysicalArgs) -> Result<()> {
     let problem = check_indices::to_physical(args)?;
+    if values::checked() {
+        // SAFETY: the index arrays are live (the caller's promise) and have been checked.
+        unsafe { values_indices::to_physical(&problem)? };
+    }
     if problem.dims.contains(&0) {
         return Ok(());
     }
@@ -119,6 +123,10 @@ pub struct WindowArgs {
 /// ```
 pub unsafe fn window_token_ids(args: &WindowArgs) -> Result<()> {
     let problem = check_indices::window(args)?;
+    if values::checked() {
+        // SAFETY: the index arrays are live (the caller's promise) and have been checked.
+        unsafe { values_indices::window(&problem)? };
+    }
     match problem.device {
         // SAFETY: the caller's promise, and the problem has been checked.
         Device::Cpu => unsafe { cpu::window_token_ids(&problem) },
@@ -191,6 +199,10 @@ pub struct CombineArgs {
 /// ```
 pub unsafe fn combine_topk_window(args: &CombineArgs) -> Result<()> {
     let problem = check_indices::combine(args)?;
+    if values::checked() {
+        // SAFETY: the index arrays are live (the caller's promise) and have been checked.
+        unsafe { values_indices::combine(&problem)? };
+    }
     if problem.tokens == 0 {
         return Ok(());
     }

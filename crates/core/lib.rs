@@ -48,6 +48,7 @@ mod sparse;
 mod sparse_prefill;
 mod support;
 mod values;
+mod values_indices;
 mod view;
 
 pub use attention::{AttentionArgs, AttentionOutputs, Checked, QScale, QoIndptr};

@@ -1,6 +1,6 @@
 //! `Plan`: the schedule of a decode or prefill, computed once per step and used by every layer.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use crate::check::Arg;
 use crate::check_parts::{
@@ -39,7 +39,7 @@ pub struct Plan {
     args: PlanArgs,
     pub(crate) schedule: Schedule,
     pub(crate) workspace: Workspace,
-    /// The plan of host lengths on its way to a CUDA device.
+    /// The plan of host lengths on its way to a CUDA device. On the CPU whoever uses the workspace holds it.
     staging: Mutex<Vec<i32>>,
 }
 
@@ -264,6 +264,7 @@ impl Plan {
         let words = self.schedule.layout.words();
         match (self.args.device, device) {
             (Device::Cpu, _) => {
+                let _alone = self.alone()?;
                 // SAFETY: `divide` has checked the workspace's size and alignment, and nobody else uses it.
                 let words = unsafe {
                     std::slice::from_raw_parts_mut(self.workspace.plan as *mut i32, words)
@@ -281,6 +282,19 @@ impl Plan {
             }
             // SAFETY: lengths and workspace are live memory of the device.
             (Device::Cuda(ordinal), _) => unsafe { cuda::plan(ordinal, self, lengths, stream) },
+        }
+    }
+
+    /// For a call on the CPU: nobody else uses the workspace until this is dropped. Waiting for others could wait for
+    /// oneself, on a thread of the pool that computes.
+    pub(crate) fn alone(&self) -> Result<MutexGuard<'_, Vec<i32>>> {
+        match self.staging.try_lock() {
+            Ok(alone) => Ok(alone),
+            Err(TryLockError::Poisoned(alone)) => Ok(alone.into_inner()),
+            Err(TryLockError::WouldBlock) => {
+                let rule = "on the CPU a plan serves one call at a time";
+                Err(Error::invalid("plan", "in use by another call", rule))
+            }
         }
     }
 
@@ -375,4 +389,43 @@ impl Plan {
 /// ```
 pub fn workspace_bytes(args: &PlanArgs) -> Result<u64> {
     Ok(Schedule::new(args)?.bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DType, DecodeArgs, decode};
+
+    #[test]
+    fn on_the_cpu_a_plan_that_is_in_use_is_refused() {
+        let cpu = Device::Cpu;
+        let args = PlanArgs::new(cpu, 1, 1);
+        let mut memory = vec![0u128; workspace_bytes(&args).unwrap().div_ceil(16) as usize];
+        let (q, cache, ints) = (vec![0u16; 576], vec![0u16; 64 * 576], [0i32, 1]);
+        let (mut out, mut lse) = (vec![0u16; 512], [0f32]);
+        // SAFETY: the views describe the vectors above, which outlive the calls.
+        unsafe {
+            let view = |ptr, dtype, shape: &[i64]| View::contiguous(ptr, dtype, cpu, shape);
+            let bytes = 16 * memory.len() as i64;
+            let workspace = view(memory.as_mut_ptr().cast(), DType::U8, &[bytes]);
+            let lens = view(ints[1..].as_ptr().cast(), DType::I32, &[1]);
+            let plan = Plan::new(&args, &lens, None, workspace, Stream::default()).unwrap();
+            let mut call = DecodeArgs::new(
+                view(q.as_ptr().cast(), DType::Bf16, &[1, 1, 1, 576]).into(),
+                view(cache.as_ptr().cast(), DType::Bf16, &[1, 64, 576]).into(),
+                view(ints.as_ptr().cast(), DType::I32, &[1, 1]),
+                lens,
+                view(out.as_mut_ptr().cast(), DType::Bf16, &[1, 1, 1, 512]),
+                view(lse.as_mut_ptr().cast(), DType::F32, &[1, 1, 1]),
+            );
+            call.plan = Some(&plan);
+            let held = plan.alone().unwrap();
+            for result in [decode(&call), plan.update(&lens, None, Stream::default())] {
+                let error = result.unwrap_err().to_string();
+                assert!(error.contains("plan is in use by another call"), "{error}");
+            }
+            drop(held);
+            decode(&call).unwrap();
+        }
+    }
 }

@@ -27,6 +27,8 @@ pub(crate) struct ToPhysicalProblem {
     pub device: Device,
     /// `[b, s_q, topk]` positions.
     pub dims: [i32; 3],
+    /// Whether `indices` has the dimension of query tokens.
+    pub by_token: bool,
     pub indices: Ints<3>,
     pub pages: Pages,
     /// Strides of request and token.

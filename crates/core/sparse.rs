@@ -29,7 +29,8 @@ pub struct ExtraKeys {
 pub struct SparseDecodeArgs<'a> {
     /// `[b, s_q, h, d_qk]`, bf16 or fp16, or `([b, s_q, h, 512], [b, s_q, h, 64])`.
     pub q: Parts,
-    /// `[n, P, d_qk]` or `[n, P, 1, d_qk]` in q's type, or the pair of parts.
+    /// `[n, P, d_qk]` or `[n, P, 1, d_qk]` in q's type, or the pair of parts; of a quantised format, for bf16 queries,
+    /// `[n, P, bytes]` or `[n, P, 1, bytes]`, uint8, int8 or e4m3.
     pub kv_cache: Parts,
     /// `[b, s_q, topk]` int32: the keys of each query token, each `page * P + offset`. An entry outside the cache
     /// is no key; one that stands twice counts twice.
@@ -202,6 +203,10 @@ unsafe fn attend(problem: &SparseProblem, plan: &Plan, fill: bool) -> Result<()>
     if values::checked() {
         // SAFETY: the index arrays are live (the caller's promise) and have been checked.
         unsafe { values::sparse(problem)? };
+        if !fill {
+            // SAFETY: as above; the plan's workspace is live, too.
+            unsafe { values::planned(plan, &problem.lengths(), problem.stream)? };
+        }
     }
     if fill {
         // SAFETY: the caller's promise.

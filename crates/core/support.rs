@@ -10,7 +10,9 @@ pub struct SupportRow {
     pub operation: &'static str,
     /// The cache format; `None` for operations without a cache.
     pub kv_format: Option<KvFormat>,
-    /// Of queries, of the rows that are written to a cache, or of those that come out of it.
+    /// The formats that an extra cache beside it can have; none where there is no extra cache.
+    pub extra_kv_formats: Vec<KvFormat>,
+    /// Of queries, of the rows that are written to a cache, of those that come out of it, or of indices.
     pub dtype: DType,
     /// Row widths.
     pub d_qk: &'static [i64],
@@ -95,6 +97,7 @@ fn rows(fp16: bool) -> Vec<SupportRow> {
         let row = |operation, dtype| SupportRow {
             operation,
             kv_format: Some(format),
+            extra_kv_formats: Vec::new(),
             dtype,
             d_qk: format.d_qk(),
             heads: "any",
@@ -127,9 +130,11 @@ fn rows(fp16: bool) -> Vec<SupportRow> {
             }
         }
         if KvFormat::SPARSE.contains(&format) {
-            for operation in ["sparse_decode", "sparse_prefill"] {
-                rows.push(row(operation, new_rows[0]));
-            }
+            rows.push(SupportRow {
+                extra_kv_formats: beside(format, new_rows[0]),
+                ..row("sparse_decode", new_rows[0])
+            });
+            rows.push(row("sparse_prefill", new_rows[0]));
         }
         rows.extend(new_rows.iter().map(|&dtype| row("append_kv", dtype)));
         if quantised {
@@ -148,5 +153,30 @@ fn rows(fp16: bool) -> Vec<SupportRow> {
             });
         }
     }
+    let of_indices = |operation| SupportRow {
+        operation,
+        kv_format: None,
+        extra_kv_formats: Vec::new(),
+        dtype: DType::I32,
+        d_qk: &[],
+        heads: "none",
+        kv_heads: "none",
+        page_sizes: "any",
+    };
+    rows.push(of_indices("to_physical"));
+    rows.push(of_indices("window_token_ids"));
+    rows.push(SupportRow {
+        page_sizes: "none",
+        ..of_indices("combine_topk_window")
+    });
     rows
+}
+
+/// The formats of an extra cache: of rows as long, for queries of this type.
+fn beside(format: KvFormat, query: DType) -> Vec<KvFormat> {
+    let fits = |extra: &KvFormat| {
+        let as_long = extra.d_qk().iter().any(|dim| format.d_qk().contains(dim));
+        as_long && extra.dtype().unwrap_or(DType::Bf16) == query
+    };
+    KvFormat::ALL.into_iter().filter(fits).collect()
 }

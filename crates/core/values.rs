@@ -6,6 +6,8 @@
 
 use std::sync::OnceLock;
 
+use ferromla_schedule::PlanView;
+
 use crate::check::MAX_SEQ_LEN;
 use crate::cuda;
 use crate::dtype::Device;
@@ -17,6 +19,7 @@ use crate::problem::{
     AppendProblem, AttentionProblem, GatherProblem, GatherTokens, KeyLists, PageTable, PagedCache,
     QueryTokens, SparseProblem, Strided,
 };
+use crate::schedule::plan_error;
 use crate::view::Stream;
 
 /// Whether `FERROMLA_CHECK` asks for these checks.
@@ -29,17 +32,26 @@ pub(crate) fn checked() -> bool {
 
 /// Where index arrays are read from.
 #[derive(Clone, Copy)]
-struct Source {
+pub(crate) struct Source {
     device: Device,
     stream: Stream,
 }
 
 impl Source {
+    pub fn new(device: Device, stream: Stream) -> Self {
+        Self { device, stream }
+    }
+
     /// `count` elements, `stride` elements apart.
     ///
     /// # Safety
     /// They are live memory of the device.
-    unsafe fn read<T: Copy + Default>(self, ptr: u64, count: usize, stride: i64) -> Result<Vec<T>> {
+    pub unsafe fn read<T: Copy + Default>(
+        self,
+        ptr: u64,
+        count: usize,
+        stride: i64,
+    ) -> Result<Vec<T>> {
         if count == 0 {
             return Ok(Vec::new());
         }
@@ -67,7 +79,7 @@ impl Source {
 
     /// # Safety
     /// As [`Source::read`] for `batch` lengths.
-    unsafe fn lens(self, lens: &Strided<1>, batch: i32, capacity: i64) -> Result<Vec<i32>> {
+    pub unsafe fn lens(self, lens: &Strided<1>, batch: i32, capacity: i64) -> Result<Vec<i32>> {
         // SAFETY: the caller's promise.
         let lens: Vec<i32> = unsafe { self.read(lens.ptr, batch as usize, lens.strides[0])? };
         match lens
@@ -84,7 +96,7 @@ impl Source {
         }
     }
 
-    /// `size` lengths of lists of `most` entries, one row of tokens after another.
+    /// Lengths of lists of `most` entries, one for each query token, one row of tokens after another.
     ///
     /// # Safety
     /// As [`Source::read`].
@@ -92,9 +104,10 @@ impl Source {
         self,
         argument: &'static str,
         lens: &Option<Strided<2>>,
-        size: [usize; 2],
+        tokens: Tokens,
         most: i64,
     ) -> Result<Vec<usize>> {
+        let size = tokens.size();
         let Some(Strided { ptr, strides }) = lens else {
             return Ok(vec![most as usize; size[0] * size[1]]);
         };
@@ -108,12 +121,11 @@ impl Source {
                 .position(|&len| !(0..=most).contains(&len.into()))
             {
                 let rule = format!("between 0 and {most}");
-                return Err(offender(
-                    argument,
-                    &[request, token],
-                    lens[token].into(),
-                    rule,
-                ));
+                let (value, of_requests) = (lens[token].into(), strides[1] == 0);
+                let place = tokens.place(request, token);
+                // One length for all query tokens of a request.
+                let given = place.len() - usize::from(of_requests && place.len() > 1);
+                return Err(offender(argument, &place[..given], value, rule));
             }
             all.extend(lens.into_iter().map(|len| len as usize));
         }
@@ -143,7 +155,31 @@ impl Source {
     }
 }
 
-fn offender(argument: &'static str, index: &[usize], value: i64, rule: String) -> Error {
+/// The query tokens that have lists: whose they are, and how an argument counts them.
+#[derive(Clone, Copy)]
+enum Tokens {
+    OfRequests { batch: usize, q_len: usize },
+    All(usize),
+}
+
+impl Tokens {
+    fn size(self) -> [usize; 2] {
+        match self {
+            Self::OfRequests { batch, q_len } => [batch, q_len],
+            Self::All(tokens) => [1, tokens],
+        }
+    }
+
+    /// Where an argument has what is one token's.
+    fn place(self, request: usize, token: usize) -> Vec<usize> {
+        match self {
+            Self::OfRequests { .. } => vec![request, token],
+            Self::All(_) => vec![token],
+        }
+    }
+}
+
+pub(crate) fn offender(argument: &'static str, index: &[usize], value: i64, rule: String) -> Error {
     Error::invalid(argument, format!("{value} at {index:?}"), rule)
 }
 
@@ -157,7 +193,7 @@ pub(crate) unsafe fn plan_lengths(
     device: Device,
     stream: Stream,
 ) -> Result<()> {
-    let source = Source { device, stream };
+    let source = Source::new(device, stream);
     let args = plan.args();
     let (batch, capacity) = (args.batch as i32, args.max_seq_len.unwrap_or(MAX_SEQ_LEN));
     let lists = match args.queries {
@@ -165,16 +201,25 @@ pub(crate) unsafe fn plan_lengths(
             q_len,
             topk,
             extra_topk,
-        } => Some((q_len, topk, extra_topk)),
-        Queries::SparsePrefill { num_tokens, topk } => Some((num_tokens, topk, 0)),
+        } => {
+            let (batch, q_len) = (batch as usize, q_len as usize);
+            Some((Tokens::OfRequests { batch, q_len }, topk, extra_topk))
+        }
+        Queries::SparsePrefill { num_tokens, topk } => {
+            Some((Tokens::All(num_tokens as usize), topk, 0))
+        }
         _ => None,
     };
-    if let Some((q_len, topk, extra_topk)) = lists {
-        let size = [batch as usize, q_len as usize];
+    if let Some((tokens, topk, extra_topk)) = lists {
         // SAFETY: the caller's promise.
         return unsafe {
-            source.list_lens("topk_lengths", &lengths.seq_lens, size, topk)?;
-            source.list_lens("extra_topk_lengths", &lengths.extra_lens, size, extra_topk)?;
+            source.list_lens("topk_lengths", &lengths.seq_lens, tokens, topk)?;
+            source.list_lens(
+                "extra_topk_lengths",
+                &lengths.extra_lens,
+                tokens,
+                extra_topk,
+            )?;
             Ok(())
         };
     }
@@ -189,15 +234,68 @@ pub(crate) unsafe fn plan_lengths(
     Ok(())
 }
 
+/// The plan was made, or last updated, for the lengths of this call, and its query tokens.
+///
+/// # Safety
+/// Plan and lengths are live memory of the plan's device.
+pub(crate) unsafe fn planned(plan: &Plan, lengths: &Lengths, stream: Stream) -> Result<()> {
+    let source = Source::new(plan.args().device, stream);
+    let (shape, words) = (&plan.schedule.shape, plan.schedule.layout.words());
+    // SAFETY: the caller's promise.
+    let words: Vec<i32> = unsafe { source.read(plan.workspace.plan, words, 1)? };
+    let plan = PlanView::new(shape, &words).map_err(plan_error)?;
+    let stale = |what: String, now: i64| {
+        let rule = format!("{now}, as in this call: the plan is updated before it is used");
+        Err(Error::invalid("plan", what, rule))
+    };
+    let [batch, tokens] = [shape.batch, shape.sparse_q_len.max(1)].map(|dim| dim as usize);
+    let lists = shape.sparse_q_len > 0;
+    let (most, name) = match lists {
+        true => (shape.topk, "topk_lengths"),
+        false => (shape.max_seq_len, "seq_lens"),
+    };
+    let mut lens = vec![most; batch * tokens];
+    if let Some(Strided { ptr, strides }) = lengths.seq_lens {
+        for (request, lens) in lens.chunks_mut(tokens).enumerate() {
+            let row = ptr.wrapping_add_signed(4 * request as i64 * strides[0]);
+            // SAFETY: the caller's promise.
+            lens.copy_from_slice(&unsafe { source.read::<i32>(row, tokens, strides[1])? });
+        }
+    }
+    for item in plan.items() {
+        let (request, token) = (item.request as usize, if lists { item.q_begin } else { 0 });
+        let now = lens[request * tokens + token as usize].clamp(0, most);
+        let made = if lists { item.main_len } else { item.seq_len };
+        if made != now {
+            let place = if lists {
+                format!("{request}, {token}")
+            } else {
+                request.to_string()
+            };
+            return stale(format!("made for {name}[{place}] = {made}"), now.into());
+        }
+    }
+    let Some(indptr) = lengths.qo_indptr else {
+        return Ok(());
+    };
+    // SAFETY: the caller's promise.
+    let indptr: Vec<i32> = unsafe { source.read(indptr.ptr, batch + 1, indptr.strides[0])? };
+    for item in plan.items() {
+        let begin = indptr[item.request as usize];
+        if item.q_begin != begin {
+            let made = format!("made for qo_indptr[{}] = {}", item.request, item.q_begin);
+            return stale(made, begin.into());
+        }
+    }
+    Ok(())
+}
+
 /// The values of table, lengths and `qo_indptr`.
 ///
 /// # Safety
 /// The index arrays are live memory of the problem's device.
 pub(crate) unsafe fn attention(problem: &AttentionProblem) -> Result<()> {
-    let source = Source {
-        device: problem.device,
-        stream: problem.stream,
-    };
+    let source = Source::new(problem.device, problem.stream);
     // SAFETY: the caller's promise.
     unsafe {
         table(
@@ -223,7 +321,7 @@ pub(crate) unsafe fn table(
     device: Device,
     stream: Stream,
 ) -> Result<()> {
-    let source = Source { device, stream };
+    let source = Source::new(device, stream);
     let capacity = table.capacity(cache.page_size);
     // SAFETY: the caller's promise.
     let lens = unsafe { source.lens(&table.seq_lens, table.batch, capacity)? };
@@ -254,10 +352,7 @@ pub(crate) unsafe fn table(
 /// # Safety
 /// The slots are live memory of the problem's device.
 pub(crate) unsafe fn slots(problem: &AppendProblem) -> Result<()> {
-    let source = Source {
-        device: problem.device,
-        stream: problem.stream,
-    };
+    let source = Source::new(problem.device, problem.stream);
     // SAFETY: the caller's promise.
     let slots: Vec<i64> = unsafe {
         source.read(
@@ -274,10 +369,7 @@ pub(crate) unsafe fn slots(problem: &AppendProblem) -> Result<()> {
 /// # Safety
 /// The index arrays are live memory of the problem's device.
 pub(crate) unsafe fn gather(problem: &GatherProblem) -> Result<()> {
-    let source = Source {
-        device: problem.device,
-        stream: problem.stream,
-    };
+    let source = Source::new(problem.device, problem.stream);
     let tokens = problem.tokens as usize;
     match &problem.source {
         // SAFETY: the caller's promise.
@@ -319,25 +411,28 @@ unsafe fn lists(
     lists: &KeyLists,
     [lens_name, indices_name]: [&'static str; 2],
 ) -> Result<()> {
-    let source = Source {
-        device: problem.device,
-        stream: problem.stream,
+    let source = Source::new(problem.device, problem.stream);
+    let (batch, q_len) = (problem.batch as usize, problem.q_len as usize);
+    // Of a prefill, which alone has `max_logits`, the tokens are of no request.
+    let query_tokens = match problem.max_logits {
+        None => Tokens::OfRequests { batch, q_len },
+        Some(_) => Tokens::All(q_len),
     };
-    let size = [problem.batch as usize, problem.q_len as usize];
     let most = i64::from(lists.topk);
     // SAFETY: the caller's promise.
-    let lens = unsafe { source.list_lens(lens_name, &lists.lens, size, most)? };
+    let lens = unsafe { source.list_lens(lens_name, &lists.lens, query_tokens, most)? };
     let tokens = i64::from(lists.cache.num_pages) * i64::from(lists.cache.page_size);
     let Strided { ptr, strides } = lists.indices;
     for (row, len) in lens.into_iter().enumerate() {
-        let [request, token] = [row / size[1], row % size[1]];
+        let [request, token] = [row / q_len, row % q_len];
         let offset = request as i64 * strides[0] + token as i64 * strides[1];
         // SAFETY: the caller's promise; the length is within the list.
         let entries: Vec<i32> =
             unsafe { source.read(ptr.wrapping_add_signed(4 * offset), len, 1)? };
         if let Some(at) = entries.iter().position(|&entry| i64::from(entry) >= tokens) {
             let rule = format!("below {tokens}, the cache's tokens");
-            let place = [request, token, at];
+            let mut place = query_tokens.place(request, token);
+            place.push(at);
             return Err(offender(indices_name, &place, entries[at].into(), rule));
         }
     }

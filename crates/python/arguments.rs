@@ -1,8 +1,9 @@
 //! Arguments shared by several functions: pairs of tensors, formats, devices, numbers with a rule.
 
 use ferromla::{Device, KvFormat, Parts, Result};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyTuple};
+use pyo3::types::{PyFloat, PyInt, PyList, PyTuple};
 
 use crate::errors;
 use crate::framework;
@@ -82,8 +83,8 @@ pub fn workspace<'py>(
 }
 
 /// A format by name; None stays None.
-pub fn kv_format(name: Option<&str>) -> PyResult<Option<KvFormat>> {
-    name.map(KvFormat::parse)
+pub fn kv_format(argument: &'static str, name: Option<&str>) -> PyResult<Option<KvFormat>> {
+    name.map(|name| KvFormat::parse_as(argument, name))
         .transpose()
         .map_err(errors::to_python)
 }
@@ -101,17 +102,73 @@ pub fn num_splits(given: Option<i64>) -> PyResult<Option<u32>> {
     }
 }
 
-/// What the `lse` of rows that see no key is to be.
-pub fn empty_lse(given: Option<f64>) -> f32 {
-    given.map_or(f32::NEG_INFINITY, |lse| lse as f32)
+/// A number that is in host memory: reading one on a GPU would wait for it, and cannot be captured.
+#[derive(Clone, Copy)]
+pub struct Number(f64);
+
+impl Number {
+    pub fn get(self) -> f64 {
+        self.0
+    }
 }
 
-/// `"cpu"`, `"cuda"`, `"cuda:1"`, or anything that prints as one of them (a `torch.device`).
+impl<'a, 'py> FromPyObject<'a, 'py> for Number {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        let plain = object.is_instance_of::<PyFloat>() || object.is_instance_of::<PyInt>();
+        // A tensor whose dtype that protocol does not have raises instead of saying no.
+        if !plain && !matches!(object.hasattr("__cuda_array_interface__"), Ok(false)) {
+            let class = object.get_type().qualname()?;
+            let rule = "must be a number: reading one on a GPU would wait for the device";
+            return Err(PyTypeError::new_err(format!("a {class} on a GPU: {rule}")));
+        }
+        object.extract().map(Self)
+    }
+}
+
+/// What the `lse` of rows that see no key is to be.
+pub fn empty_lse(given: Option<Number>) -> f32 {
+    given.map_or(f32::NEG_INFINITY, |lse| lse.get() as f32)
+}
+
+/// How many tokens a call finds that writes where each request's begin, the last of `offsets` being their number: `run`
+/// makes it without room for any. Where the host can read that.
+pub fn counted(
+    lens: &Tensor<'_>,
+    offsets: &Tensor<'_>,
+    run: impl FnOnce() -> PyResult<()>,
+) -> PyResult<i64> {
+    if lens.view.device().is_cuda() {
+        let rule = "must be given, or out: reading the lengths would wait for the device";
+        return Err(errors::invalid("num_tokens", "None", rule));
+    }
+    run()?;
+    let (shape, strides) = (offsets.view.shape(), offsets.view.strides());
+    let last = (shape[0] - 1) * strides[0];
+    let first = offsets.view.ptr() as *const i64;
+    // SAFETY: an int64 array of at least one element in host memory, as the call has checked.
+    Ok(unsafe { first.wrapping_offset(last as isize).read() })
+}
+
+/// A number of tokens that there is to be room for.
+pub fn num_tokens(given: Option<i64>) -> PyResult<Option<i64>> {
+    match given {
+        Some(count) if !(0..=i32::MAX.into()).contains(&count) => {
+            let rule = format!("must be between 0 and {}, or None", i32::MAX);
+            Err(errors::invalid("num_tokens", count, rule))
+        }
+        _ => Ok(given),
+    }
+}
+
+/// `"cpu"`, `"cuda"` for the framework's current device, `"cuda:1"`, or anything that prints as one of them (a
+/// `torch.device`).
 pub fn device(object: &Bound<'_, PyAny>) -> PyResult<Device> {
     let name = object.str()?.to_string();
     let ordinal = match name.as_str() {
         "cpu" => return Ok(Device::Cpu),
-        "cuda" => Some(0),
+        "cuda" => Some(framework::current_device(object.py())?),
         other => other
             .strip_prefix("cuda:")
             .and_then(|ordinal| ordinal.parse().ok()),

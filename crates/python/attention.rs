@@ -7,7 +7,7 @@ use ferromla::{
 use pyo3::prelude::*;
 use pyo3::types::{PyFloat, PyInt};
 
-use crate::arguments::{self, Pair};
+use crate::arguments::{self, Number, Pair};
 use crate::errors;
 use crate::framework;
 use crate::plan::Plan;
@@ -89,10 +89,10 @@ pub fn decode<'py>(
     kv_cache: &Bound<'py, PyAny>,
     block_table: &Bound<'py, PyAny>,
     seq_lens: &Bound<'py, PyAny>,
-    softmax_scale: Option<f64>,
+    softmax_scale: Option<Number>,
     causal: bool,
     kv_format: Option<&str>,
-    kv_scale: Option<f64>,
+    kv_scale: Option<Number>,
     q_scale: Option<&Bound<'py, PyAny>>,
     attn_sink: Option<&Bound<'py, PyAny>>,
     plan: Option<&Bound<'py, Plan>>,
@@ -101,7 +101,7 @@ pub fn decode<'py>(
     out: Option<&Bound<'py, PyAny>>,
     lse: Option<&Bound<'py, PyAny>>,
     workspace: Option<&Bound<'py, PyAny>>,
-    empty_lse: Option<f64>,
+    empty_lse: Option<Number>,
 ) -> PyResult<Outputs<'py>> {
     let given = Given {
         q,
@@ -178,10 +178,10 @@ pub fn prefill<'py>(
     block_table: &Bound<'py, PyAny>,
     seq_lens: &Bound<'py, PyAny>,
     qo_indptr: &Bound<'py, PyAny>,
-    softmax_scale: Option<f64>,
+    softmax_scale: Option<Number>,
     causal: bool,
     kv_format: Option<&str>,
-    kv_scale: Option<f64>,
+    kv_scale: Option<Number>,
     q_scale: Option<&Bound<'py, PyAny>>,
     attn_sink: Option<&Bound<'py, PyAny>>,
     plan: Option<&Bound<'py, Plan>>,
@@ -191,7 +191,7 @@ pub fn prefill<'py>(
     out: Option<&Bound<'py, PyAny>>,
     lse: Option<&Bound<'py, PyAny>>,
     workspace: Option<&Bound<'py, PyAny>>,
-    empty_lse: Option<f64>,
+    empty_lse: Option<Number>,
 ) -> PyResult<Outputs<'py>> {
     let given = Given {
         q,
@@ -230,10 +230,10 @@ struct Given<'a, 'py> {
     kv_cache: &'a Bound<'py, PyAny>,
     block_table: &'a Bound<'py, PyAny>,
     seq_lens: &'a Bound<'py, PyAny>,
-    softmax_scale: Option<f64>,
+    softmax_scale: Option<Number>,
     causal: bool,
     kv_format: Option<&'a str>,
-    kv_scale: Option<f64>,
+    kv_scale: Option<Number>,
     q_scale: Option<&'a Bound<'py, PyAny>>,
     attn_sink: Option<&'a Bound<'py, PyAny>>,
     plan: Option<&'a Bound<'py, Plan>>,
@@ -243,7 +243,7 @@ struct Given<'a, 'py> {
     out: Option<&'a Bound<'py, PyAny>>,
     lse: Option<&'a Bound<'py, PyAny>>,
     workspace: Option<&'a Bound<'py, PyAny>>,
-    empty_lse: Option<f64>,
+    empty_lse: Option<Number>,
 }
 
 /// Runs the attention whose outputs have these shapes and whose tensors make these arguments.
@@ -275,10 +275,10 @@ fn attend<'a, 'py, I: QoIndptr>(
         out.view,
         lse.view,
     );
-    args.softmax_scale = given.softmax_scale;
+    args.softmax_scale = given.softmax_scale.map(Number::get);
     args.causal = given.causal;
-    args.kv_format = arguments::kv_format(given.kv_format)?;
-    args.kv_scale = given.kv_scale;
+    args.kv_format = arguments::kv_format("kv_format", given.kv_format)?;
+    args.kv_scale = given.kv_scale.map(Number::get);
     args.q_scale = q_scale.as_ref().map(Scale::args);
     args.attn_sink = attn_sink.as_ref().map(|sink| sink.view);
     args.plan = given.plan.map(|plan| plan.get().inner());
@@ -293,6 +293,10 @@ fn attend<'a, 'py, I: QoIndptr>(
     // SAFETY: every view borrows a tensor that lives to the end of this function (`qo_indptr` to the end of the
     // caller's); on CUDA the framework's allocator orders reuse after the work queued on its stream.
     arguments::run(py, q.device(), || unsafe { checked.run(workspace) })?;
+    if block_table.view.shape()[0] == 0 {
+        framework::fill(&out, 0.0)?; // query tokens of no request see no key
+        framework::fill(&lse, arguments::empty_lse(given.empty_lse))?;
+    }
     Ok((out.object, lse.object))
 }
 

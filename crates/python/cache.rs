@@ -1,13 +1,13 @@
 //! `append_kv`, `gather_kv` and `cache_shape`.
 
-use ferromla::{AppendArgs, DType, Device, GatherArgs, GatherSource, KvFormat};
+use ferromla::{AppendArgs, DType, GatherArgs, GatherSource, KvFormat};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use crate::arguments::{self, Pair};
+use crate::arguments::{self, Number, Pair};
 use crate::errors;
 use crate::framework;
-use crate::tensor::{self, Tensor};
+use crate::tensor;
 
 /// Writes new tokens into their slots of a paged cache, quantised as its format says.
 ///
@@ -43,7 +43,7 @@ pub fn append_kv<'py>(
     kv_cache: &Bound<'py, PyAny>,
     slots: &Bound<'py, PyAny>,
     kv_format: Option<&str>,
-    kv_scale: Option<f64>,
+    kv_scale: Option<Number>,
     round_scale: bool,
 ) -> PyResult<()> {
     let kv_c = tensor::read(kv_c, "kv_c")?;
@@ -55,8 +55,8 @@ pub fn append_kv<'py>(
         k_pe: k_pe.as_ref().map(|part| part.view),
         kv_cache: kv_cache.parts(),
         slots: slots.view,
-        kv_format: arguments::kv_format(kv_format)?,
-        kv_scale,
+        kv_format: arguments::kv_format("kv_format", kv_format)?,
+        kv_scale: kv_scale.map(Number::get),
         round_scale,
         stream: framework::current_stream(&kv_cache.first)?,
     };
@@ -111,31 +111,24 @@ pub fn gather_kv<'py>(
     seq_lens: Option<&Bound<'py, PyAny>>,
     ids: Option<&Bound<'py, PyAny>>,
     kv_format: Option<&str>,
-    kv_scale: Option<f64>,
+    kv_scale: Option<Number>,
     num_tokens: Option<i64>,
     out: Option<&Bound<'py, PyAny>>,
     offsets: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let cache = Pair::read(cache, "cache", false)?;
-    let kv_format = arguments::kv_format(kv_format)?;
+    let kv_format = arguments::kv_format("kv_format", kv_format)?;
     let rows = |count: i64| {
         let width = ferromla::cache_d_qk(&cache.parts(), kv_format).map_err(errors::to_python)?;
         framework::empty(&cache.first, "out", &[count, width], DType::Bf16)
     };
-    if num_tokens.is_some_and(|count| count < 0) {
-        let value = num_tokens.unwrap_or_default();
-        return Err(errors::invalid(
-            "num_tokens",
-            value,
-            "must be at least 0, or None",
-        ));
-    }
+    let num_tokens = arguments::num_tokens(num_tokens)?;
     let mut args = GatherArgs {
         cache: cache.parts(),
         source: GatherSource::Ids(cache.first.view),
         out: cache.first.view,
         kv_format,
-        kv_scale,
+        kv_scale: kv_scale.map(Number::get),
         stream: framework::current_stream(&cache.first)?,
     };
     let gather = |args: &GatherArgs| {
@@ -161,15 +154,19 @@ pub fn gather_kv<'py>(
             let offsets = arguments::output(offsets, "offsets", || {
                 framework::empty(&cache.first, "offsets", &[batch + 1], DType::I64)
             })?;
-            let out = arguments::output(out, "out", || match num_tokens {
-                Some(count) => rows(count),
-                None => rows(total(&cache, &table, &lens)?),
-            })?;
             args.source = GatherSource::Pages {
                 block_table: table.view,
                 seq_lens: lens.view,
                 offsets_out: offsets.view,
             };
+            let out = arguments::output(out, "out", || match num_tokens {
+                Some(count) => rows(count),
+                None => {
+                    let none = rows(0)?;
+                    args.out = none.view;
+                    rows(arguments::counted(&lens, &offsets, || gather(&args))?)
+                }
+            })?;
             args.out = out.view;
             gather(&args)?;
             Ok(PyTuple::new(py, [out.object, offsets.object])?.into_any())
@@ -180,39 +177,6 @@ pub fn gather_kv<'py>(
             "give either block_table and seq_lens, or ids",
         )),
     }
-}
-
-/// The sum of the lengths, each clamped as the gather clamps it. Host memory only.
-fn total(cache: &Pair<'_>, table: &Tensor<'_>, lens: &Tensor<'_>) -> PyResult<i64> {
-    let view = &lens.view;
-    if view.device() != Device::Cpu {
-        let rule = "give num_tokens or out: reading the lengths would wait for the device";
-        return Err(errors::invalid("num_tokens", "None", rule));
-    }
-    if view.dtype() != DType::I32 || view.shape().rank() != 1 {
-        return Err(errors::invalid(
-            "seq_lens",
-            format!("{} of shape {}", view.dtype(), view.shape()),
-            "must be int32 of shape [b]",
-        ));
-    }
-    let page_size = cache.first.view.shape().get(1).copied().unwrap_or(0);
-    let capacity = table
-        .view
-        .shape()
-        .get(1)
-        .copied()
-        .unwrap_or(0)
-        .saturating_mul(page_size);
-    let mut sum: i64 = 0;
-    for index in 0..view.shape()[0] {
-        let element =
-            (view.ptr() as *const i32).wrapping_offset((index * view.strides()[0]) as isize);
-        // SAFETY: an element of a live int32 host array, as its producer described it.
-        let length = unsafe { element.read_unaligned() };
-        sum = sum.saturating_add(i64::from(length).clamp(0, capacity.max(0)));
-    }
-    Ok(sum)
 }
 
 /// `(shape, strides, name of the dtype, name of the device)` of an empty cache; `d_qk` is the first that the

@@ -46,6 +46,34 @@ fn stream_of(py: Python<'_>, kind: tensor::Kind, ordinal: u32) -> PyResult<Strea
     Ok(Stream(handle.extract()?))
 }
 
+/// The current device of the framework that is loaded, torch's where both are; 0 where none has one.
+pub fn current_device(py: Python<'_>) -> PyResult<u32> {
+    let modules = py
+        .import(intern!(py, "sys"))?
+        .getattr(intern!(py, "modules"))?;
+    if modules.contains("torch")? {
+        let cuda = py.import("torch.cuda")?;
+        if cuda.call_method0("is_initialized")?.extract()? {
+            return cuda.call_method0("current_device")?.extract();
+        }
+    }
+    if modules.contains("cupy")? {
+        let runtime = py.import("cupy.cuda.runtime")?;
+        return runtime.call_method0("getDevice")?.extract();
+    }
+    Ok(0)
+}
+
+/// Fills a tensor of a framework that ferromla allocates for, in the order of its current stream.
+pub fn fill(tensor: &Tensor<'_>, value: f32) -> PyResult<()> {
+    let name = match tensor.kind.framework {
+        Framework::Torch => "fill_",
+        Framework::Numpy | Framework::Cupy => "fill",
+        Framework::Other => return Ok(()),
+    };
+    tensor.object.call_method1(name, (value,)).map(drop)
+}
+
 /// An uninitialised tensor of `like`'s framework on its device.
 pub fn empty<'py>(
     like: &Tensor<'py>,

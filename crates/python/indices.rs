@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use crate::arguments;
 use crate::errors;
 use crate::framework;
-use crate::tensor::{self, Tensor};
+use crate::tensor;
 
 type Two<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>);
 type Three<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>);
@@ -111,6 +111,7 @@ pub fn window_token_ids<'py>(
     let queries = tensor::read(query_lens, "query_lens")?;
     let block_table = tensor::read(block_table, "block_table")?;
     let batch = lens.view.shape().first().copied().unwrap_or(0);
+    let num_tokens = arguments::num_tokens(num_tokens)?;
     let i32s = |argument, count: i64| framework::empty(&lens, argument, &[count], DType::I32);
     let offsets = arguments::output(offsets, "offsets", || {
         framework::empty(&lens, "offsets", &[batch + 1], DType::I64)
@@ -139,34 +140,12 @@ pub fn window_token_ids<'py>(
     let out = arguments::output(out, "out", || match num_tokens {
         Some(count) => i32s("out", count),
         None => {
-            // The host can read the number of tokens where a call without room for any has left it.
-            on_host(&lens)?;
-            run(i32s("out", 0)?.view)?;
-            i32s("out", last(&offsets))
+            let none = i32s("out", 0)?.view;
+            i32s("out", arguments::counted(&lens, &offsets, || run(none))?)
         }
     })?;
     run(out.view)?;
     Ok((out.object, offsets.object, first_pos.object))
-}
-
-fn on_host(lens: &Tensor<'_>) -> PyResult<()> {
-    if lens.view.device().is_cuda() {
-        let rule = "give num_tokens or out: reading the lengths would wait for the device";
-        return Err(errors::invalid("num_tokens", "None", rule));
-    }
-    Ok(())
-}
-
-/// The last of the offsets that a call has just written in host memory.
-fn last(offsets: &Tensor<'_>) -> i64 {
-    let (shape, strides) = (offsets.view.shape(), offsets.view.strides());
-    let at = (shape[0] - 1) * strides[0];
-    // SAFETY: an int64 array of at least one element, as the call has checked.
-    unsafe {
-        (offsets.view.ptr() as *const i64)
-            .wrapping_offset(at as isize)
-            .read()
-    }
 }
 
 /// Lists of keys for a sparse prefill: chosen compressed entries, then the tokens of a window.

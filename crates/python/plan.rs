@@ -47,8 +47,9 @@ use crate::tensor::{self, Tensor};
 ///     workspace: uint8 on that device, at least `workspace_bytes(...)` bytes; None allocates one through
 ///         the framework of `seq_lens`.
 ///
-/// The plan holds its workspace: keep the plan as long as a captured graph that uses it. Calls that share
-/// a plan share its scratch memory, so they must be on one stream (or ordered by events).
+/// The plan holds its workspace: keep the plan as long as a captured graph that uses it. A workspace is one plan's alone.
+/// Calls that share a plan share its scratch memory, so they must be on one stream (or ordered by events); on the CPU a
+/// plan that another thread's call is using is refused.
 ///
 /// Raises:
 ///     InvalidArgument, Unsupported: names the argument, its value and what is allowed.
@@ -165,7 +166,7 @@ impl Plan {
             num_heads,
             num_kv_heads,
             queries: queries(q_len, num_tokens)?,
-            kv_format: arguments::kv_format(kv_format)?,
+            kv_format: arguments::kv_format("kv_format", kv_format)?,
             extra_kv_format: None,
             page_size,
             causal,
@@ -290,8 +291,8 @@ impl Plan {
                 topk,
                 extra_topk,
             },
-            kv_format: arguments::kv_format(kv_format)?,
-            extra_kv_format: arguments::kv_format(extra_kv_format)?,
+            kv_format: arguments::kv_format("kv_format", kv_format)?,
+            extra_kv_format: arguments::kv_format("extra_kv_format", extra_kv_format)?,
             num_splits: arguments::num_splits(num_splits)?,
             batch_invariant,
             num_sms,
@@ -311,7 +312,7 @@ impl Plan {
     ///     batch_invariant: a token's result depends on nothing else in the call, bit for bit.
     ///     num_sms: as in `Plan`.
     ///     device: where the attention will run; None for the device of the lengths.
-    ///     workspace: uint8 on that device; None allocates one.
+    ///     workspace: uint8 on that device, at least `workspace_bytes(...)` bytes; None allocates one.
     ///
     /// Raises:
     ///     InvalidArgument, Unsupported: names the argument, its value and what is allowed.
@@ -347,7 +348,7 @@ impl Plan {
         };
         let args = PlanArgs {
             queries: Queries::SparsePrefill { num_tokens, topk },
-            kv_format: arguments::kv_format(kv_format)?,
+            kv_format: arguments::kv_format("kv_format", kv_format)?,
             batch_invariant,
             num_sms,
             ..PlanArgs::new(lens.device(device)?, 1, num_heads)
@@ -414,7 +415,7 @@ impl Plan {
         self.inner.args().num_kv_heads
     }
 
-    /// Query tokens per request; None for a plan made with a `qo_indptr`.
+    /// Query tokens per request; None for a plan made with a `qo_indptr`, and for one of `sparse_prefill`.
     #[getter]
     fn q_len(&self) -> Option<i64> {
         match self.inner.args().queries {
@@ -423,7 +424,7 @@ impl Plan {
         }
     }
 
-    /// Query tokens of all requests; None for a plan made without a `qo_indptr`.
+    /// Query tokens of all requests, of a plan made with a `qo_indptr` or for `sparse_prefill`; else None.
     #[getter]
     fn num_tokens(&self) -> Option<i64> {
         match self.inner.args().queries {
@@ -434,10 +435,14 @@ impl Plan {
         }
     }
 
-    /// Tokens of a page.
+    /// Tokens of a page; None for a plan of lists, which are of any pages.
     #[getter]
-    fn page_size(&self) -> i64 {
-        self.inner.args().page_size
+    fn page_size(&self) -> Option<i64> {
+        let args = self.inner.args();
+        match args.queries {
+            Queries::Uniform { .. } | Queries::Ragged { .. } => Some(args.page_size),
+            _ => None,
+        }
     }
 
     /// Where the attention runs, as `"cpu"` or `"cuda:0"`.
@@ -468,8 +473,10 @@ impl Plan {
     fn __repr__(&self) -> String {
         let args = self.inner.args();
         let queries = match args.queries {
-            Queries::Uniform { q_len } => format!("q_len={q_len}"),
-            Queries::Ragged { num_tokens } => format!("num_tokens={num_tokens}"),
+            Queries::Uniform { q_len } => format!("q_len={q_len}, page_size={}", args.page_size),
+            Queries::Ragged { num_tokens } => {
+                format!("num_tokens={num_tokens}, page_size={}", args.page_size)
+            }
             Queries::Sparse {
                 q_len,
                 topk,
@@ -480,22 +487,26 @@ impl Plan {
             }
         };
         format!(
-            "Plan(batch={}, num_heads={}, num_kv_heads={}, {queries}, page_size={}, device={:?})",
+            "Plan(batch={}, num_heads={}, num_kv_heads={}, {queries}, device={:?})",
             args.batch,
             args.num_heads,
             args.num_kv_heads,
-            args.page_size,
             args.device.to_string()
         )
     }
 }
 
-/// The exact size in bytes of the workspace of a `Plan`, or of a `decode` or `prefill` without one.
+/// The exact size in bytes of the workspace of a plan, or of a call without one.
 ///
-/// For a call without a plan, `max_seq_len` is `block_table.shape[1] * page_size`, and `kv_format` the cache's.
+/// For a `decode` or `prefill` without a plan, `max_seq_len` is `block_table.shape[1] * page_size`, and `kv_format` the
+/// cache's. With `topk` it is that of attention over lists: of `Plan.sparse` and `sparse_decode`, or, with `num_tokens`
+/// and a `batch` of 1, of `Plan.sparse_prefill` and `sparse_prefill`; for a call without a plan `kv_format` and
+/// `extra_kv_format` are those of its caches.
 ///
 /// Args: as for `Plan`, with `batch` for the number of requests, `num_tokens` for a prefill (without a
 /// `qo_indptr`, which does not matter here) and `device` for where the attention will run, the CPU when None.
+///     page_size: needed without `topk`, None with it.
+///     topk, extra_topk, extra_kv_format: as for `Plan.sparse`.
 ///
 /// Raises:
 ///     InvalidArgument, Unsupported: names the argument, its value and what is allowed.
@@ -505,10 +516,12 @@ impl Plan {
 ///     >>> import ferromla
 ///     >>> ferromla.workspace_bytes(batch=2, num_heads=16, page_size=64, max_seq_len=4096) > 0
 ///     True
+///     >>> ferromla.workspace_bytes(batch=2, num_heads=128, topk=2048, kv_format="fp8_v32") > 0
+///     True
 #[pyfunction]
-#[pyo3(signature = (*, batch, num_heads, num_kv_heads=1, q_len=1, num_tokens=None, kv_format=None, page_size,
-    causal=true, num_splits=None, batch_invariant=false, max_seq_len=None, max_q_len=None,
-    num_sms=None, device=None))]
+#[pyo3(signature = (*, batch, num_heads, num_kv_heads=1, q_len=1, num_tokens=None, kv_format=None, page_size=None,
+    causal=true, num_splits=None, batch_invariant=false, max_seq_len=None, max_q_len=None, topk=None, extra_topk=0,
+    extra_kv_format=None, num_sms=None, device=None))]
 #[allow(clippy::too_many_arguments)] // the public signature
 pub fn workspace_bytes(
     batch: i64,
@@ -517,30 +530,79 @@ pub fn workspace_bytes(
     q_len: i64,
     num_tokens: Option<i64>,
     kv_format: Option<&str>,
-    page_size: i64,
+    page_size: Option<i64>,
     causal: bool,
     num_splits: Option<i64>,
     batch_invariant: bool,
     max_seq_len: Option<i64>,
     max_q_len: Option<i64>,
+    topk: Option<i64>,
+    extra_topk: i64,
+    extra_kv_format: Option<&str>,
     num_sms: Option<i64>,
     device: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<u64> {
     let args = PlanArgs {
-        batch,
-        num_heads,
         num_kv_heads,
-        queries: queries(q_len, num_tokens)?,
-        kv_format: arguments::kv_format(kv_format)?,
-        extra_kv_format: None,
-        page_size,
+        queries: match topk {
+            None => queries(q_len, num_tokens)?,
+            Some(topk) => of_lists(queries(q_len, num_tokens)?, topk, extra_topk)?,
+        },
+        kv_format: arguments::kv_format("kv_format", kv_format)?,
+        extra_kv_format: arguments::kv_format("extra_kv_format", extra_kv_format)?,
         causal,
         num_splits: arguments::num_splits(num_splits)?,
         batch_invariant,
         max_seq_len,
         max_q_len,
         num_sms,
-        device: device.map_or(Ok(Device::Cpu), arguments::device)?,
+        ..PlanArgs::new(
+            device.map_or(Ok(Device::Cpu), arguments::device)?,
+            batch,
+            num_heads,
+        )
     };
+    let page_size = match (page_size, topk) {
+        (Some(page_size), None) => page_size,
+        (None, Some(_)) => args.page_size,
+        (None, None) => {
+            return Err(errors::invalid(
+                "page_size",
+                "None",
+                "must be given without topk",
+            ));
+        }
+        (Some(page_size), Some(_)) => {
+            let rule = "must be None with topk: lists are of any pages";
+            return Err(errors::invalid("page_size", page_size, rule));
+        }
+    };
+    if topk.is_none() && extra_topk != 0 {
+        return Err(errors::invalid(
+            "extra_topk",
+            extra_topk,
+            "must be 0 without topk",
+        ));
+    }
+    let args = PlanArgs { page_size, ..args };
     ferromla::workspace_bytes(&args).map_err(errors::to_python)
+}
+
+/// Of query tokens that list their keys.
+fn of_lists(queries: Queries, topk: i64, extra_topk: i64) -> PyResult<Queries> {
+    match queries {
+        Queries::Ragged { num_tokens } if extra_topk == 0 => {
+            Ok(Queries::SparsePrefill { num_tokens, topk })
+        }
+        Queries::Ragged { .. } => {
+            let rule = "must be 0 with num_tokens: sparse_prefill has one cache";
+            Err(errors::invalid("extra_topk", extra_topk, rule))
+        }
+        Queries::Uniform { q_len } => Ok(Queries::Sparse {
+            q_len,
+            topk,
+            extra_topk,
+        }),
+        lists => Ok(lists),
+    }
 }

@@ -3,7 +3,7 @@
 use ferromla::{DType, DequantizeArgs, KvFormat, Parts, QuantizeArgs};
 use pyo3::prelude::*;
 
-use crate::arguments;
+use crate::arguments::{self, Number};
 use crate::errors;
 use crate::framework;
 use crate::tensor::{self, Tensor};
@@ -40,7 +40,7 @@ pub fn quantize_kv<'py>(
     py: Python<'py>,
     kv: &Bound<'py, PyAny>,
     kv_format: &str,
-    kv_scale: Option<f64>,
+    kv_scale: Option<Number>,
     round_scale: bool,
     out: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
@@ -51,7 +51,7 @@ pub fn quantize_kv<'py>(
         kv: kv.view,
         out: out.view,
         kv_format: format,
-        kv_scale,
+        kv_scale: kv_scale.map(Number::get),
         round_scale,
         stream: framework::current_stream(&kv)?,
     };
@@ -113,12 +113,12 @@ pub fn dequantize_kv<'py>(
     py: Python<'py>,
     cache: &Bound<'py, PyAny>,
     kv_format: Option<&str>,
-    kv_scale: Option<f64>,
+    kv_scale: Option<Number>,
     out: Option<&Bound<'py, PyAny>>,
     dtype: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let cache = tensor::read(cache, "cache")?;
-    let kv_format = arguments::kv_format(kv_format)?;
+    let kv_format = arguments::kv_format("kv_format", kv_format)?;
     let dtype = dtype.map(result_dtype).transpose()?;
     let out = arguments::output(out, "out", || {
         let width =
@@ -134,7 +134,7 @@ pub fn dequantize_kv<'py>(
         cache: cache.view,
         out: out.view,
         kv_format,
-        kv_scale,
+        kv_scale: kv_scale.map(Number::get),
         stream: framework::current_stream(&cache)?,
     };
     // SAFETY: as in `quantize_kv`.

@@ -14,8 +14,9 @@ use crate::arguments;
 ///
 /// Returns:
 ///     A dict: `device`; `backend`, one of `"cuda"`, `"cpu"`, `"none"`; `device_name`; `kernels`, the CUDA
-///     kernels in this build; `reason`, why CUDA cannot be used where it cannot; and `operations`, a list
-///     of dicts with `operation`, `kv_format`, `dtype`, `d_qk`, `heads`, `kv_heads`, `page_sizes`.
+///     kernels in this build; `compiler`, what compiled them; `reason`, why CUDA cannot be used where it cannot; and
+///     `operations`, a list of dicts with `operation`, `kv_format`, `extra_kv_formats` of an extra cache beside it,
+///     `dtype` (of queries, of rows that are written or read, or of indices), `d_qk`, `heads`, `kv_heads`, `page_sizes`.
 ///
 /// Example:
 ///     >>> import ferromla
@@ -45,6 +46,8 @@ fn describe<'py>(py: Python<'py>, support: &Support) -> PyResult<Bound<'py, PyDi
         let entry = PyDict::new(py);
         entry.set_item("operation", row.operation)?;
         entry.set_item("kv_format", row.kv_format.map(|format| format.name()))?;
+        let extra = row.extra_kv_formats.iter().map(|format| format.name());
+        entry.set_item("extra_kv_formats", PyList::new(py, extra)?)?;
         entry.set_item("dtype", row.dtype.name())?;
         entry.set_item("d_qk", row.d_qk)?;
         entry.set_item("heads", row.heads)?;

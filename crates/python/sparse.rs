@@ -6,7 +6,7 @@ use ferromla::{
 };
 use pyo3::prelude::*;
 
-use crate::arguments::{self, Pair};
+use crate::arguments::{self, Number, Pair};
 use crate::errors;
 use crate::framework;
 use crate::plan::Plan;
@@ -18,7 +18,8 @@ use crate::tensor::{self, Tensor};
 ///
 /// Args:
 ///     q: `[b, s_q, h, d_qk]` bfloat16 or float16, or the pair `([b, s_q, h, 512], [b, s_q, h, 64])`.
-///     kv_cache: `[n, P, d_qk]` or `[n, P, 1, d_qk]` in q's dtype, or the pair of its parts.
+///     kv_cache: `[n, P, d_qk]` or `[n, P, 1, d_qk]` in q's dtype, or the pair of its parts; quantised
+///         `[n, P, bytes]` or `[n, P, 1, bytes]` uint8, int8 or float8_e4m3fn, for bfloat16 queries.
 ///     indices: `[b, s_q, topk]` int32, `page * P + offset` each. An entry outside the cache (-1, say) is no
 ///         key, wherever it stands; one that stands twice counts twice.
 ///     topk_lengths: `[b]` or `[b, s_q]` int32: only so many leading entries of a list count, clamped to
@@ -26,8 +27,9 @@ use crate::tensor::{self, Tensor};
 ///     attn_sink: `[h]` float32: `out` is multiplied by `exp(lse) / (exp(lse) + exp(sink))`.
 ///     extra_kv_cache, extra_indices, extra_topk_lengths: keys from a second cache, with a page size of its
 ///         own, that join the same softmax: `[b, s_q, extra_topk]` indices, and lengths as `topk_lengths`.
-///     kv_format: `"bf16"`, `"fp16"`, or None for the cache's own dtype.
-///     extra_kv_format: the same of the extra cache; None for `kv_format`.
+///     kv_format: `"bf16"`, `"fp16"`, `"fp8"` (of scale 1), `"fp8_v32"`, `"fp8_v4"`, `"fp8_v41"`, `"fp8_v41_split"`; None for
+///         what the cache's dtype says.
+///     extra_kv_format: of the extra cache, one of these or `"fp4_v41"`; None for `kv_format`.
 ///     softmax_scale: factor of the scores, above 0; `d_qk ** -0.5` when None.
 ///     plan: a plan made by `Plan.sparse` for these shapes; without one the call plans for itself. The lengths
 ///         that it was made or last updated with count, not those of this call.
@@ -67,14 +69,14 @@ pub fn sparse_decode<'py>(
     extra_topk_lengths: Option<&Bound<'py, PyAny>>,
     kv_format: Option<&str>,
     extra_kv_format: Option<&str>,
-    softmax_scale: Option<f64>,
+    softmax_scale: Option<Number>,
     plan: Option<&Bound<'py, Plan>>,
     num_splits: Option<i64>,
     batch_invariant: bool,
     out: Option<&Bound<'py, PyAny>>,
     lse: Option<&Bound<'py, PyAny>>,
     workspace: Option<&Bound<'py, PyAny>>,
-    empty_lse: Option<f64>,
+    empty_lse: Option<Number>,
 ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
     let q = Pair::read(q, "q", false)?;
     let kv_cache = Pair::read(kv_cache, "kv_cache", false)?;
@@ -82,7 +84,11 @@ pub fn sparse_decode<'py>(
     let topk_lengths = tensor::read_optional(topk_lengths, "topk_lengths")?;
     let attn_sink = tensor::read_optional(attn_sink, "attn_sink")?;
     let extra = Extra::read(extra_kv_cache, extra_indices, extra_topk_lengths)?;
-    let extra_format = arguments::kv_format(extra_kv_format)?;
+    let extra_format = arguments::kv_format("extra_kv_format", extra_kv_format)?;
+    if let (Some(format), None) = (extra_format, &extra) {
+        let rule = "must be None without extra_kv_cache";
+        return Err(errors::invalid("extra_kv_format", format, rule));
+    }
     let shapes = || decode_outputs(&q.parts()).map_err(errors::to_python);
     let out = arguments::output(out, "out", || {
         let shapes = shapes()?;
@@ -99,8 +105,8 @@ pub fn sparse_decode<'py>(
             topk_lengths: extra.topk_lengths.as_ref().map(|lens| lens.view),
             kv_format: extra_format,
         }),
-        softmax_scale,
-        kv_format: arguments::kv_format(kv_format)?,
+        softmax_scale: softmax_scale.map(Number::get),
+        kv_format: arguments::kv_format("kv_format", kv_format)?,
         attn_sink: attn_sink.as_ref().map(|sink| sink.view),
         plan: plan.map(|plan| plan.get().inner()),
         num_splits: arguments::num_splits(num_splits)?,
@@ -128,14 +134,15 @@ pub fn sparse_decode<'py>(
 /// Args:
 ///     q: `[t, h, d_qk]` bfloat16 or float16, or the pair `([t, h, 512], [t, h, 64])`.
 ///     kv: `[n_tokens, d_qk]` or `[n_tokens, 1, d_qk]` in q's dtype, a paged cache `[n, P, d_qk]` or
-///         `[n, P, 1, d_qk]`, or the pair of the parts of either.
+///         `[n, P, 1, d_qk]`, or the pair of the parts of either; a quantised cache `[n, P, bytes]` or
+///         `[n, P, 1, bytes]` uint8, int8 or float8_e4m3fn, for bfloat16 queries.
 ///     indices: `[t, topk]` or `[t, 1, topk]` int32: rows of `kv`, or `page * P + offset`. An entry outside (-1,
 ///         say) is no key, wherever it stands; one that stands twice counts twice.
 ///     topk_lengths: `[t]` int32: only so many leading entries of a list count, clamped to `[0, topk]`; None for
 ///         all. What is behind them takes no time; entries of -1 take as much as others.
 ///     attn_sink: `[h]` float32: `out` is multiplied by `exp(lse) / (exp(lse) + exp(sink))`.
 ///     softmax_scale: factor of the scores, above 0; `d_qk ** -0.5` when None.
-///     kv_format: `"bf16"`, `"fp16"`, or None for the dtype of `kv`.
+///     kv_format: as in `sparse_decode`; None for what the dtype of `kv` says.
 ///     batch_invariant: a token's result depends on nothing else in the call, bit for bit: no list is split. Else, on CUDA, the lists of
 ///         few tokens are, of many those that are left when all SMs have as many.
 ///     plan: a `Plan.sparse_prefill` for these shapes; the lengths it was made or updated with count then.
@@ -171,7 +178,7 @@ pub fn sparse_prefill<'py>(
     indices: &Bound<'py, PyAny>,
     topk_lengths: Option<&Bound<'py, PyAny>>,
     attn_sink: Option<&Bound<'py, PyAny>>,
-    softmax_scale: Option<f64>,
+    softmax_scale: Option<Number>,
     kv_format: Option<&str>,
     plan: Option<&Bound<'py, Plan>>,
     batch_invariant: bool,
@@ -179,7 +186,7 @@ pub fn sparse_prefill<'py>(
     max_logits: Option<&Bound<'py, PyAny>>,
     lse: Option<&Bound<'py, PyAny>>,
     workspace: Option<&Bound<'py, PyAny>>,
-    empty_lse: Option<f64>,
+    empty_lse: Option<Number>,
 ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>)> {
     let q = Pair::read(q, "q", false)?;
     let kv = Pair::read(kv, "kv", false)?;
@@ -199,8 +206,8 @@ pub fn sparse_prefill<'py>(
     let (max_logits, lse) = (rows(max_logits, "max_logits")?, rows(lse, "lse")?);
     let args = SparsePrefillArgs {
         topk_lengths: topk_lengths.as_ref().map(|lens| lens.view),
-        softmax_scale,
-        kv_format: arguments::kv_format(kv_format)?,
+        softmax_scale: softmax_scale.map(Number::get),
+        kv_format: arguments::kv_format("kv_format", kv_format)?,
         attn_sink: attn_sink.as_ref().map(|sink| sink.view),
         plan: plan.map(|plan| plan.get().inner()),
         batch_invariant,

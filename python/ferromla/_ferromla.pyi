@@ -109,7 +109,7 @@ class Plan:
     @property
     def num_tokens(self) -> int | None: ...
     @property
-    def page_size(self) -> int: ...
+    def page_size(self) -> int | None: ...
     @property
     def device(self) -> str: ...
     @property
@@ -216,12 +216,15 @@ def workspace_bytes(
     q_len: int = 1,
     num_tokens: int | None = None,
     kv_format: str | None = None,
-    page_size: int,
+    page_size: int | None = None,
     causal: bool = True,
     num_splits: int | None = None,
     batch_invariant: bool = False,
     max_seq_len: int | None = None,
     max_q_len: int | None = None,
+    topk: int | None = None,
+    extra_topk: int = 0,
+    extra_kv_format: str | None = None,
     num_sms: int | None = None,
     device: Any = None,
 ) -> int: ...
