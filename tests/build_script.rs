@@ -206,3 +206,10 @@ fn builds_bring_the_nvcc_that_the_kernels_are_made_for() {
         "{asked}"
     );
 }
+
+#[test]
+fn the_driver_s_bindings_are_those_of_no_nvcc() {
+    let manifest = include_str!("../Cargo.toml");
+    assert!(manifest.contains("\"cudarc?/cuda-13040\""));
+    assert!(!manifest.contains("cuda-version-from-build-system"));
+}
