@@ -11,13 +11,15 @@ export PATH := $(BIN):$(PATH)
 export VIRTUAL_ENV := $(VENV)
 export PYO3_PYTHON := $(BIN)/python
 export PYTHON_SYS_EXECUTABLE := $(BIN)/python
+# Kernels that spill are an error here, a warning elsewhere (build.rs).
+export FERROMLA_STRICT ?= 1
 
 # maturin and nvcc, as pyproject.toml asks for them.
 BUILD_REQUIRES := $(shell sed -n '/^requires = \[/,/^\]/s/^  "\([^;"]*\).*/"\1"/p' pyproject.toml)
 BUILD_NEEDS := $(BUILD_REQUIRES) 'numpy>=1.24' 'ml_dtypes>=0.5'
 TEST_NEEDS := 'torch==2.11.*' 'pytest>=8' 'pytest-timeout>=2.3' 'pytest-xdist>=3.5' 'libclang>=18' 'ruff>=0.8'
 BENCH_NEEDS := 'matplotlib>=3.8'
-RUST_CRATES := --workspace --exclude ferromla-python
+RUST_CRATES := --workspace --exclude ferromla-python --features ferromla/cudarc-safe
 
 GPU := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
 # With a GPU every test runs; without one the tests marked gpu are deselected, not skipped.
@@ -40,6 +42,7 @@ test: test-rust test-python test-emulated ## Build and run every test that this 
 .PHONY: test-rust
 test-rust: $(VENV)/.test ## The Rust tests, documentation examples included
 	cargo test --quiet $(RUST_CRATES) $(if $(GPU),-- --include-ignored)
+	cargo test --quiet --package ferromla --no-default-features --tests
 
 .PHONY: test-python
 test-python: $(VENV)/.test ## The Python tests, on both backends where there is a GPU
@@ -53,7 +56,7 @@ emulator: $(VENV)/.build ## Build the emulated GPU, a libcuda.so in build/emulat
 
 .PHONY: test-emulated
 test-emulated: $(VENV)/.test emulator ## The GPU's Rust tests, random problems, wide scales, many parts, clusters and steps on the emulated GPU
-	LD_LIBRARY_PATH=$(abspath build/emulator) cargo test --quiet --package ferromla --test server -- --ignored
+	LD_LIBRARY_PATH=$(abspath build/emulator) cargo test --quiet --package ferromla --features cudarc-safe --test server --test cudarc_safe -- --ignored
 	$(BIN)/maturin develop --quiet
 	$(BIN)/python tests/python/soak.py --device emulated
 	$(BIN)/python -m pytest --emulated -m gpu -q tests/python/test_wide_scales.py -k '16 and v4+ and ends_of or 0-16 and (float32 or v4+) or e2m1 and large and (16 or 64) and not v4-'
@@ -65,9 +68,9 @@ test-emulated: $(VENV)/.test emulator ## The GPU's Rust tests, random problems, 
 lint: export FERROMLA_WITHOUT_KERNELS := 1
 lint: $(VENV)/.test ## Formatting and lints of Rust and Python
 	cargo fmt --all --check
-	cargo clippy --quiet --workspace --all-targets -- -D warnings
+	cargo clippy --quiet --workspace --all-targets --features ferromla/cudarc-safe -- -D warnings
 	cargo clippy --quiet --package ferromla --all-targets --no-default-features -- -D warnings
-	cargo clippy --quiet --package ferromla --lib --features cudarc-safe -- -D warnings
+	cargo clippy --quiet --package ferromla --lib -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --quiet --workspace --no-deps --features ferromla/cudarc-safe
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

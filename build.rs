@@ -3,8 +3,8 @@
 //! nvcc, of CUDA 12.8 or later, is looked for in `FERROMLA_NVCC`, `CUDA_HOME` and `CUDA_PATH`, the pip toolkit (`nvidia-cuda-nvcc`) of
 //! the Python interpreter at work, `PATH`, and `/usr/local/cuda`. Without it the table is empty and says why;
 //! with `FERROMLA_REQUIRE_CUDA=1` that is a build error. A spill, a stack frame or a serialised `wgmma` in an
-//! attention kernel is one as well with the nvcc that the kernels are made for, and a warning with any other: such a kernel works
-//! and is slower. What ptxas said is in `OUT_DIR/ptxas.txt`. `FERROMLA_WITHOUT_KERNELS=1` leaves the table empty: lints need no kernels.
+//! attention kernel is a warning, for such a kernel works and is slower; with `FERROMLA_STRICT=1`, which the Makefile sets, it is an
+//! error. What ptxas said is in `OUT_DIR/ptxas.txt`. `FERROMLA_WITHOUT_KERNELS=1` leaves the table empty: lints need no kernels.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -22,9 +22,9 @@ const OLDEST_RELEASE: (i32, i32) = (12, 8);
 const FLAGS: [&str; 6] =
     ["-std=c++17", "-O3", "-gencode", "arch=compute_90a,code=sm_90a", "-cubin", "-Xptxas=-v"];
 #[rustfmt::skip]
-const VARIABLES: [&str; 9] = [
-    "FERROMLA_NVCC", "FERROMLA_REQUIRE_CUDA", "FERROMLA_WITHOUT_KERNELS", "CUDA_HOME", "CUDA_PATH", "PYO3_PYTHON",
-    "PYTHON_SYS_EXECUTABLE", "VIRTUAL_ENV", "PATH",
+const VARIABLES: [&str; 10] = [
+    "FERROMLA_NVCC", "FERROMLA_REQUIRE_CUDA", "FERROMLA_STRICT", "FERROMLA_WITHOUT_KERNELS", "CUDA_HOME", "CUDA_PATH",
+    "PYO3_PYTHON", "PYTHON_SYS_EXECUTABLE", "VIRTUAL_ENV", "PATH",
 ];
 
 type Result<T> = std::result::Result<T, String>;
@@ -58,19 +58,13 @@ fn build() -> Result<()> {
         return without("built with FERROMLA_WITHOUT_KERNELS");
     }
     let Some(nvcc) = find_nvcc()? else {
-        let (major, minor) = OLDEST_RELEASE;
-        let missing = format!("nvcc of CUDA {major}.{minor} or later was not found");
+        let missing = missing();
         if is_set("FERROMLA_REQUIRE_CUDA") {
             return Err(format!(
                 "FERROMLA_REQUIRE_CUDA is set and {missing}: set FERROMLA_NVCC or CUDA_HOME"
             ));
         }
-        let (major, minor) = RELEASE;
-        return without(&format!(
-            "this build of ferromla has no CUDA kernels, because {missing} when it was built: install a CUDA toolkit \
-             (or `pip install 'nvidia-cuda-nvcc=={major}.{minor}.*' 'nvidia-nvvm=={major}.{minor}.*' \
-             'nvidia-cuda-crt=={major}.{minor}.*' nvidia-cuda-cccl`), point FERROMLA_NVCC or CUDA_HOME at it, and build again"
-        ));
+        return without(&without_nvcc(&missing));
     };
     let sources = sources()?;
     let said = version(&nvcc);
@@ -80,14 +74,9 @@ fn build() -> Result<()> {
         report += &format!("\n== {}\n{}", image.name, image.report);
     }
     write_if_changed(&out.join("ptxas.txt"), &report)?;
-    let release @ (major, minor) = release(&said).unwrap_or_default();
-    let faults: Vec<_> = images.iter().flat_map(faults).collect();
-    if !faults.is_empty() {
-        let slow = format!(
-            "nvcc {major}.{minor} makes slow attention kernels:\n{}",
-            faults.join("\n")
-        );
-        if release == RELEASE {
+    let release = release(&said).unwrap_or_default();
+    if let Some(slow) = slow(&images, release) {
+        if is_set("FERROMLA_STRICT") {
             return Err(slow);
         }
         warn(&slow);
@@ -126,34 +115,67 @@ fn stem(path: &Path) -> String {
 
 // ---- finding nvcc ----
 
+fn missing() -> String {
+    let (major, minor) = OLDEST_RELEASE;
+    format!("nvcc of CUDA {major}.{minor} or later was not found")
+}
+
+/// What a build without kernels says when they are asked for. cargo does not see that an nvcc has come, but it sees
+/// that a variable has changed.
+pub fn without_nvcc(missing: &str) -> String {
+    let (major, minor) = RELEASE;
+    format!(
+        "this build of ferromla has no CUDA kernels, because {missing} when it was built: install a CUDA toolkit \
+         (or `pip install 'nvidia-cuda-nvcc=={major}.{minor}.*' 'nvidia-nvvm=={major}.{minor}.*' \
+         'nvidia-cuda-crt=={major}.{minor}.*' nvidia-cuda-cccl`), point FERROMLA_NVCC or CUDA_HOME at it if it is not found by itself, \
+         and build again with FERROMLA_REQUIRE_CUDA=1"
+    )
+}
+
 fn find_nvcc() -> Result<Option<PathBuf>> {
     let variable = |name| {
         env::var_os(name)
             .filter(|value| !value.is_empty())
             .map(PathBuf::from)
     };
+    let watch = |nvcc: &Path| println!("cargo:rerun-if-changed={}", nvcc.display());
     if let Some(nvcc) = variable("FERROMLA_NVCC") {
         let (major, minor) = OLDEST_RELEASE;
         let fault = format!(
             "FERROMLA_NVCC is {}, which does not run or is older than {major}.{minor}",
             nvcc.display()
         );
-        return Some(nvcc)
-            .filter(|nvcc| serves(nvcc))
-            .map(Some)
-            .ok_or(fault);
+        let nvcc = first_that_serves([nvcc], watch);
+        return nvcc.map(Some).ok_or(fault);
     }
     let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(variable);
     let toolkits = toolkits.map(|root| root.join("bin/nvcc"));
     let pip = interpreters()
         .into_iter()
         .filter_map(|python| pip_nvcc(&python));
-    let others = ["nvcc", "/usr/local/cuda/bin/nvcc"].map(PathBuf::from);
-    Ok(toolkits.chain(pip).chain(others).find(|nvcc| serves(nvcc)))
+    let path = env::var_os("PATH").unwrap_or_default();
+    let on_path = env::split_paths(&path).map(|folder| folder.join("nvcc"));
+    let candidates = toolkits.chain(pip).chain(on_path);
+    let candidates = candidates.chain(["/usr/local/cuda/bin/nvcc".into()]);
+    Ok(first_that_serves(candidates, watch))
+}
+
+/// The first that serves. It and the files that are passed over are watched: another in their place is another nvcc. Paths
+/// without a file are not, for cargo builds anew each time while one that is watched is missing.
+pub fn first_that_serves(
+    candidates: impl IntoIterator<Item = PathBuf>,
+    mut watch: impl FnMut(&Path),
+) -> Option<PathBuf> {
+    candidates.into_iter().find(|nvcc| {
+        if nvcc.is_file() {
+            watch(nvcc);
+        }
+        serves(nvcc)
+    })
 }
 
 /// Whether it runs and knows all instructions of the kernels.
-pub fn serves(nvcc: &Path) -> bool {
+fn serves(nvcc: &Path) -> bool {
     release(&version(nvcc)) >= Some(OLDEST_RELEASE)
 }
 
@@ -330,13 +352,23 @@ fn run_nvcc(nvcc: &Path, source: &Path, cubin: &Path, depfile: &Path) -> Result<
     Err(format!("{} does not compile:\n{said}", source.display()))
 }
 
-/// The files of a make rule `target: file file \ file`.
+/// The files of a make rule `target: file file \ file`, in which names have their spaces behind a backslash.
 pub fn dependencies(rules: &str) -> BTreeSet<String> {
     let rules = rules.replace("\\\n", " ");
     let Some((_, files)) = rules.split_once(": ") else {
         return BTreeSet::new();
     };
-    files.split_whitespace().map(str::to_owned).collect()
+    let files = files.replace("\\ ", "\0");
+    let names = files.split_whitespace();
+    names.map(|name| name.replace('\0', " ")).collect()
+}
+
+/// What to say of kernels that are slower than they are made to be.
+pub fn slow(images: &[Image], (major, minor): (i32, i32)) -> Option<String> {
+    let faults: Vec<_> = images.iter().flat_map(faults).collect();
+    let listed = faults.join("\n");
+    (!faults.is_empty())
+        .then(|| format!("nvcc {major}.{minor} makes slow attention kernels:\n{listed}"))
 }
 
 /// What must not happen in an attention kernel, from the words of ptxas: local memory, and the notes that

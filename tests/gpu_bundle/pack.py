@@ -33,6 +33,7 @@ def rust_programs(command: str) -> list[tuple[str, pathlib.Path]]:
         "--message-format=json",
         "--workspace",
         "--exclude=ferromla-python",
+        "--features=ferromla/cudarc-safe",
     ]
     # One profile, so that the crate is compiled once for both.
     cargo += ["--release"] if command == "test" else ["--profile=release"]
