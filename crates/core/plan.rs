@@ -20,15 +20,14 @@ use crate::{cuda, values};
 /// ```
 /// use ferromla::{DType, Device, Plan, PlanArgs, Stream, View};
 /// let args = PlanArgs { max_seq_len: Some(4096), ..PlanArgs::new(Device::Cpu, 2, 128) };
-/// let mut memory = vec![0u64; Plan::workspace_bytes(&args)?.div_ceil(8) as usize];
+/// let mut memory = vec![0u128; Plan::workspace_bytes(&args)?.div_ceil(16) as usize];
+/// let workspace = View::workspace(&mut memory);
 /// let (lens, next) = ([3i32, 4000], [4i32, 4001]);
-/// // SAFETY: the views describe the vectors above, which outlive the plan.
+/// let (lens, next) = (View::of(&lens, DType::I32, &[2])?, View::of(&next, DType::I32, &[2])?);
+/// // SAFETY: the views are of the memory above, which outlives the plan.
 /// let plan = unsafe {
-///     let bytes = (memory.len() * 8) as i64;
-///     let workspace = View::contiguous(memory.as_mut_ptr().cast(), DType::U8, Device::Cpu, &[bytes]);
-///     let view = |lens: &[i32]| View::contiguous(lens.as_ptr().cast(), DType::I32, Device::Cpu, &[2]);
-///     let plan = Plan::new(&args, &view(&lens), None, workspace, Stream::default())?;
-///     plan.update(&view(&next), None, Stream::default())?; // the next step's
+///     let plan = Plan::new(&args, &lens, None, workspace, Stream::default())?;
+///     plan.update(&next, None, Stream::default())?; // the next step's
 ///     plan
 /// };
 /// assert_eq!(plan.args().batch, 2);
@@ -45,17 +44,17 @@ pub struct Plan {
 
 impl Plan {
     /// Plans for these lengths (`[batch]` int32) into `workspace` (`[bytes]` uint8 on `args.device`, at least
-    /// [`workspace_bytes`]). For [`Queries::Ragged`], `qo_indptr` (`[batch + 1]` int32, on the device of the
-    /// lengths) says which query tokens belong to which request; else it is `None`. Lengths on the CUDA device
-    /// are planned there, without a synchronisation; host lengths are planned on the host and, for a CUDA
-    /// device, copied over.
+    /// [`workspace_bytes`], on a multiple of [`WORKSPACE_ALIGNMENT`](crate::WORKSPACE_ALIGNMENT) bytes). For
+    /// [`Queries::Ragged`], `qo_indptr` (`[batch + 1]` int32, on the device of the lengths) says which query tokens
+    /// belong to which request; else it is `None`. Lengths on the CUDA device are planned there, without a
+    /// synchronisation; host lengths are planned on the host and, for a CUDA device, copied over.
     ///
     /// # Errors
     /// As [`decode`](crate::decode). Host lengths for a CUDA device are refused while `stream` is captured.
     ///
     /// # Safety
-    /// The workspace is live, and written by nobody else, as long as the plan is used; on CUDA until `stream`
-    /// and every stream a call used it on have passed. The lengths are live until `stream` has passed.
+    /// The workspace is live, and written by nobody else, as long as the plan is used; on CUDA until `stream`, a
+    /// live handle, and every stream a call used it on have passed. The lengths are live until `stream` has passed.
     pub unsafe fn new(
         args: &PlanArgs,
         seq_lens: &View,
@@ -84,13 +83,12 @@ impl Plan {
     /// use ferromla::{DType, Device, Plan, PlanArgs, Queries, Stream, View};
     /// let queries = Queries::Sparse { q_len: 1, topk: 2048, extra_topk: 0 };
     /// let args = PlanArgs { queries, ..PlanArgs::new(Device::Cpu, 2, 128) };
-    /// let mut memory = vec![0u64; Plan::workspace_bytes(&args)?.div_ceil(8) as usize];
+    /// let mut memory = vec![0u128; Plan::workspace_bytes(&args)?.div_ceil(16) as usize];
+    /// let workspace = View::workspace(&mut memory);
     /// let lens = [2048i32, 100];
-    /// // SAFETY: the views describe the vectors above, which outlive the plan.
+    /// let lens = View::of(&lens, DType::I32, &[2])?;
+    /// // SAFETY: the views are of the memory above, which outlives the plan.
     /// unsafe {
-    ///     let bytes = (memory.len() * 8) as i64;
-    ///     let workspace = View::contiguous(memory.as_mut_ptr().cast(), DType::U8, Device::Cpu, &[bytes]);
-    ///     let lens = View::contiguous(lens.as_ptr().cast(), DType::I32, Device::Cpu, &[2]);
     ///     let plan = Plan::new_sparse(&args, Some(&lens), None, workspace, Stream::default())?;
     ///     plan.update_sparse(None, None, Stream::default())?; // every entry of every list
     /// }
@@ -125,7 +123,8 @@ impl Plan {
     /// As [`Plan::new`].
     ///
     /// # Safety
-    /// As for [`Plan::new`]; work that still reads the plan runs before `stream` reaches this call.
+    /// As for [`Plan::new`]; no call with the plan runs at the same time, and on CUDA work that still reads it runs
+    /// before `stream` reaches this call.
     pub unsafe fn update(
         &self,
         seq_lens: &View,
@@ -362,7 +361,8 @@ impl Plan {
 }
 
 /// The exact size in bytes of the workspace of a [`Plan`], or of a [`decode`](crate::decode) or
-/// [`prefill`](crate::prefill) without one.
+/// [`prefill`](crate::prefill) without one. It begins on a multiple of
+/// [`WORKSPACE_ALIGNMENT`](crate::WORKSPACE_ALIGNMENT) bytes.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] naming the field of `args`; [`Error::Cuda`] when `args.device` is a CUDA device

@@ -26,8 +26,13 @@ const TOKENS_OF_A_BOX: i64 = 8;
 /// Units of a sparse prefill above which whole ones are shared out: CTAs have so many then that cutting them at even shares gains less than
 /// it costs.
 const MOST_SPLIT_UNITS: i32 = 1024;
-/// Alignment of the workspace itself, in bytes.
-const WORKSPACE_ALIGNMENT: u64 = 16;
+/// What the address of a workspace is a multiple of, in bytes.
+///
+/// ```
+/// let memory = vec![0u128; 64]; // memory of `u128`s is
+/// assert!((memory.as_ptr() as u64).is_multiple_of(ferromla::WORKSPACE_ALIGNMENT));
+/// ```
+pub const WORKSPACE_ALIGNMENT: u64 = 16;
 
 /// A plan's shape and where its parts lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
