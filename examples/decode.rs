@@ -15,12 +15,6 @@ fn noise(len: u64, mut state: u32) -> Vec<u16> {
     (0..len).map(|_| next()).collect()
 }
 
-/// A row-major view of the elements from `first` on.
-fn view<T>(first: *const T, dtype: DType, shape: &[i64]) -> View {
-    // SAFETY: the arrays in `main` hold their shapes, and live to its end.
-    unsafe { View::contiguous(first.cast(), dtype, Device::Cpu, shape) }
-}
-
 fn main() -> Result<(), Error> {
     println!(
         "backends: {}, {}",
@@ -34,17 +28,16 @@ fn main() -> Result<(), Error> {
 
     let heads = HEADS as i64;
     let mut args = DecodeArgs::new(
-        view(q.as_ptr(), DType::Bf16, &[2, 1, heads, 576]).into(),
-        view(kv_cache.as_ptr(), cache.dtype, &cache.shape).into(),
-        view(block_table.as_ptr(), DType::I32, &[2, 2]),
-        view(seq_lens.as_ptr(), DType::I32, &[2]),
-        view(out.as_mut_ptr(), DType::Bf16, &[2, 1, heads, 512]),
-        view(lse.as_mut_ptr(), DType::F32, &[2, 1, heads]),
+        View::of(&q, DType::Bf16, &[2, 1, heads, 576])?.into(),
+        View::of(&kv_cache, cache.dtype, &cache.shape)?.into(),
+        View::of(&block_table, DType::I32, &[2, 2])?,
+        View::of(&seq_lens, DType::I32, &[2])?,
+        View::of_mut(&mut out, DType::Bf16, &[2, 1, heads, 512])?,
+        View::of_mut(&mut lse, DType::F32, &[2, 1, heads])?,
     );
-    let bytes = args.workspace_bytes()?;
-    let mut workspace = vec![0u128; bytes.div_ceil(16) as usize];
-    args.workspace = Some(view(workspace.as_mut_ptr(), DType::U8, &[bytes as i64]));
-    // SAFETY: all views describe the arrays above; the outputs overlap nothing.
+    let mut workspace = vec![0u128; args.workspace_bytes()?.div_ceil(16) as usize];
+    args.workspace = Some(View::workspace(&mut workspace));
+    // SAFETY: all views are of the arrays above; the outputs overlap nothing.
     unsafe { decode(&args)? };
 
     for (request, seq_len) in seq_lens.iter().enumerate() {

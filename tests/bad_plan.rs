@@ -143,7 +143,7 @@ fn plan_arguments() {
         (|a| a.max_q_len = Some(1), "max_q_len", "None unless"),
         (|a| (a.max_q_len, a.queries) = (Some(-1), Queries::Ragged { num_tokens: 5 }), "max_q_len", "between 0"),
         (|a| (a.queries, a.num_heads) = (Queries::Uniform { q_len: 1 << 30 }, 1 << 30), "num_heads", "rows"),
-        (|a| a.batch = i64::from(i32::MAX), "batch", "at most 2147483647"),
+        (|a| a.batch = i64::from(i32::MAX), "batch", "so that there are"),
         (|a| (a.num_splits, a.max_seq_len, a.batch) = (Some(u32::MAX), None, 999_999), "num_splits", "items"),
     ];
     for (bend, argument, says) in cases {
@@ -171,6 +171,34 @@ fn plan_arguments() {
         says: "1 for a cache of the format fp8",
     };
     assert_refused("kv_format", workspace_bytes(&args).map(drop), &expected);
+}
+
+#[test]
+fn what_makes_a_plan_too_large_is_the_largest_of_its_factors() {
+    type Bend = fn(&mut PlanArgs);
+    const MOST: i64 = i32::MAX as i64;
+    #[rustfmt::skip]
+    let cases: &[(Bend, &str, &str)] = &[
+        (|a| (a.batch, a.queries) = (MOST, Queries::Uniform { q_len: 1 }), "batch", "items"),
+        (|a| a.queries = Queries::Uniform { q_len: MOST }, "q_len", "rows"),
+        (|a| a.queries = Queries::Ragged { num_tokens: MOST }, "num_tokens", "rows"),
+        (|a| (a.num_heads, a.num_kv_heads) = (MOST, 1), "num_heads", "rows"),
+        (|a| (a.num_heads, a.num_kv_heads) = (1 << 30, 1 << 30), "num_heads", "units"),
+        (|a| (a.batch, a.queries) = (2, Queries::Sparse { q_len: MOST, topk: 64, extra_topk: 0 }), "q_len", "units"),
+        (|a| (a.batch, a.num_heads, a.queries) = (1, 128, Queries::SparsePrefill { num_tokens: MOST, topk: 64 }), "num_tokens", "units"),
+        (|a| a.queries = Queries::Sparse { q_len: 1, topk: 64, extra_topk: MOST }, "extra_topk", "keys"),
+        (|a| (a.batch_invariant, a.max_seq_len, a.batch) = (true, None, MOST), "batch", "items"),
+    ];
+    for (bend, argument, says) in cases {
+        let mut args = right();
+        bend(&mut args);
+        let expected = Expected {
+            argument,
+            unsupported: false,
+            says,
+        };
+        assert_refused(says, workspace_bytes(&args).map(drop), &expected);
+    }
 }
 
 #[test]

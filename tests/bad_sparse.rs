@@ -300,11 +300,7 @@ fn outputs_in_the_memory_of_others_are_refused() {
             "lse",
             "of extra_kv_cache",
         ),
-        (
-            |c| c.workspace.ptr = c.out.ptr,
-            "workspace",
-            "of out",
-        ),
+        (|c| c.workspace.ptr = c.out.ptr, "workspace", "of out"),
     ];
     for (bend, argument, says) in cases {
         let mut call = Decode::right();
@@ -441,11 +437,12 @@ fn what_a_prefill_refuses() {
     #[rustfmt::skip]
     let cases: &[(Bend, &'static str, &'static str)] = &[
         (|c| c.q.reshape(&[1, 5, 8, 576]), "q", "[tokens, heads, 576]"),
-        (|c| c.kv.reshape(&[99]), "kv", "its rank is 1"),
+        (|c| c.kv.reshape(&[99]), "kv", "[tokens or num_pages, page_size, (heads), 512], its rank is 1"),
         (|c| c.kv.shape[1] = 512, "kv", "q has rows of 576"),
         (|c| c.kv.shape[1] = 575, "kv", "576 (512 and 64 rotary) or 512"),
         (|c| c.kv.strides[1] = 2, "kv", "the last stride is 1"),
-        (|c| c.kv.strides = vec![1], "kv", "its rank is 2"),
+        (|c| c.kv.strides = vec![1], "kv", "of shape [99, 576] with strides [1]: one stride per dimension"),
+        (|c| (c.kv.dtype, c.kv.strides) = (DType::F8E4M3, vec![1]), "kv", "one stride per dimension"),
         (|c| c.indices.shape[0] = 4, "indices", "dimension 0 is 5, the tokens of q"),
         (|c| c.indices.reshape(&[5, 2, 35]), "indices", "dimension 1 is 1, the KV heads"),
         (|c| c.lens.reshape(&[4]), "topk_lengths", "dimension 0 is 5, the query tokens"),

@@ -422,16 +422,8 @@ fn the_first_offender_is_named() {
     );
     let append = |slots: [i64; 2]| {
         let slots = of(DType::I64, &[2], &slots);
-        let args = AppendArgs {
-            kv_c: kv_c.view(),
-            k_pe: Some(k_pe.view()),
-            kv_cache: cache.view().into(),
-            slots: slots.view(),
-            kv_format: None,
-            kv_scale: None,
-            round_scale: true,
-            stream: Stream::default(),
-        };
+        let (cache, k_pe) = (cache.view().into(), Some(k_pe.view()));
+        let args = AppendArgs::new(kv_c.view(), k_pe, cache, slots.view());
         // SAFETY: the arrays are live.
         unsafe { append_kv(&args) }
     };
@@ -447,14 +439,8 @@ fn the_first_offender_is_named() {
         of(DType::I32, &[2], &[64i32, 0]),
         of(DType::I64, &[2], &[1i64 << 40, 0]),
     ] {
-        let args = GatherArgs {
-            cache: cache.view().into(),
-            source: GatherSource::Ids(ids.view()),
-            out: out.view(),
-            kv_format: None,
-            kv_scale: None,
-            stream: Stream::default(),
-        };
+        let source = GatherSource::Ids(ids.view());
+        let args = GatherArgs::new(cache.view().into(), source, out.view());
         // SAFETY: the arrays are live.
         assert_refused(
             "id",

@@ -59,7 +59,8 @@ pub struct AttentionArgs<'a, Indptr> {
     pub lse: View,
     /// The `lse` of rows that see no key; -inf by default, which merges with others as nothing. Not NaN.
     pub empty_lse: f32,
-    /// `[bytes]` uint8, at least [`AttentionArgs::workspace_bytes`]. Needed without a plan; ignored with one.
+    /// `[bytes]` uint8, at least [`AttentionArgs::workspace_bytes`], on a multiple of
+    /// [`WORKSPACE_ALIGNMENT`](crate::WORKSPACE_ALIGNMENT) bytes. Needed without a plan; ignored with one.
     pub workspace: Option<View>,
     /// Where to launch.
     pub stream: Stream,
@@ -235,8 +236,8 @@ impl Checked<'_> {
         self.plan.workspace_bytes()
     }
 
-    /// Plans where the call has no plan, then attends. The workspace is `[bytes]` uint8; with a plan it is
-    /// not looked at.
+    /// Plans where the call has no plan, then attends. The workspace is `[bytes]` uint8, on a multiple of
+    /// [`WORKSPACE_ALIGNMENT`](crate::WORKSPACE_ALIGNMENT) bytes; with a plan it is not looked at.
     ///
     /// # Errors
     /// As [`decode`](crate::decode), for the workspace.

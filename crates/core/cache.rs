@@ -29,6 +29,23 @@ pub struct AppendArgs {
     pub stream: Stream,
 }
 
+impl AppendArgs {
+    /// Arguments with the defaults: the format that the cache's element type says, scales that are powers of two,
+    /// stream 0.
+    pub fn new(kv_c: View, k_pe: Option<View>, kv_cache: Parts, slots: View) -> Self {
+        Self {
+            kv_c,
+            k_pe,
+            kv_cache,
+            slots,
+            kv_format: None,
+            kv_scale: None,
+            round_scale: true,
+            stream: Stream::default(),
+        }
+    }
+}
+
 /// Writes new tokens into their slots of a paged cache, quantised where its format is. A slot past the cache is
 /// skipped too.
 ///
@@ -39,23 +56,17 @@ pub struct AppendArgs {
 /// As for [`decode`](crate::decode). Two tokens with one slot leave either of them there.
 ///
 /// ```
-/// use ferromla::{AppendArgs, DType, Device, Stream, View, append_kv};
+/// use ferromla::{AppendArgs, DType, View, append_kv};
 /// let (latent, slots) = ([7u16; 512], [64i64 + 5]); // one token, into slot 5 of page 1
 /// let mut cache = vec![0u16; 2 * 64 * 512];
-/// // SAFETY: the views describe the arrays above, which outlive the call.
-/// unsafe {
-///     let view = |ptr, dtype, shape: &[i64]| View::contiguous(ptr, dtype, Device::Cpu, shape);
-///     append_kv(&AppendArgs {
-///         kv_c: view(latent.as_ptr().cast(), DType::Bf16, &[1, 512]),
-///         k_pe: None, // rows of 512 have no rotary part
-///         kv_cache: view(cache.as_mut_ptr().cast(), DType::Bf16, &[2, 64, 512]).into(),
-///         slots: view(slots.as_ptr().cast(), DType::I64, &[1]),
-///         kv_format: None,
-///         kv_scale: None,
-///         round_scale: true,
-///         stream: Stream::default(),
-///     })?;
-/// }
+/// let args = AppendArgs::new(
+///     View::of(&latent, DType::Bf16, &[1, 512])?,
+///     None, // rows of 512 have no rotary part
+///     View::of_mut(&mut cache, DType::Bf16, &[2, 64, 512])?.into(),
+///     View::of(&slots, DType::I64, &[1])?,
+/// );
+/// // SAFETY: the views are of the arrays above.
+/// unsafe { append_kv(&args)? };
 /// assert_eq!(cache.iter().position(|&x| x == 7), Some((64 + 5) * 512));
 /// # Ok::<(), ferromla::Error>(())
 /// ```
@@ -111,6 +122,20 @@ pub struct GatherArgs {
     pub stream: Stream,
 }
 
+impl GatherArgs {
+    /// Arguments with the defaults: the format that the cache's element type says, stream 0.
+    pub fn new(cache: Parts, source: GatherSource, out: View) -> Self {
+        Self {
+            cache,
+            source,
+            out,
+            kv_format: None,
+            kv_scale: None,
+            stream: Stream::default(),
+        }
+    }
+}
+
 /// Copies cached tokens to one contiguous bf16 array, dequantised. Absent tokens (a page id outside the cache) give zeros.
 ///
 /// # Errors
@@ -120,21 +145,16 @@ pub struct GatherArgs {
 /// As for [`decode`](crate::decode).
 ///
 /// ```
-/// use ferromla::{DType, Device, GatherArgs, GatherSource, Stream, View, gather_kv};
+/// use ferromla::{DType, GatherArgs, GatherSource, View, gather_kv};
 /// let (cache, ids) = (vec![7u16; 2 * 64 * 512], [64i64, -1]); // the first of page 1, and an absent one
 /// let mut out = [1u16; 2 * 512];
-/// // SAFETY: the views describe the arrays above, which outlive the call.
-/// unsafe {
-///     let view = |ptr, dtype, shape: &[i64]| View::contiguous(ptr, dtype, Device::Cpu, shape);
-///     gather_kv(&GatherArgs {
-///         cache: view(cache.as_ptr().cast(), DType::Bf16, &[2, 64, 512]).into(),
-///         source: GatherSource::Ids(view(ids.as_ptr().cast(), DType::I64, &[2])),
-///         out: view(out.as_mut_ptr().cast(), DType::Bf16, &[2, 512]),
-///         kv_format: None,
-///         kv_scale: None,
-///         stream: Stream::default(),
-///     })?;
-/// }
+/// let args = GatherArgs::new(
+///     View::of(&cache, DType::Bf16, &[2, 64, 512])?.into(),
+///     GatherSource::Ids(View::of(&ids, DType::I64, &[2])?),
+///     View::of_mut(&mut out, DType::Bf16, &[2, 512])?,
+/// );
+/// // SAFETY: the views are of the arrays above.
+/// unsafe { gather_kv(&args)? };
 /// assert_eq!((out[0], out[512]), (7, 0));
 /// # Ok::<(), ferromla::Error>(())
 /// ```
@@ -158,11 +178,11 @@ pub unsafe fn gather_kv(args: &GatherArgs) -> Result<()> {
 /// As [`gather_kv`], for `cache`.
 ///
 /// ```
-/// use ferromla::{DType, Device, KvFormat, View, cache_d_qk};
+/// use ferromla::{DType, KvFormat, View, cache_d_qk};
 /// let bytes = vec![0u8; 64 * 656];
-/// // SAFETY: the view describes the vector above, which outlives the call.
-/// let cache = unsafe { View::contiguous(bytes.as_ptr().cast(), DType::U8, Device::Cpu, &[1, 64, 656]) };
+/// let cache = View::of(&bytes, DType::U8, &[1, 64, 656])?;
 /// assert_eq!(cache_d_qk(&cache.into(), Some(KvFormat::Fp8V32)), Ok(576));
+/// # Ok::<(), ferromla::Error>(())
 /// ```
 pub fn cache_d_qk(cache: &Parts, kv_format: Option<KvFormat>) -> Result<i64> {
     check_cache::width(cache, kv_format)

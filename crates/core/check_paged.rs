@@ -30,6 +30,15 @@ impl<'a> CacheArg<'a> {
         lead(self.parts, self.names)
     }
 
+    /// Ranks, and the dimensions before the last. A cache of a sparse prefill without pages comes as one of pages of one
+    /// token, unless it has not two strides: it is refused for that.
+    fn layout(&self) -> (&'static [usize], &'static str) {
+        match self.names[0] {
+            "kv" => (&[2, 3, 4], "tokens or num_pages, page_size, (heads)"),
+            _ => (&[3, 4], "num_pages, page_size, (heads)"),
+        }
+    }
+
     /// `[n, P, d]` or `[n, P, h_kv, d]` on `device`.
     pub fn check(&self, device: (Device, &str), access: Access) -> Result<PagedCache> {
         let lead = self.lead();
@@ -37,8 +46,8 @@ impl<'a> CacheArg<'a> {
         let scale = kv_scale(self.scale, format)?;
         lead.device(device.0, device.1)?;
         let rows = if format.layouts().is_empty() {
-            let layout = "num_pages, page_size, (heads)";
-            let rows = rows::<3>(self.parts, self.names, &[3, 4], layout, access)?;
+            let (ranks, layout) = self.layout();
+            let rows = rows::<3>(self.parts, self.names, ranks, layout, access)?;
             CacheRows::Half(rows)
         } else {
             self.bytes(format, access)?
@@ -107,7 +116,7 @@ impl<'a> CacheArg<'a> {
         let sizes = Sizes(format.layouts());
         let layout =
             format_args!("[num_pages, page_size, {sizes}] or [num_pages, page_size, 1, {sizes}]");
-        let shape = arg.rank(&[3, 4], layout)?;
+        let shape = arg.rank(self.layout().0, layout)?;
         let last = shape.len() - 1;
         let of_size = |layout: &&Layout| layout.bytes() as i64 == shape[last];
         let Some(layout) = format.layouts().iter().find(of_size) else {

@@ -24,7 +24,13 @@ use crate::schedule::plan_error;
 /// Threads of rayon's global pool: asked once, so that a workspace keeps its size.
 pub(crate) fn threads() -> i32 {
     static THREADS: OnceLock<i32> = OnceLock::new();
-    *THREADS.get_or_init(|| i32::try_from(rayon::current_num_threads()).unwrap_or(i32::MAX))
+    *THREADS.get_or_init(|| i32::try_from(threads_of_global_pool()).unwrap_or(i32::MAX))
+}
+
+/// Asked by a thread that is in no pool, for the caller may be in one of its own.
+fn threads_of_global_pool() -> usize {
+    let asked = std::thread::spawn(rayon::current_num_threads).join();
+    asked.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 fn format(dtype: DType) -> Format {
@@ -293,4 +299,17 @@ pub(crate) unsafe fn dequantize(problem: &DequantizeProblem) -> Result<()> {
         unsafe { ferromla_cpu::dequantize_kv(&DequantizeCpu { cache, out }) };
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_are_those_of_the_global_pool_from_within_another_too() {
+        let global = rayon::current_num_threads();
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(global + 5);
+        let within = pool.build().unwrap().install(threads_of_global_pool);
+        assert_eq!(within, global);
+    }
 }

@@ -4,8 +4,8 @@
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
 
 use crate::dtype::{DType, Device};
-use crate::error::{Error, Result};
-use crate::view::{Stream, View};
+use crate::error::Result;
+use crate::view::{Stream, View, within_slice};
 
 impl From<&CudaStream> for Stream {
     fn from(stream: &CudaStream) -> Self {
@@ -38,14 +38,14 @@ impl std::fmt::Debug for Borrowed<'_> {
 /// may be any 16-bit Rust type.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] when the shape is not within the slice or `dtype` has another size than `T`.
+/// [`Error::InvalidArgument`](crate::Error) when the shape is not within the slice or `dtype` has another size than `T`.
 pub fn read<'a, T>(
     slice: &'a impl DevicePtr<T>,
     dtype: DType,
     shape: &[i64],
     stream: &'a CudaStream,
 ) -> Result<Borrowed<'a>> {
-    check::<T>(slice.len(), dtype, shape)?;
+    within_slice::<T>(slice.len(), dtype, shape)?;
     let (ptr, sync) = slice.device_ptr(stream);
     Ok(borrowed(ptr, sync, dtype, shape, stream))
 }
@@ -60,27 +60,9 @@ pub fn write<'a, T>(
     shape: &[i64],
     stream: &'a CudaStream,
 ) -> Result<Borrowed<'a>> {
-    check::<T>(slice.len(), dtype, shape)?;
+    within_slice::<T>(slice.len(), dtype, shape)?;
     let (ptr, sync) = slice.device_ptr_mut(stream);
     Ok(borrowed(ptr, sync, dtype, shape, stream))
-}
-
-fn check<T>(len: usize, dtype: DType, shape: &[i64]) -> Result<()> {
-    if dtype.size() != size_of::<T>() as u64 {
-        let rule = format!("elements of the slice have {} bytes", size_of::<T>());
-        return Err(Error::invalid("dtype", dtype, rule));
-    }
-    let elements = shape.iter().try_fold(1i64, |product, &dim| {
-        product.checked_mul(dim).filter(|_| dim >= 0)
-    });
-    match elements {
-        Some(elements) if elements as u64 <= len as u64 => Ok(()),
-        _ => Err(Error::invalid(
-            "shape",
-            format!("{shape:?}"),
-            format!("within a slice of {len} elements"),
-        )),
-    }
 }
 
 fn borrowed<'a>(
@@ -94,36 +76,4 @@ fn borrowed<'a>(
     // SAFETY: the slice holds the shape and is borrowed as long as the result.
     let view = unsafe { View::contiguous(ptr as *const _, dtype, device, shape) };
     Borrowed { view, _sync: sync }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_shape_beyond_the_slice_is_refused() {
-        assert!(check::<u16>(12, DType::Bf16, &[3, 4]).is_ok());
-        assert_eq!(
-            check::<u16>(11, DType::Bf16, &[3, 4])
-                .unwrap_err()
-                .argument(),
-            Some("shape")
-        );
-        assert_eq!(
-            check::<u16>(12, DType::Bf16, &[-3, -4])
-                .unwrap_err()
-                .argument(),
-            Some("shape")
-        );
-        assert_eq!(
-            check::<u16>(12, DType::Bf16, &[i64::MAX, 4])
-                .unwrap_err()
-                .argument(),
-            Some("shape")
-        );
-        assert_eq!(
-            check::<u16>(12, DType::F32, &[3]).unwrap_err().argument(),
-            Some("dtype")
-        );
-    }
 }

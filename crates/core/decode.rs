@@ -35,9 +35,8 @@ impl DecodeArgs<'_> {
 /// [`Error::InvalidArgument`](crate::Error) naming `q` when its shape or type is not allowed.
 ///
 /// ```
-/// use ferromla::{DType, Device, View, decode_outputs};
-/// // SAFETY: an empty view describes no memory.
-/// let q = unsafe { View::contiguous(std::ptr::null(), DType::Bf16, Device::Cpu, &[0, 1, 16, 576]) };
+/// use ferromla::{DType, View, decode_outputs};
+/// let q = View::of(&[0u16; 0], DType::Bf16, &[0, 1, 16, 576])?;
 /// assert_eq!(&decode_outputs(&q.into())?.out[..], &[0, 1, 16, 512]);
 /// # Ok::<(), ferromla::Error>(())
 /// ```
@@ -53,31 +52,28 @@ pub fn decode_outputs(q: &Parts) -> Result<AttentionOutputs> {
 ///
 /// # Safety
 /// Every view describes live memory as [`View::new`] asks, outputs do not overlap inputs, and on CUDA the
-/// memory stays live and unchanged by others until `stream` has passed this call. The values in it may be
-/// anything.
+/// memory stays live and unchanged by others until `stream`, which is a live handle, has passed this call. A plan
+/// serves one call at a time: calls with it, and its updates, run one after another, on CUDA by the order of their
+/// streams. The values in the memory may be anything.
 ///
 /// ```
-/// use ferromla::{DType, DecodeArgs, Device, View, decode};
+/// use ferromla::{DType, DecodeArgs, View, decode};
 /// // One request with one cached token of ones: attention gives it back.
 /// let one = 0x3f80u16; // 1.0 in bfloat16
 /// let (q, kv, table, lens) = (vec![one; 576], vec![one; 64 * 576], [0i32], [1i32]);
 /// let (mut out, mut lse) = (vec![0u16; 512], [0f32]);
-/// // SAFETY: the views describe the arrays above, which outlive the call.
-/// unsafe {
-///     let view = |ptr, dtype, shape: &[i64]| View::contiguous(ptr, dtype, Device::Cpu, shape);
-///     let mut args = DecodeArgs::new(
-///         view(q.as_ptr().cast(), DType::Bf16, &[1, 1, 1, 576]).into(),
-///         view(kv.as_ptr().cast(), DType::Bf16, &[1, 64, 576]).into(),
-///         view(table.as_ptr().cast(), DType::I32, &[1, 1]),
-///         view(lens.as_ptr().cast(), DType::I32, &[1]),
-///         view(out.as_mut_ptr().cast(), DType::Bf16, &[1, 1, 1, 512]),
-///         view(lse.as_mut_ptr().cast(), DType::F32, &[1, 1, 1]),
-///     );
-///     let mut workspace = vec![0u64; args.workspace_bytes()?.div_ceil(8) as usize];
-///     let bytes = 8 * workspace.len() as i64;
-///     args.workspace = Some(view(workspace.as_mut_ptr().cast(), DType::U8, &[bytes]));
-///     decode(&args)?;
-/// }
+/// let mut args = DecodeArgs::new(
+///     View::of(&q, DType::Bf16, &[1, 1, 1, 576])?.into(),
+///     View::of(&kv, DType::Bf16, &[1, 64, 576])?.into(),
+///     View::of(&table, DType::I32, &[1, 1])?,
+///     View::of(&lens, DType::I32, &[1])?,
+///     View::of_mut(&mut out, DType::Bf16, &[1, 1, 1, 512])?,
+///     View::of_mut(&mut lse, DType::F32, &[1, 1, 1])?,
+/// );
+/// let mut workspace = vec![0u128; args.workspace_bytes()?.div_ceil(16) as usize];
+/// args.workspace = Some(View::workspace(&mut workspace));
+/// // SAFETY: the views are of the arrays above.
+/// unsafe { decode(&args)? };
 /// assert_eq!(out, vec![one; 512]);
 /// # Ok::<(), ferromla::Error>(())
 /// ```

@@ -88,6 +88,7 @@ impl fmt::Display for DType {
 
 /// Where memory lives and where the work runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Device {
     /// Host memory; the CPU backend.
     Cpu,

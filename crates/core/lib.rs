@@ -67,6 +67,7 @@ pub use plan::{Plan, workspace_bytes};
 pub use plan_args::{PlanArgs, Queries};
 pub use prefill::{PrefillArgs, prefill, prefill_outputs};
 pub use quantize::{DequantizeArgs, QuantizeArgs, dequantize_kv, quantize_kv};
+pub use schedule::WORKSPACE_ALIGNMENT;
 pub use sparse::{CheckedSparse, ExtraKeys, SparseDecodeArgs, sparse_decode};
 pub use sparse_prefill::{
     SparsePrefillArgs, SparsePrefillOutputs, sparse_prefill, sparse_prefill_outputs,

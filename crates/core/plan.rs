@@ -2,6 +2,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
+use ferromla_schedule::{PlanHeader, WorkItem};
+
 use crate::check::Arg;
 use crate::check_parts::{
     ListTokens, list_lens, qo_indptr as check_qo_indptr, seq_lens as check_seq_lens,
@@ -20,15 +22,14 @@ use crate::{cuda, values};
 /// ```
 /// use ferromla::{DType, Device, Plan, PlanArgs, Stream, View};
 /// let args = PlanArgs { max_seq_len: Some(4096), ..PlanArgs::new(Device::Cpu, 2, 128) };
-/// let mut memory = vec![0u64; Plan::workspace_bytes(&args)?.div_ceil(8) as usize];
+/// let mut memory = vec![0u128; Plan::workspace_bytes(&args)?.div_ceil(16) as usize];
+/// let workspace = View::workspace(&mut memory);
 /// let (lens, next) = ([3i32, 4000], [4i32, 4001]);
-/// // SAFETY: the views describe the vectors above, which outlive the plan.
+/// let (lens, next) = (View::of(&lens, DType::I32, &[2])?, View::of(&next, DType::I32, &[2])?);
+/// // SAFETY: the views are of the memory above, which outlives the plan.
 /// let plan = unsafe {
-///     let bytes = (memory.len() * 8) as i64;
-///     let workspace = View::contiguous(memory.as_mut_ptr().cast(), DType::U8, Device::Cpu, &[bytes]);
-///     let view = |lens: &[i32]| View::contiguous(lens.as_ptr().cast(), DType::I32, Device::Cpu, &[2]);
-///     let plan = Plan::new(&args, &view(&lens), None, workspace, Stream::default())?;
-///     plan.update(&view(&next), None, Stream::default())?; // the next step's
+///     let plan = Plan::new(&args, &lens, None, workspace, Stream::default())?;
+///     plan.update(&next, None, Stream::default())?; // the next step's
 ///     plan
 /// };
 /// assert_eq!(plan.args().batch, 2);
@@ -45,17 +46,17 @@ pub struct Plan {
 
 impl Plan {
     /// Plans for these lengths (`[batch]` int32) into `workspace` (`[bytes]` uint8 on `args.device`, at least
-    /// [`workspace_bytes`]). For [`Queries::Ragged`], `qo_indptr` (`[batch + 1]` int32, on the device of the
-    /// lengths) says which query tokens belong to which request; else it is `None`. Lengths on the CUDA device
-    /// are planned there, without a synchronisation; host lengths are planned on the host and, for a CUDA
-    /// device, copied over.
+    /// [`workspace_bytes`], on a multiple of [`WORKSPACE_ALIGNMENT`](crate::WORKSPACE_ALIGNMENT) bytes). For
+    /// [`Queries::Ragged`], `qo_indptr` (`[batch + 1]` int32, on the device of the lengths) says which query tokens
+    /// belong to which request; else it is `None`. Lengths on the CUDA device are planned there, without a
+    /// synchronisation; host lengths are planned on the host and, for a CUDA device, copied over.
     ///
     /// # Errors
     /// As [`decode`](crate::decode). Host lengths for a CUDA device are refused while `stream` is captured.
     ///
     /// # Safety
-    /// The workspace is live, and written by nobody else, as long as the plan is used; on CUDA until `stream`
-    /// and every stream a call used it on have passed. The lengths are live until `stream` has passed.
+    /// The workspace is live, and written by nobody else, as long as the plan is used; on CUDA until `stream`, a
+    /// live handle, and every stream a call used it on have passed. The lengths are live until `stream` has passed.
     pub unsafe fn new(
         args: &PlanArgs,
         seq_lens: &View,
@@ -84,13 +85,12 @@ impl Plan {
     /// use ferromla::{DType, Device, Plan, PlanArgs, Queries, Stream, View};
     /// let queries = Queries::Sparse { q_len: 1, topk: 2048, extra_topk: 0 };
     /// let args = PlanArgs { queries, ..PlanArgs::new(Device::Cpu, 2, 128) };
-    /// let mut memory = vec![0u64; Plan::workspace_bytes(&args)?.div_ceil(8) as usize];
+    /// let mut memory = vec![0u128; Plan::workspace_bytes(&args)?.div_ceil(16) as usize];
+    /// let workspace = View::workspace(&mut memory);
     /// let lens = [2048i32, 100];
-    /// // SAFETY: the views describe the vectors above, which outlive the plan.
+    /// let lens = View::of(&lens, DType::I32, &[2])?;
+    /// // SAFETY: the views are of the memory above, which outlives the plan.
     /// unsafe {
-    ///     let bytes = (memory.len() * 8) as i64;
-    ///     let workspace = View::contiguous(memory.as_mut_ptr().cast(), DType::U8, Device::Cpu, &[bytes]);
-    ///     let lens = View::contiguous(lens.as_ptr().cast(), DType::I32, Device::Cpu, &[2]);
     ///     let plan = Plan::new_sparse(&args, Some(&lens), None, workspace, Stream::default())?;
     ///     plan.update_sparse(None, None, Stream::default())?; // every entry of every list
     /// }
@@ -125,7 +125,8 @@ impl Plan {
     /// As [`Plan::new`].
     ///
     /// # Safety
-    /// As for [`Plan::new`]; work that still reads the plan runs before `stream` reaches this call.
+    /// As for [`Plan::new`]; no call with the plan runs at the same time, and on CUDA work that still reads it runs
+    /// before `stream` reaches this call.
     pub unsafe fn update(
         &self,
         seq_lens: &View,
@@ -270,15 +271,19 @@ impl Plan {
                     std::slice::from_raw_parts_mut(self.workspace.plan as *mut i32, words)
                 };
                 // SAFETY: the lengths are live host memory.
-                unsafe { self.fill_host(lengths, words) }
+                unsafe { self.fill_host(lengths, words).map(drop) }
             }
             (Device::Cuda(ordinal), Device::Cpu) => {
                 let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
                 staging.resize(words, 0);
                 // SAFETY: the lengths are live host memory.
-                unsafe { self.fill_host(lengths, &mut staging)? };
+                let header = unsafe { self.fill_host(lengths, &mut staging)? };
+                // Items are last of what attention reads; behind them is the room of more of them.
+                let items = header.items as usize * size_of::<WorkItem>();
+                let used = (self.schedule.layout.items as usize + items) / size_of::<i32>();
+                let plan = &staging[..used];
                 // SAFETY: the workspace has the plan's size; the copy has left `staging` when this returns.
-                unsafe { cuda::upload_plan(ordinal, &staging, self.workspace.plan, stream) }
+                unsafe { cuda::upload_plan(ordinal, plan, self.workspace.plan, stream) }
             }
             // SAFETY: lengths and workspace are live memory of the device.
             (Device::Cuda(ordinal), _) => unsafe { cuda::plan(ordinal, self, lengths, stream) },
@@ -300,7 +305,7 @@ impl Plan {
 
     /// # Safety
     /// The lengths are live host memory.
-    unsafe fn fill_host(&self, lengths: &Lengths, words: &mut [i32]) -> Result<()> {
+    unsafe fn fill_host(&self, lengths: &Lengths, words: &mut [i32]) -> Result<PlanHeader> {
         let shape = &self.schedule.shape;
         let batch = shape.batch as usize;
         if self.args.queries.is_sparse() {
@@ -314,14 +319,13 @@ impl Plan {
                 .extra_lens
                 .map(|lens| unsafe { HostLists::read(&lens, size) });
             let (main, extra) = (main.as_ref(), extra.as_ref());
-            ferromla_schedule::plan_sparse_into(
+            return ferromla_schedule::plan_sparse_into(
                 shape,
                 main.map(HostLists::view),
                 extra.map(HostLists::view),
                 words,
             )
-            .map_err(plan_error)?;
-            return Ok(());
+            .map_err(plan_error);
         }
         let seq_lens = lengths.seq_lens.unwrap_or(Strided::NONE).first();
         // SAFETY: the caller's promise.
@@ -335,8 +339,7 @@ impl Plan {
             Device::Cuda(_) => indptr,
         };
         let indptr = indptr.as_deref().map(Into::into);
-        ferromla_schedule::plan_into(shape, &*seq_lens, indptr, words).map_err(plan_error)?;
-        Ok(())
+        ferromla_schedule::plan_into(shape, &*seq_lens, indptr, words).map_err(plan_error)
     }
 
     /// The address of a section of the plan's bytes, by its offset in the layout.
@@ -376,7 +379,8 @@ impl Plan {
 }
 
 /// The exact size in bytes of the workspace of a [`Plan`], or of a [`decode`](crate::decode) or
-/// [`prefill`](crate::prefill) without one.
+/// [`prefill`](crate::prefill) without one. It begins on a multiple of
+/// [`WORKSPACE_ALIGNMENT`](crate::WORKSPACE_ALIGNMENT) bytes.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] naming the field of `args`; [`Error::Cuda`] when `args.device` is a CUDA device

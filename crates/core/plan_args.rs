@@ -53,7 +53,7 @@ impl Queries {
     }
 
     /// Names and values of the numbers; those that a kind does not have are nameless and 0.
-    const fn fields(&self) -> [(&'static str, i64); 3] {
+    pub(crate) const fn fields(&self) -> [(&'static str, i64); 3] {
         const NONE: (&str, i64) = ("", 0);
         match *self {
             Self::Uniform { q_len } => [("q_len", q_len), NONE, NONE],

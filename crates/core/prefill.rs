@@ -36,9 +36,8 @@ impl PrefillArgs<'_> {
 /// [`Error::InvalidArgument`](crate::Error) naming `q` when its shape or type is not allowed.
 ///
 /// ```
-/// use ferromla::{DType, Device, View, prefill_outputs};
-/// // SAFETY: an empty view describes no memory.
-/// let q = unsafe { View::contiguous(std::ptr::null(), DType::Bf16, Device::Cpu, &[0, 16, 576]) };
+/// use ferromla::{DType, View, prefill_outputs};
+/// let q = View::of(&[0u16; 0], DType::Bf16, &[0, 16, 576])?;
 /// assert_eq!(&prefill_outputs(&q.into())?.out[..], &[0, 16, 512]);
 /// # Ok::<(), ferromla::Error>(())
 /// ```
@@ -62,29 +61,25 @@ pub fn prefill_outputs(q: &Parts) -> Result<AttentionOutputs> {
 /// As for [`decode`](crate::decode).
 ///
 /// ```
-/// use ferromla::{DType, Device, PrefillArgs, View, prefill};
+/// use ferromla::{DType, PrefillArgs, View, prefill};
 /// // Two query tokens of a request with two cached tokens, none of a second request.
 /// let one = 0x3f80u16; // 1.0 in bfloat16
 /// let (q, kv, table, lens) = (vec![one; 2 * 576], vec![one; 64 * 576], [0i32, 0], [2i32, 9]);
 /// let qo_indptr = [0i32, 2, 2];
 /// let (mut out, mut lse) = (vec![0u16; 2 * 512], [0f32; 2]);
-/// // SAFETY: the views describe the arrays above, which outlive the call.
-/// unsafe {
-///     let view = |ptr, dtype, shape: &[i64]| View::contiguous(ptr, dtype, Device::Cpu, shape);
-///     let mut args = PrefillArgs::new(
-///         view(q.as_ptr().cast(), DType::Bf16, &[2, 1, 576]).into(),
-///         view(kv.as_ptr().cast(), DType::Bf16, &[1, 64, 576]).into(),
-///         view(table.as_ptr().cast(), DType::I32, &[2, 1]),
-///         view(lens.as_ptr().cast(), DType::I32, &[2]),
-///         view(qo_indptr.as_ptr().cast(), DType::I32, &[3]),
-///         view(out.as_mut_ptr().cast(), DType::Bf16, &[2, 1, 512]),
-///         view(lse.as_mut_ptr().cast(), DType::F32, &[2, 1]),
-///     );
-///     let mut workspace = vec![0u64; args.workspace_bytes()?.div_ceil(8) as usize];
-///     let bytes = 8 * workspace.len() as i64;
-///     args.workspace = Some(view(workspace.as_mut_ptr().cast(), DType::U8, &[bytes]));
-///     prefill(&args)?;
-/// }
+/// let mut args = PrefillArgs::new(
+///     View::of(&q, DType::Bf16, &[2, 1, 576])?.into(),
+///     View::of(&kv, DType::Bf16, &[1, 64, 576])?.into(),
+///     View::of(&table, DType::I32, &[2, 1])?,
+///     View::of(&lens, DType::I32, &[2])?,
+///     View::of(&qo_indptr, DType::I32, &[3])?,
+///     View::of_mut(&mut out, DType::Bf16, &[2, 1, 512])?,
+///     View::of_mut(&mut lse, DType::F32, &[2, 1])?,
+/// );
+/// let mut workspace = vec![0u128; args.workspace_bytes()?.div_ceil(16) as usize];
+/// args.workspace = Some(View::workspace(&mut workspace));
+/// // SAFETY: the views are of the arrays above.
+/// unsafe { prefill(&args)? };
 /// assert_eq!(out, vec![one; 2 * 512]);
 /// assert!((lse[1] - lse[0] - 2f32.ln()).abs() < 1e-5); // the second token sees twice the keys
 /// # Ok::<(), ferromla::Error>(())

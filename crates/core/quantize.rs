@@ -23,6 +23,20 @@ pub struct QuantizeArgs {
     pub stream: Stream,
 }
 
+impl QuantizeArgs {
+    /// Arguments with the defaults: scales that are powers of two, stream 0.
+    pub fn new(kv: View, out: View, kv_format: KvFormat) -> Self {
+        Self {
+            kv,
+            out,
+            kv_format,
+            kv_scale: None,
+            round_scale: true,
+            stream: Stream::default(),
+        }
+    }
+}
+
 /// Quantises every token of a cache.
 ///
 /// With `amax` the largest magnitude of a group of numbers that share a scale, the scale is `amax / 448`
@@ -36,20 +50,15 @@ pub struct QuantizeArgs {
 /// As for [`decode`](crate::decode).
 ///
 /// ```
-/// use ferromla::{DType, Device, KvFormat, QuantizeArgs, Stream, View, quantize_kv};
+/// use ferromla::{DType, KvFormat, QuantizeArgs, View, quantize_kv};
 /// let (kv, mut out) = (vec![448f32; 64 * 512], vec![0u8; 64 * 528]); // a page of 64 tokens
-/// // SAFETY: the views describe the vectors above, which outlive the call.
-/// unsafe {
-///     let view = |ptr, dtype, shape: &[i64]| View::contiguous(ptr, dtype, Device::Cpu, shape);
-///     quantize_kv(&QuantizeArgs {
-///         kv: view(kv.as_ptr().cast(), DType::F32, &[1, 64, 512]),
-///         out: view(out.as_mut_ptr().cast(), DType::U8, &[1, 64, 528]),
-///         kv_format: KvFormat::Fp8V41,
-///         kv_scale: None,
-///         round_scale: true,
-///         stream: Stream::default(),
-///     })?;
-/// }
+/// let args = QuantizeArgs::new(
+///     View::of(&kv, DType::F32, &[1, 64, 512])?,
+///     View::of_mut(&mut out, DType::U8, &[1, 64, 528])?,
+///     KvFormat::Fp8V41,
+/// );
+/// // SAFETY: the views are of the vectors above.
+/// unsafe { quantize_kv(&args)? };
 /// assert_eq!((out[0], out[512]), (0x7e, 127)); // the largest code, and the scale 2^0
 /// # Ok::<(), ferromla::Error>(())
 /// ```
@@ -81,6 +90,19 @@ pub struct DequantizeArgs {
     pub stream: Stream,
 }
 
+impl DequantizeArgs {
+    /// Arguments with the defaults: the format that the cache's element type says, stream 0.
+    pub fn new(cache: View, out: View) -> Self {
+        Self {
+            cache,
+            out,
+            kv_format: None,
+            kv_scale: None,
+            stream: Stream::default(),
+        }
+    }
+}
+
 /// Dequantises every token of a cache: the product of code and scale in float32, then in the type of `out`.
 ///
 /// # Errors
@@ -90,19 +112,17 @@ pub struct DequantizeArgs {
 /// As for [`decode`](crate::decode).
 ///
 /// ```
-/// use ferromla::{DType, DequantizeArgs, Device, Stream, View, dequantize_kv};
+/// use ferromla::{DType, DequantizeArgs, View, dequantize_kv};
 /// let (cache, mut out) = (vec![0x38u8; 16 * 576], vec![0f32; 16 * 576]); // 1 in e4m3
-/// // SAFETY: the views describe the vectors above, which outlive the call.
-/// unsafe {
-///     let view = |ptr, dtype, shape: &[i64]| View::contiguous(ptr, dtype, Device::Cpu, shape);
-///     dequantize_kv(&DequantizeArgs {
-///         cache: view(cache.as_ptr().cast(), DType::F8E4M3, &[1, 16, 576]),
-///         out: view(out.as_mut_ptr().cast(), DType::F32, &[1, 16, 576]),
-///         kv_format: None,
-///         kv_scale: Some(0.25),
-///         stream: Stream::default(),
-///     })?;
-/// }
+/// let args = DequantizeArgs {
+///     kv_scale: Some(0.25),
+///     ..DequantizeArgs::new(
+///         View::of(&cache, DType::F8E4M3, &[1, 16, 576])?,
+///         View::of_mut(&mut out, DType::F32, &[1, 16, 576])?,
+///     )
+/// };
+/// // SAFETY: the views are of the vectors above.
+/// unsafe { dequantize_kv(&args)? };
 /// assert_eq!(out, [0.25; 16 * 576]);
 /// # Ok::<(), ferromla::Error>(())
 /// ```

@@ -18,16 +18,21 @@ use crate::plan_args::{PlanArgs, Queries};
 use crate::problem::NOPE_DIM;
 use crate::view::View;
 
-const SECTION_ALIGNMENT: i128 = 256;
+const SECTION_ALIGNMENT: u64 = 256;
 /// Of a workspace: what attention kernels may read where a cache has no pages, as `kernels/params.h` says.
-const MIN_BYTES: i128 = 1024;
+const MIN_BYTES: u64 = 1024;
 /// Pages of a multiple of so many tokens are loaded by boxes.
 const TOKENS_OF_A_BOX: i64 = 8;
 /// Units of a sparse prefill above which whole ones are shared out: CTAs have so many then that cutting them at even shares gains less than
 /// it costs.
 const MOST_SPLIT_UNITS: i32 = 1024;
-/// Alignment of the workspace itself, in bytes.
-const WORKSPACE_ALIGNMENT: u64 = 16;
+/// What the address of a workspace is a multiple of, in bytes.
+///
+/// ```
+/// let memory = vec![0u128; 64]; // memory of `u128`s is
+/// assert!((memory.as_ptr() as u64).is_multiple_of(ferromla::WORKSPACE_ALIGNMENT));
+/// ```
+pub const WORKSPACE_ALIGNMENT: u64 = 16;
 
 /// A plan's shape and where its parts lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,14 +104,15 @@ impl Schedule {
             split: split(args),
             target,
         };
-        match args.queries {
+        let schedule = match args.queries {
             Queries::SparsePrefill { .. } => Self::of_prefill(problem),
             _ => Self::of(&problem),
-        }
+        };
+        schedule.map_err(|error| shape_error(args, error))
     }
 
     /// Of a sparse prefill: of many units those are split that are left when all workers have as many, if any.
-    fn of_prefill(mut problem: ScheduleProblem) -> Result<Self> {
+    fn of_prefill(mut problem: ScheduleProblem) -> Result<Self, PlanError> {
         let schedule = Self::of(&problem)?;
         if problem.split != Split::Auto || schedule.layout.units <= MOST_SPLIT_UNITS {
             return Ok(schedule);
@@ -115,7 +121,7 @@ impl Schedule {
         Self::of(&problem)
     }
 
-    fn of(problem: &ScheduleProblem) -> Result<Self> {
+    fn of(problem: &ScheduleProblem) -> Result<Self, PlanError> {
         if let Some((last, schedule)) = LAST.get()
             && last == *problem
         {
@@ -123,8 +129,7 @@ impl Schedule {
         }
         let choice = choose(problem);
         let shape = problem.shape_of(&choice);
-        let layout = layout(&shape).map_err(plan_error)?;
-        let schedule = Self::place(problem, shape, layout, choice)?;
+        let schedule = Self::place(problem, shape, layout(&shape)?, choice);
         LAST.set(Some((*problem, schedule)));
         Ok(schedule)
     }
@@ -146,30 +151,23 @@ impl Schedule {
         shape: PlanShape,
         layout: PlanLayout,
         choice: Choice,
-    ) -> Result<Self> {
-        let align =
-            |bytes: i128| (bytes + SECTION_ALIGNMENT - 1) / SECTION_ALIGNMENT * SECTION_ALIGNMENT;
-        let rows = i128::from(layout.max_slots) * i128::from(shape.unit_rows);
-        let partial_out = align(layout.bytes.into());
-        let partial_lse = align(partial_out + rows * i128::from(NOPE_DIM) * 4);
-        let bytes = align(partial_lse + rows * 4).max(MIN_BYTES);
-        if bytes > i128::from(i64::MAX) {
-            return Err(Error::invalid(
-                "num_splits",
-                format!("such that {rows} rows are split"),
-                "fewer parts",
-            ));
-        }
-        Ok(Self {
+    ) -> Self {
+        // Below 2^52: fewer than 2^31 slots, of a few hundred rows.
+        let rows = layout.max_slots as u64 * shape.unit_rows as u64;
+        let partial_out = (layout.bytes as u64).next_multiple_of(SECTION_ALIGNMENT);
+        let partial_lse =
+            (partial_out + rows * NOPE_DIM as u64 * 4).next_multiple_of(SECTION_ALIGNMENT);
+        let bytes = (partial_lse + rows * 4).next_multiple_of(SECTION_ALIGNMENT);
+        Self {
             shape,
             layout,
             choice,
             stages_codes: problem.stages_codes(&choice),
             is_a_unit_each: problem.is_a_unit_each(&choice),
-            partial_out: partial_out as u64,
-            partial_lse: partial_lse as u64,
-            bytes: bytes as u64,
-        })
+            partial_out,
+            partial_lse,
+            bytes: bytes.max(MIN_BYTES),
+        }
     }
 
     /// Checks the caller's memory and divides it.
@@ -333,25 +331,36 @@ fn check(args: &PlanArgs) -> Result<()> {
     }
 }
 
-/// The scheduler's own error, in terms of the plan's arguments.
-pub(crate) fn plan_error(error: PlanError) -> Error {
+/// Why there is no plan of these arguments, in their terms.
+fn shape_error(args: &PlanArgs, error: PlanError) -> Error {
     match error {
         PlanError::Field { field, value, rule } => Error::invalid(field, value, rule),
         PlanError::TooLarge { what, count } => {
-            let argument = match what {
-                "items" | "slots" => "num_splits",
-                "rows" => "num_heads",
-                "keys" => "topk",
-                _ => "batch",
-            };
-            Error::invalid(
-                argument,
-                format!("such that there are {count} {what}"),
-                format!("at most {}", i32::MAX),
-            )
+            let (argument, value) = largest_factor(args, what);
+            let value = format!("{value}, so that there are {count} {what}");
+            Error::invalid(argument, value, format!("at most {}", i32::MAX))
         }
-        other => Error::invalid("plan", "not a plan of this shape", other),
+        other => plan_error(other),
     }
+}
+
+/// Of the arguments that a count of the scheduler grows with, the one to make smaller.
+fn largest_factor(args: &PlanArgs, what: &str) -> (&'static str, i64) {
+    let [tokens, topk, extra_topk] = args.queries.fields();
+    let heads = ("num_heads", args.num_heads);
+    let factors: &[_] = match (what, args.num_splits) {
+        ("keys", _) => &[extra_topk, topk],
+        ("rows", _) => &[tokens, heads],
+        ("items" | "slots", Some(parts)) => return ("num_splits", parts.into()),
+        _ => &[("batch", args.batch), tokens, heads],
+    };
+    let largest = factors.iter().max_by_key(|(_, value)| value);
+    *largest.expect("no list of factors is empty")
+}
+
+/// The scheduler's error for a plan that is filled or read.
+pub(crate) fn plan_error(error: PlanError) -> Error {
+    Error::invalid("plan", "not a plan of this shape", error)
 }
 
 #[cfg(test)]

@@ -58,7 +58,8 @@ pub struct SparseDecodeArgs<'a> {
     pub lse: View,
     /// The `lse` of rows without a key; -inf by default, which merges with others as nothing. Not NaN.
     pub empty_lse: f32,
-    /// `[bytes]` uint8, at least [`CheckedSparse::workspace_bytes`]. Needed without a plan; ignored with one.
+    /// `[bytes]` uint8, at least [`SparseDecodeArgs::workspace_bytes`], on a multiple of
+    /// [`WORKSPACE_ALIGNMENT`](crate::WORKSPACE_ALIGNMENT) bytes. Needed without a plan; ignored with one.
     pub workspace: Option<View>,
     /// Where to launch.
     pub stream: Stream,
@@ -88,14 +89,41 @@ impl<'a> SparseDecodeArgs<'a> {
         }
     }
 
-    /// Checks every argument but `workspace`, once: for callers that allocate the workspace when they know
-    /// its size.
+    /// What a plan for this call must be made for. Checks every argument but `workspace`.
     ///
     /// # Errors
     /// As [`sparse_decode`].
-    pub fn check(&self) -> Result<CheckedSparse<'a>> {
-        let (problem, taken) = check_sparse::decode(self)?;
-        let call = PlanArgs {
+    ///
+    /// ```
+    /// use ferromla::{DType, Plan, Queries, SparseDecodeArgs, Stream, View, sparse_decode};
+    /// let (q, kv, indices) = (vec![0u16; 576], vec![0u16; 4 * 64 * 576], [200i32, -1, 200]);
+    /// let (mut out, mut lse) = (vec![0u16; 512], [0f32]);
+    /// let mut args = SparseDecodeArgs::new(
+    ///     View::of(&q, DType::Bf16, &[1, 1, 1, 576])?.into(),
+    ///     View::of(&kv, DType::Bf16, &[4, 64, 576])?.into(),
+    ///     View::of(&indices, DType::I32, &[1, 1, 3])?,
+    ///     View::of_mut(&mut out, DType::Bf16, &[1, 1, 1, 512])?,
+    ///     View::of_mut(&mut lse, DType::F32, &[1, 1, 1])?,
+    /// );
+    /// let plan_args = args.plan_args()?;
+    /// assert_eq!(plan_args.queries, Queries::Sparse { q_len: 1, topk: 3, extra_topk: 0 });
+    /// let mut memory = vec![0u128; Plan::workspace_bytes(&plan_args)?.div_ceil(16) as usize];
+    /// let workspace = View::workspace(&mut memory);
+    /// // SAFETY: the views are of the arrays above.
+    /// unsafe {
+    ///     let plan = Plan::new_sparse(&plan_args, None, None, workspace, Stream::default())?;
+    ///     args.plan = Some(&plan);
+    ///     sparse_decode(&args)?;
+    /// }
+    /// assert_eq!(lse, [2f32.ln()]);
+    /// # Ok::<(), ferromla::Error>(())
+    /// ```
+    pub fn plan_args(&self) -> Result<PlanArgs> {
+        Ok(self.plan_args_of(&check_sparse::decode(self)?.0))
+    }
+
+    fn plan_args_of(&self, problem: &SparseProblem) -> PlanArgs {
+        PlanArgs {
             queries: Queries::Sparse {
                 q_len: problem.q_len.into(),
                 topk: problem.main.topk.into(),
@@ -103,9 +131,27 @@ impl<'a> SparseDecodeArgs<'a> {
             },
             num_splits: self.num_splits,
             batch_invariant: self.batch_invariant,
-            ..plan_args(&problem)
-        };
-        let plan = PlanSource::of(self.plan, call)?;
+            ..plan_args(problem)
+        }
+    }
+
+    /// The exact size of the workspace this call needs, in bytes; 0 with a plan. Checks like
+    /// [`SparseDecodeArgs::check`], whose result says it too.
+    ///
+    /// # Errors
+    /// As [`sparse_decode`].
+    pub fn workspace_bytes(&self) -> Result<u64> {
+        Ok(self.check()?.workspace_bytes())
+    }
+
+    /// Checks every argument but `workspace`, once: for callers that allocate the workspace when they know
+    /// its size.
+    ///
+    /// # Errors
+    /// As [`sparse_decode`].
+    pub fn check(&self) -> Result<CheckedSparse<'a>> {
+        let (problem, taken) = check_sparse::decode(self)?;
+        let plan = PlanSource::of(self.plan, self.plan_args_of(&problem))?;
         plan.apart_from(&taken)?;
         Ok(CheckedSparse {
             problem,
@@ -133,26 +179,22 @@ pub(crate) fn plan_args(problem: &SparseProblem) -> PlanArgs {
 /// As for [`decode`](crate::decode).
 ///
 /// ```
-/// use ferromla::{DType, Device, SparseDecodeArgs, View, sparse_decode};
+/// use ferromla::{DType, SparseDecodeArgs, View, sparse_decode};
 /// // One query token; of its three keys one is absent and the other stands twice.
 /// let one = 0x3f80u16; // 1.0 in bfloat16
 /// let (q, kv, indices) = (vec![0u16; 576], vec![one; 4 * 64 * 576], [200i32, -1, 200]);
 /// let (mut out, mut lse) = (vec![0u16; 512], [0f32]);
-/// // SAFETY: the views describe the arrays above, which outlive the call.
-/// unsafe {
-///     let view = |ptr, dtype, shape: &[i64]| View::contiguous(ptr, dtype, Device::Cpu, shape);
-///     let mut args = SparseDecodeArgs::new(
-///         view(q.as_ptr().cast(), DType::Bf16, &[1, 1, 1, 576]).into(),
-///         view(kv.as_ptr().cast(), DType::Bf16, &[4, 64, 576]).into(),
-///         view(indices.as_ptr().cast(), DType::I32, &[1, 1, 3]),
-///         view(out.as_mut_ptr().cast(), DType::Bf16, &[1, 1, 1, 512]),
-///         view(lse.as_mut_ptr().cast(), DType::F32, &[1, 1, 1]),
-///     );
-///     let mut workspace = vec![0u64; args.check()?.workspace_bytes().div_ceil(8) as usize];
-///     let bytes = 8 * workspace.len() as i64;
-///     args.workspace = Some(view(workspace.as_mut_ptr().cast(), DType::U8, &[bytes]));
-///     sparse_decode(&args)?;
-/// }
+/// let mut args = SparseDecodeArgs::new(
+///     View::of(&q, DType::Bf16, &[1, 1, 1, 576])?.into(),
+///     View::of(&kv, DType::Bf16, &[4, 64, 576])?.into(),
+///     View::of(&indices, DType::I32, &[1, 1, 3])?,
+///     View::of_mut(&mut out, DType::Bf16, &[1, 1, 1, 512])?,
+///     View::of_mut(&mut lse, DType::F32, &[1, 1, 1])?,
+/// );
+/// let mut workspace = vec![0u128; args.workspace_bytes()?.div_ceil(16) as usize];
+/// args.workspace = Some(View::workspace(&mut workspace));
+/// // SAFETY: the views are of the arrays above.
+/// unsafe { sparse_decode(&args)? };
 /// assert_eq!(out, vec![one; 512]);
 /// assert_eq!(lse, [2f32.ln()]);
 /// # Ok::<(), ferromla::Error>(())
@@ -172,13 +214,14 @@ pub struct CheckedSparse<'a> {
 }
 
 impl CheckedSparse<'_> {
-    /// Bytes of the workspace that [`CheckedSparse::run`] needs; 0 with a plan.
+    /// Bytes of the workspace that [`CheckedSparse::run`] needs, which begins on a multiple of
+    /// [`WORKSPACE_ALIGNMENT`](crate::WORKSPACE_ALIGNMENT); 0 with a plan.
     pub fn workspace_bytes(&self) -> u64 {
         self.plan.workspace_bytes()
     }
 
-    /// Plans where the call has no plan, then attends. The workspace is `[bytes]` uint8; with a plan it is
-    /// not looked at.
+    /// Plans where the call has no plan, then attends. The workspace is `[bytes]` uint8 on a multiple of
+    /// [`WORKSPACE_ALIGNMENT`](crate::WORKSPACE_ALIGNMENT) bytes; with a plan it is not looked at.
     ///
     /// # Errors
     /// As [`decode`](crate::decode), for the workspace.

@@ -7,6 +7,7 @@ use crate::error::Result;
 use crate::plan::Plan;
 use crate::plan_args::{PlanArgs, Queries};
 use crate::plan_source::PlanSource;
+use crate::problem::SparseProblem;
 use crate::sparse::{CheckedSparse, plan_args};
 use crate::view::{Dims, Parts, Stream, View};
 
@@ -45,7 +46,8 @@ pub struct SparsePrefillArgs<'a> {
     pub lse: View,
     /// The `lse` of rows without a key; -inf by default, which merges with others as nothing. Not NaN.
     pub empty_lse: f32,
-    /// `[bytes]` uint8, at least [`CheckedSparse::workspace_bytes`]. Needed without a plan; ignored with one.
+    /// `[bytes]` uint8, at least [`SparsePrefillArgs::workspace_bytes`], on a multiple of
+    /// [`WORKSPACE_ALIGNMENT`](crate::WORKSPACE_ALIGNMENT) bytes. Needed without a plan; ignored with one.
     /// Where lists are split it holds partial results, up to 35 MB: few tokens may need more than many.
     pub workspace: Option<View>,
     /// Where to launch.
@@ -74,6 +76,60 @@ impl<'a> SparsePrefillArgs<'a> {
         }
     }
 
+    /// What a plan for this call must be made for. Checks every argument but `workspace`.
+    ///
+    /// # Errors
+    /// As [`sparse_prefill`].
+    ///
+    /// ```
+    /// use ferromla::{DType, Plan, Queries, SparsePrefillArgs, Stream, View, sparse_prefill};
+    /// let (q, kv, indices) = (vec![0u16; 512], vec![0u16; 8 * 512], [3i32, 5]);
+    /// let (mut out, mut max_logits, mut lse) = (vec![0u16; 512], [0f32], [0f32]);
+    /// let mut args = SparsePrefillArgs::new(
+    ///     View::of(&q, DType::Bf16, &[1, 1, 512])?.into(),
+    ///     View::of(&kv, DType::Bf16, &[8, 512])?.into(),
+    ///     View::of(&indices, DType::I32, &[1, 2])?,
+    ///     View::of_mut(&mut out, DType::Bf16, &[1, 1, 512])?,
+    ///     View::of_mut(&mut max_logits, DType::F32, &[1, 1])?,
+    ///     View::of_mut(&mut lse, DType::F32, &[1, 1])?,
+    /// );
+    /// let plan_args = args.plan_args()?;
+    /// assert_eq!(plan_args.queries, Queries::SparsePrefill { num_tokens: 1, topk: 2 });
+    /// let mut memory = vec![0u128; Plan::workspace_bytes(&plan_args)?.div_ceil(16) as usize];
+    /// let workspace = View::workspace(&mut memory);
+    /// // SAFETY: the views are of the arrays above.
+    /// unsafe {
+    ///     let plan = Plan::new_sparse(&plan_args, None, None, workspace, Stream::default())?;
+    ///     args.plan = Some(&plan);
+    ///     sparse_prefill(&args)?;
+    /// }
+    /// assert_eq!(lse, [2f32.ln()]);
+    /// # Ok::<(), ferromla::Error>(())
+    /// ```
+    pub fn plan_args(&self) -> Result<PlanArgs> {
+        Ok(self.plan_args_of(&check_sparse::prefill(self)?.0))
+    }
+
+    fn plan_args_of(&self, problem: &SparseProblem) -> PlanArgs {
+        PlanArgs {
+            queries: Queries::SparsePrefill {
+                num_tokens: problem.q_len.into(),
+                topk: problem.main.topk.into(),
+            },
+            batch_invariant: self.batch_invariant,
+            ..plan_args(problem)
+        }
+    }
+
+    /// The exact size of the workspace this call needs, in bytes; 0 with a plan. Checks like
+    /// [`SparsePrefillArgs::check`], whose result says it too.
+    ///
+    /// # Errors
+    /// As [`sparse_prefill`].
+    pub fn workspace_bytes(&self) -> Result<u64> {
+        Ok(self.check()?.workspace_bytes())
+    }
+
     /// Checks every argument but `workspace`, once: for callers that allocate the workspace when they know
     /// its size, which does not depend on the number of cached tokens.
     ///
@@ -81,15 +137,7 @@ impl<'a> SparsePrefillArgs<'a> {
     /// As [`sparse_prefill`].
     pub fn check(&self) -> Result<CheckedSparse<'a>> {
         let (problem, taken) = check_sparse::prefill(self)?;
-        let call = PlanArgs {
-            queries: Queries::SparsePrefill {
-                num_tokens: problem.q_len.into(),
-                topk: problem.main.topk.into(),
-            },
-            batch_invariant: self.batch_invariant,
-            ..plan_args(&problem)
-        };
-        let plan = PlanSource::of(self.plan, call)?;
+        let plan = PlanSource::of(self.plan, self.plan_args_of(&problem))?;
         plan.apart_from(&taken)?;
         Ok(CheckedSparse {
             problem,
@@ -116,9 +164,8 @@ pub struct SparsePrefillOutputs {
 /// [`Error::InvalidArgument`](crate::Error) naming `q` when its shape or type is not allowed.
 ///
 /// ```
-/// use ferromla::{DType, Device, View, sparse_prefill_outputs};
-/// // SAFETY: an empty view describes no memory.
-/// let q = unsafe { View::contiguous(std::ptr::null(), DType::Bf16, Device::Cpu, &[0, 16, 576]) };
+/// use ferromla::{DType, View, sparse_prefill_outputs};
+/// let q = View::of(&[0u16; 0], DType::Bf16, &[0, 16, 576])?;
 /// assert_eq!(&sparse_prefill_outputs(&q.into())?.out[..], &[0, 16, 512]);
 /// # Ok::<(), ferromla::Error>(())
 /// ```
@@ -141,27 +188,23 @@ pub fn sparse_prefill_outputs(q: &Parts) -> Result<SparsePrefillOutputs> {
 /// As for [`decode`](crate::decode).
 ///
 /// ```
-/// use ferromla::{DType, Device, SparsePrefillArgs, View, sparse_prefill};
+/// use ferromla::{DType, SparsePrefillArgs, View, sparse_prefill};
 /// let one = 0x3f80u16; // 1.0 in bfloat16
 /// let (q, kv, indices) = (vec![one; 512], vec![one; 8 * 512], [3i32, 5]);
 /// let (mut out, mut max_logits, mut lse) = (vec![0u16; 512], [0f32], [0f32]);
-/// // SAFETY: the views describe the arrays above, which outlive the call.
-/// unsafe {
-///     let view = |ptr, dtype, shape: &[i64]| View::contiguous(ptr, dtype, Device::Cpu, shape);
-///     let mut args = SparsePrefillArgs::new(
-///         view(q.as_ptr().cast(), DType::Bf16, &[1, 1, 512]).into(),
-///         view(kv.as_ptr().cast(), DType::Bf16, &[8, 512]).into(),
-///         view(indices.as_ptr().cast(), DType::I32, &[1, 2]),
-///         view(out.as_mut_ptr().cast(), DType::Bf16, &[1, 1, 512]),
-///         view(max_logits.as_mut_ptr().cast(), DType::F32, &[1, 1]),
-///         view(lse.as_mut_ptr().cast(), DType::F32, &[1, 1]),
-///     );
-///     args.softmax_scale = Some(1.0 / 64.0);
-///     let mut workspace = vec![0u64; args.check()?.workspace_bytes().div_ceil(8) as usize];
-///     let bytes = 8 * workspace.len() as i64;
-///     args.workspace = Some(view(workspace.as_mut_ptr().cast(), DType::U8, &[bytes]));
-///     sparse_prefill(&args)?;
-/// }
+/// let mut args = SparsePrefillArgs::new(
+///     View::of(&q, DType::Bf16, &[1, 1, 512])?.into(),
+///     View::of(&kv, DType::Bf16, &[8, 512])?.into(),
+///     View::of(&indices, DType::I32, &[1, 2])?,
+///     View::of_mut(&mut out, DType::Bf16, &[1, 1, 512])?,
+///     View::of_mut(&mut max_logits, DType::F32, &[1, 1])?,
+///     View::of_mut(&mut lse, DType::F32, &[1, 1])?,
+/// );
+/// args.softmax_scale = Some(1.0 / 64.0);
+/// let mut workspace = vec![0u128; args.workspace_bytes()?.div_ceil(16) as usize];
+/// args.workspace = Some(View::workspace(&mut workspace));
+/// // SAFETY: the views are of the arrays above.
+/// unsafe { sparse_prefill(&args)? };
 /// assert_eq!((out[0], max_logits), (one, [8.0]));
 /// assert!((lse[0] - (8.0 + 2f32.ln())).abs() < 1e-6);
 /// # Ok::<(), ferromla::Error>(())

@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::fmt;
 
 use crate::dtype::{DType, Device};
+use crate::error::{Error, Result};
 
 /// The most dimensions any operation takes.
 pub const MAX_RANK: usize = 6;
@@ -95,7 +96,62 @@ pub struct View {
 }
 
 impl View {
-    /// Describes memory at `ptr`, which points at the element of index zero.
+    /// A row-major view of host memory that an operation reads. `dtype` says what the numbers are: `u16` may be of
+    /// any 16-bit type, `u8` of any 8-bit one.
+    ///
+    /// A view does not keep the borrow: that the memory is live is promised where the view is used, as [`View::new`]
+    /// asks, and every operation that touches it is `unsafe` for that.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when the shape is not within the slice or `dtype` has another size than `T`.
+    ///
+    /// ```
+    /// use ferromla::{DType, View};
+    /// let lens = [3i32, 5];
+    /// assert_eq!(&View::of(&lens, DType::I32, &[2])?.shape()[..], &[2]);
+    /// assert_eq!(View::of(&lens, DType::I32, &[3]).unwrap_err().argument(), Some("shape"));
+    /// assert_eq!(View::of(&lens, DType::I64, &[2]).unwrap_err().argument(), Some("dtype"));
+    /// # Ok::<(), ferromla::Error>(())
+    /// ```
+    pub fn of<T: Copy>(numbers: &[T], dtype: DType, shape: &[i64]) -> Result<Self> {
+        within_slice::<T>(numbers.len(), dtype, shape)?;
+        Ok(Self::on_host(numbers.as_ptr().cast(), dtype, shape))
+    }
+
+    /// The same of host memory that an operation writes: any bytes are to be a `T`, as they are a number.
+    ///
+    /// # Errors
+    /// As [`View::of`].
+    ///
+    /// ```
+    /// use ferromla::{DType, View};
+    /// let mut lse = [0f32; 6];
+    /// assert_eq!(&View::of_mut(&mut lse, DType::F32, &[2, 3])?.strides()[..], &[3, 1]);
+    /// # Ok::<(), ferromla::Error>(())
+    /// ```
+    pub fn of_mut<T: Copy>(numbers: &mut [T], dtype: DType, shape: &[i64]) -> Result<Self> {
+        within_slice::<T>(numbers.len(), dtype, shape)?;
+        Ok(Self::on_host(numbers.as_mut_ptr().cast(), dtype, shape))
+    }
+
+    /// All bytes of this host memory as a `workspace`, whose alignment `u128`s have. As [`View::of_mut`].
+    ///
+    /// ```
+    /// let mut memory = vec![0u128; 64];
+    /// assert_eq!(&ferromla::View::workspace(&mut memory).shape()[..], &[1024]);
+    /// ```
+    pub fn workspace(memory: &mut [u128]) -> Self {
+        let bytes = size_of_val(memory) as i64;
+        Self::on_host(memory.as_mut_ptr().cast(), DType::U8, &[bytes])
+    }
+
+    fn on_host(ptr: *const c_void, dtype: DType, shape: &[i64]) -> Self {
+        // SAFETY: whoever uses the view promises that the memory is live.
+        unsafe { Self::contiguous(ptr, dtype, Device::Cpu, shape) }
+    }
+
+    /// Describes memory at `ptr`, which points at the element of index zero; of an output, it comes from a pointer
+    /// that may write.
     ///
     /// # Safety
     /// While an operation that got this view runs (on CUDA: until the stream has passed it), every element
@@ -150,7 +206,7 @@ impl View {
         let between = |dims: &Dims, middle| Dims::new(&[dims[0], middle, dims[1]]);
         let step = self.strides.first().copied().unwrap_or(0);
         if self.strides.rank() != 2 {
-            return *self; // refused by its rank
+            return *self; // refused, as it has not one stride per dimension
         }
         Self {
             shape: between(&self.shape, 1),
@@ -185,6 +241,25 @@ impl View {
     }
 }
 
+/// A row-major array of this shape lies within a slice of `len` elements `T`, each of which is a `dtype`.
+pub(crate) fn within_slice<T>(len: usize, dtype: DType, shape: &[i64]) -> Result<()> {
+    if dtype.size() != size_of::<T>() as u64 {
+        let rule = format!("elements of the slice have {} bytes", size_of::<T>());
+        return Err(Error::invalid("dtype", dtype, rule));
+    }
+    let elements = shape.iter().try_fold(1i64, |product, &dim| {
+        product.checked_mul(dim).filter(|_| dim >= 0)
+    });
+    match elements {
+        Some(elements) if elements as u64 <= len as u64 => Ok(()),
+        _ => Err(Error::invalid(
+            "shape",
+            format!("{shape:?}"),
+            format!("within a slice of {len} elements"),
+        )),
+    }
+}
+
 /// One tensor of full rows, or the latent part (512 wide) and the rotary part (64 wide) apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Parts {
@@ -206,7 +281,25 @@ impl From<(View, View)> for Parts {
     }
 }
 
-/// A CUDA stream to launch on, by its `CUstream` handle: borrowed, never destroyed. 0 is the default stream.
-/// The CPU backend ignores it and returns when the work is done.
+/// A CUDA stream to launch on, by its `CUstream` handle: borrowed, never destroyed, and live while an operation that
+/// got it runs. 0 is the default stream. The CPU backend ignores it and returns when the work is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stream(pub u64);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shape_beyond_the_slice_and_another_size_of_elements_are_refused() {
+        let refused = |len, dtype, shape: &[i64]| {
+            let error = within_slice::<u16>(len, dtype, shape).unwrap_err();
+            error.argument().unwrap()
+        };
+        assert!(within_slice::<u16>(12, DType::Bf16, &[3, 4]).is_ok());
+        assert_eq!(refused(11, DType::Bf16, &[3, 4]), "shape");
+        assert_eq!(refused(12, DType::Bf16, &[-3, -4]), "shape");
+        assert_eq!(refused(12, DType::Bf16, &[i64::MAX, 4]), "shape");
+        assert_eq!(refused(12, DType::F32, &[3]), "dtype");
+    }
+}

@@ -70,14 +70,13 @@ impl<'m, M: Memory> Server<'m, M> {
         k_pe.extend([0u16; 64]);
         let tokens = slots.len();
         let args = AppendArgs {
-            kv_c: self.view(self.memory.upload(&kv_c), DType::Bf16, &[tokens, 512]),
-            k_pe: Some(self.view(self.memory.upload(&k_pe), DType::Bf16, &[tokens, 64])),
-            kv_cache: self.cache_view().into(),
-            slots: self.view(self.memory.upload(&slots), DType::I64, &[tokens]),
-            kv_format: None,
-            kv_scale: None,
-            round_scale: true,
             stream: self.stream,
+            ..AppendArgs::new(
+                self.view(self.memory.upload(&kv_c), DType::Bf16, &[tokens, 512]),
+                Some(self.view(self.memory.upload(&k_pe), DType::Bf16, &[tokens, 64])),
+                self.cache_view().into(),
+                self.view(self.memory.upload(&slots), DType::I64, &[tokens]),
+            )
         };
         // SAFETY: all memory is live until `memory` is dropped.
         unsafe { append_kv(&args).unwrap() };

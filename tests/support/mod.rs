@@ -15,9 +15,9 @@ pub struct Array {
 impl Array {
     pub fn zeros(dtype: DType, shape: &[i64]) -> Self {
         let elements: i64 = shape.iter().product();
-        let memory = vec![0u128; (elements as usize * dtype.size() as usize).div_ceil(16) + 1];
+        let mut memory = vec![0u128; (elements as usize * dtype.size() as usize).div_ceil(16) + 1];
         let mut array = Self {
-            ptr: memory.as_ptr() as u64,
+            ptr: memory.as_mut_ptr() as u64,
             dtype,
             device: Device::Cpu,
             shape: Vec::new(),

@@ -24,10 +24,11 @@ const MAX_DEVICES: usize = 64;
 #[derive(Debug)]
 pub(super) struct Engine {
     device: sys::CUdevice,
-    /// The primary context, retained for the life of the process: the one the CUDA runtime uses.
-    context: sys::CUcontext,
     /// Of no context: each runs in that of its stream.
-    kernels: [Option<sys::CUkernel>; Kernel::COUNT],
+    kernels: Kernels,
+    /// Loaded as long as their kernels may be launched.
+    _libraries: Vec<Library>,
+    context: PrimaryContext,
     pub sm_count: i32,
     /// What its memory's clock and width give, GB/s.
     pub memory: i32,
@@ -36,10 +37,69 @@ pub(super) struct Engine {
     pub name: String,
 }
 
-// SAFETY: contexts and kernels are handles that the driver lets any thread use.
+// SAFETY: contexts, libraries and kernels are handles that the driver lets any thread use.
 unsafe impl Send for Engine {}
 // SAFETY: as for `Send`; nothing in an engine changes.
 unsafe impl Sync for Engine {}
+
+/// The context that the CUDA runtime uses, retained: until the process ends where an engine has it, which is never dropped.
+#[derive(Debug)]
+struct PrimaryContext {
+    device: sys::CUdevice,
+    handle: sys::CUcontext,
+}
+
+impl PrimaryContext {
+    fn retain(device: sys::CUdevice) -> Result<Self> {
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the driver is initialised, since the device is one of its own.
+        call("cuDevicePrimaryCtxRetain", unsafe {
+            sys::cuDevicePrimaryCtxRetain(&mut handle, device)
+        })?;
+        Ok(Self { device, handle })
+    }
+}
+
+impl Drop for PrimaryContext {
+    fn drop(&mut self) {
+        // SAFETY: gives back what `retain` took; nothing can be done about a failure.
+        let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
+    }
+}
+
+/// A loaded image.
+#[derive(Debug)]
+struct Library(sys::CUlibrary);
+
+impl Library {
+    /// # Safety
+    /// A context is current, and the image is a whole cubin.
+    unsafe fn load(cubin: &[u8]) -> Result<Self> {
+        let mut library = std::ptr::null_mut();
+        let none = std::ptr::null_mut::<c_void>();
+        // SAFETY: the caller's promise; there are no options.
+        call("cuLibraryLoadData", unsafe {
+            sys::cuLibraryLoadData(
+                &mut library,
+                cubin.as_ptr().cast(),
+                none.cast(),
+                none.cast(),
+                0,
+                none.cast(),
+                none.cast(),
+                0,
+            )
+        })?;
+        Ok(Self(library))
+    }
+}
+
+impl Drop for Library {
+    fn drop(&mut self) {
+        // SAFETY: nobody launches its kernels any more; nothing can be done about a failure.
+        let _ = unsafe { sys::cuLibraryUnload(self.0) };
+    }
+}
 
 /// How a kernel is launched.
 #[derive(Debug, Default)]
@@ -84,35 +144,32 @@ impl Engine {
         }
         init()?;
         let (device, name) = device(ordinal)?;
-        let mut context = std::ptr::null_mut();
-        // SAFETY: the driver is initialised and the device is one of its own.
-        call("cuDevicePrimaryCtxRetain", unsafe {
-            sys::cuDevicePrimaryCtxRetain(&mut context, device)
-        })?;
-        // SAFETY: the context has just been retained and stays so.
-        let _entered = unsafe { Entered::new(context)? };
+        let context = PrimaryContext::retain(device)?;
+        // SAFETY: the context has just been retained and outlives this.
+        let _entered = unsafe { Entered::new(context.handle)? };
         // SAFETY: the driver is initialised.
         let _relaxed = unsafe { RelaxedCapture::new()? };
         let sm_count = attribute(
             device,
             sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
         )?;
-        let kernels = load(device)?;
+        let (libraries, kernels) = load(device)?;
         Ok(Self {
             device,
-            context,
             clusters: clusters(&kernels)?,
             kernels,
             sm_count,
             memory: memory(device),
             name,
+            _libraries: libraries,
+            context,
         })
     }
 
     /// Makes the context of the stream current until the result is dropped.
     pub fn enter(&self, stream: Stream) -> Result<Entered> {
         // SAFETY: the context is the device's, retained for the life of the process.
-        unsafe { Entered::of_stream(self.device, self.context, stream) }
+        unsafe { Entered::of_stream(self.device, self.context.handle, stream) }
     }
 
     /// Launches, with the stream's context current.
@@ -270,38 +327,29 @@ fn memory(device: sys::CUdevice) -> i32 {
     (khz * bits / 4_000_000).try_into().unwrap_or(0)
 }
 
+type Kernels = [Option<sys::CUkernel>; Kernel::COUNT];
+
 /// Loads every image and readies every kernel: one that is loaded at its first launch cannot be launched first in a capture.
-fn load(device: sys::CUdevice) -> Result<[Option<sys::CUkernel>; Kernel::COUNT]> {
+fn load(device: sys::CUdevice) -> Result<(Vec<Library>, Kernels)> {
     let mut kernels = [None; Kernel::COUNT];
+    let mut libraries = Vec::new();
     for image in IMAGES {
-        let mut library = std::ptr::null_mut();
-        let none = std::ptr::null_mut::<c_void>();
-        // SAFETY: a context is current; the image is a whole cubin; there are no options. The library is kept for good.
-        call("cuLibraryLoadData", unsafe {
-            sys::cuLibraryLoadData(
-                &mut library,
-                image.cubin.as_ptr().cast(),
-                none.cast(),
-                none.cast(),
-                0,
-                none.cast(),
-                none.cast(),
-                0,
-            )
-        })?;
+        // SAFETY: a context is current; the image is a whole cubin.
+        let library = unsafe { Library::load(image.cubin)? };
         for kernel in Kernel::all()
             .into_iter()
             .filter(|kernel| kernel.image() == image.name)
         {
-            kernels[kernel.index()] = Some(ready(device, library, kernel)?);
+            kernels[kernel.index()] = Some(ready(device, library.0, kernel)?);
         }
+        libraries.push(library);
     }
     debug_assert!(
         Kernel::all()
             .iter()
             .all(|k| kernels[k.index()].is_some() == image(k.image()).is_some())
     );
-    Ok(kernels)
+    Ok((libraries, kernels))
 }
 
 /// A kernel of a library, ready to be launched in the current context.
@@ -351,7 +399,7 @@ fn ready(device: sys::CUdevice, library: sys::CUlibrary, kernel: Kernel) -> Resu
 
 /// How many clusters of 2, 4, 8 and 16 attention CTAs run at once: a cluster stays within one group of SMs, whose sizes
 /// differ from chip to chip.
-fn clusters(kernels: &[Option<sys::CUkernel>; Kernel::COUNT]) -> Result<[i32; 4]> {
+fn clusters(kernels: &Kernels) -> Result<[i32; 4]> {
     let attention = Kernel::all()
         .into_iter()
         .filter(|kernel| matches!(kernel, Kernel::Decode { .. }))

@@ -1,7 +1,8 @@
 //! The last step on CUDA: problems to launch parameters, launches on the caller's stream.
 //!
-//! Nothing here allocates on the device or waits for it, so every operation can be captured in a graph. The
-//! engine of a device (`engine.rs`) is made at first use, during a capture too.
+//! Nothing here allocates on the device or waits for it, so every operation can be captured in a graph, but for two
+//! that a capture refuses: `upload_plan`, which may wait until the driver has staged the host's words, as these are
+//! pageable, and `download`. The engine of a device (`engine.rs`) is made at first use, during a capture too.
 
 mod attention;
 mod cache_ops;
