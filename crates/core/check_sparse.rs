@@ -23,6 +23,7 @@ pub(crate) fn decode(args: &SparseDecodeArgs<'_>) -> Result<(SparseProblem, Take
         cache: args.kv_cache,
         format_name: "kv_format",
         format: args.kv_format,
+        scale: args.kv_scale,
         formats: &KvFormat::SPARSE,
         indices: Arg::new("indices", &args.indices),
         lens: named("topk_lengths", args.topk_lengths.as_ref()),
@@ -32,6 +33,7 @@ pub(crate) fn decode(args: &SparseDecodeArgs<'_>) -> Result<(SparseProblem, Take
         cache: extra.kv_cache,
         format_name: "extra_kv_format",
         format: extra.kv_format.or(args.kv_format),
+        scale: None,
         formats: &KvFormat::ALL,
         indices: Arg::new("extra_indices", &extra.indices),
         lens: named("extra_topk_lengths", extra.topk_lengths.as_ref()),
@@ -42,9 +44,12 @@ pub(crate) fn decode(args: &SparseDecodeArgs<'_>) -> Result<(SparseProblem, Take
         q_len: query.leading[1],
     };
     let main = main.check(&query, &q, tokens)?;
-    let extra = extra
+    let mut extra = extra
         .map(|extra| extra.check(&query, &q, tokens))
         .transpose()?;
+    if let Some(extra) = &mut extra {
+        share_scale(&main.cache, &mut extra.cache)?;
+    }
     beside_codes(args, &main, extra.as_ref())?;
     let lse = Arg::new("lse", &args.lse);
     let problem = SparseProblem {
@@ -56,7 +61,11 @@ pub(crate) fn decode(args: &SparseDecodeArgs<'_>) -> Result<(SparseProblem, Take
         q: query.rows,
         main,
         extra,
-        scale: scale(args.softmax_scale, query.rows.dim(), 1.0)?,
+        scale: scale(
+            args.softmax_scale,
+            query.rows.dim(),
+            main.cache.scale.into(),
+        )?,
         attn_sink: attn_sink(args.attn_sink.as_ref(), &q, query.heads)?,
         out: out(&args.out, &q, query.dtype)?,
         lse: row_numbers(&lse, &q)?,
@@ -96,6 +105,7 @@ pub(crate) fn prefill(args: &SparsePrefillArgs<'_>) -> Result<(SparseProblem, Ta
         cache: pages_of_one(&args.kv),
         format_name: "kv_format",
         format: args.kv_format,
+        scale: args.kv_scale,
         formats: &KvFormat::SPARSE,
         indices: Arg::new("indices", &args.indices),
         lens: named("topk_lengths", args.topk_lengths.as_ref()),
@@ -104,6 +114,7 @@ pub(crate) fn prefill(args: &SparsePrefillArgs<'_>) -> Result<(SparseProblem, Ta
     let tokens = ListTokens::All {
         num_tokens: query.leading[0],
     };
+    let main = main.check(&query, &q, tokens)?;
     let max_logits = Arg::new("max_logits", &args.max_logits);
     let lse = Arg::new("lse", &args.lse);
     let problem = SparseProblem {
@@ -113,9 +124,13 @@ pub(crate) fn prefill(args: &SparsePrefillArgs<'_>) -> Result<(SparseProblem, Ta
         q_len: query.leading[0] as i32,
         heads: query.heads as i32,
         q: query.rows,
-        main: main.check(&query, &q, tokens)?,
+        main,
         extra: None,
-        scale: scale(args.softmax_scale, query.rows.dim(), 1.0)?,
+        scale: scale(
+            args.softmax_scale,
+            query.rows.dim(),
+            main.cache.scale.into(),
+        )?,
         attn_sink: attn_sink(args.attn_sink.as_ref(), &q, query.heads)?,
         out: out(&args.out, &q, query.dtype)?,
         lse: row_numbers(&lse, &q)?,
@@ -137,6 +152,22 @@ pub(crate) fn prefill(args: &SparsePrefillArgs<'_>) -> Result<(SparseProblem, Ta
         named("attn_sink", args.attn_sink.as_ref()),
     ];
     Ok((problem, apart(3, &given)?))
+}
+
+/// An extra cache has the scale of the main one: results are multiplied with one number.
+fn share_scale(main: &PagedCache, extra: &mut PagedCache) -> Result<()> {
+    if extra.format == KvFormat::Fp8 && main.format == KvFormat::Fp8 {
+        extra.scale = main.scale;
+    }
+    if extra.scale == main.scale {
+        return Ok(());
+    }
+    let value = format!(
+        "{} beside an extra cache of the format {}",
+        main.scale, extra.format
+    );
+    let rule = "other than 1 it is of both caches, of the format fp8";
+    Err(Error::unsupported("kv_scale", value, rule))
 }
 
 /// A cache of 16-bit numbers beside a quantised one is read as that is.
@@ -192,6 +223,7 @@ struct GivenLists<'a> {
     cache: Parts,
     format_name: &'static str,
     format: Option<KvFormat>,
+    scale: Option<f64>,
     /// Those it may have.
     formats: &'a [KvFormat],
     indices: Arg<'a>,
@@ -206,7 +238,7 @@ impl GivenLists<'_> {
             parts: &self.cache,
             format_name: self.format_name,
             format: self.format,
-            scale: None,
+            scale: self.scale,
         };
         let cache = given.check(device, Access::Read)?;
         in_reach(&given.lead(), &cache)?;

@@ -43,6 +43,9 @@ pub struct SparseDecodeArgs<'a> {
     pub softmax_scale: Option<f64>,
     /// `None`: the cache's element type says it.
     pub kv_format: Option<KvFormat>,
+    /// What the numbers of an `fp8` cache are multiplied by, those of an extra one too, as float32; 1 when `None`. Only for
+    /// that format.
+    pub kv_scale: Option<f64>,
     /// `[h]` float32: `out *= exp(lse) / (exp(lse) + exp(sink))`; `lse` stays as it is.
     pub attn_sink: Option<View>,
     /// A schedule made before for these shapes ([`Queries::Sparse`]); `None`: this call makes its own. The
@@ -77,6 +80,7 @@ impl<'a> SparseDecodeArgs<'a> {
             extra: None,
             softmax_scale: None,
             kv_format: None,
+            kv_scale: None,
             attn_sink: None,
             plan: None,
             num_splits: None,

@@ -30,6 +30,9 @@ pub struct SparsePrefillArgs<'a> {
     pub softmax_scale: Option<f64>,
     /// `None`: the element type of `kv` says it.
     pub kv_format: Option<KvFormat>,
+    /// What the numbers of an `fp8` cache are multiplied by, those of an extra one too, as float32; 1 when `None`. Only for
+    /// that format.
+    pub kv_scale: Option<f64>,
     /// `[h]` float32: `out *= exp(lse) / (exp(lse) + exp(sink))`; `lse` and `max_logits` stay as they are.
     pub attn_sink: Option<View>,
     /// A schedule made before for these shapes ([`Queries::SparsePrefill`]); `None`: this call makes its own. The lengths that it was made or
@@ -64,6 +67,7 @@ impl<'a> SparsePrefillArgs<'a> {
             topk_lengths: None,
             softmax_scale: None,
             kv_format: None,
+            kv_scale: None,
             attn_sink: None,
             plan: None,
             batch_invariant: false,

@@ -294,8 +294,13 @@ fn attend<'a, 'py, I: QoIndptr>(
     // caller's); on CUDA the framework's allocator orders reuse after the work queued on its stream.
     arguments::run(py, q.device(), || unsafe { checked.run(workspace) })?;
     if block_table.view.shape()[0] == 0 {
-        framework::fill(&out, 0.0)?; // query tokens of no request see no key
-        framework::fill(&lse, arguments::empty_lse(given.empty_lse))?;
+        // Query tokens of no request see no key. Those of the caller's outputs are left alone.
+        let made = |given: Option<_>, output, value| match given {
+            None => framework::fill(output, value),
+            Some(_) => Ok(()),
+        };
+        made(given.out, &out, 0.0)?;
+        made(given.lse, &lse, arguments::empty_lse(given.empty_lse))?;
     }
     Ok((out.object, lse.object))
 }

@@ -27,9 +27,11 @@ use crate::tensor::{self, Tensor};
 ///     attn_sink: `[h]` float32: `out` is multiplied by `exp(lse) / (exp(lse) + exp(sink))`.
 ///     extra_kv_cache, extra_indices, extra_topk_lengths: keys from a second cache, with a page size of its
 ///         own, that join the same softmax: `[b, s_q, extra_topk]` indices, and lengths as `topk_lengths`.
-///     kv_format: `"bf16"`, `"fp16"`, `"fp8"` (of scale 1), `"fp8_v32"`, `"fp8_v4"`, `"fp8_v41"`, `"fp8_v41_split"`; None for
+///     kv_format: `"bf16"`, `"fp16"`, `"fp8"`, `"fp8_v32"`, `"fp8_v4"`, `"fp8_v41"`, `"fp8_v41_split"`; None for
 ///         what the cache's dtype says.
 ///     extra_kv_format: of the extra cache, one of these or `"fp4_v41"`; None for `kv_format`.
+///     kv_scale: what the numbers of an `"fp8"` cache are multiplied by, those of an extra one too, which is `"fp8"` then;
+///         1 when None.
 ///     softmax_scale: factor of the scores, above 0; `d_qk ** -0.5` when None.
 ///     plan: a plan made by `Plan.sparse` for these shapes; without one the call plans for itself. The lengths
 ///         that it was made or last updated with count, not those of this call.
@@ -53,7 +55,7 @@ use crate::tensor::{self, Tensor};
 ///     ((1, 1, 16, 512), 3)
 #[pyfunction]
 #[pyo3(signature = (q, kv_cache, indices, *, topk_lengths=None, attn_sink=None, extra_kv_cache=None,
-    extra_indices=None, extra_topk_lengths=None, kv_format=None, extra_kv_format=None, softmax_scale=None,
+    extra_indices=None, extra_topk_lengths=None, kv_format=None, extra_kv_format=None, kv_scale=None, softmax_scale=None,
     plan=None, num_splits=None, batch_invariant=false, out=None, lse=None, workspace=None, empty_lse=None))]
 // The public signature; the arguments become one struct at once.
 #[allow(clippy::too_many_arguments)]
@@ -69,6 +71,7 @@ pub fn sparse_decode<'py>(
     extra_topk_lengths: Option<&Bound<'py, PyAny>>,
     kv_format: Option<&str>,
     extra_kv_format: Option<&str>,
+    kv_scale: Option<Number>,
     softmax_scale: Option<Number>,
     plan: Option<&Bound<'py, Plan>>,
     num_splits: Option<i64>,
@@ -107,6 +110,7 @@ pub fn sparse_decode<'py>(
         }),
         softmax_scale: softmax_scale.map(Number::get),
         kv_format: arguments::kv_format("kv_format", kv_format)?,
+        kv_scale: kv_scale.map(Number::get),
         attn_sink: attn_sink.as_ref().map(|sink| sink.view),
         plan: plan.map(|plan| plan.get().inner()),
         num_splits: arguments::num_splits(num_splits)?,
@@ -142,7 +146,7 @@ pub fn sparse_decode<'py>(
 ///         all. What is behind them takes no time; entries of -1 take as much as others.
 ///     attn_sink: `[h]` float32: `out` is multiplied by `exp(lse) / (exp(lse) + exp(sink))`.
 ///     softmax_scale: factor of the scores, above 0; `d_qk ** -0.5` when None.
-///     kv_format: as in `sparse_decode`; None for what the dtype of `kv` says.
+///     kv_format, kv_scale: as in `sparse_decode`; None for what the dtype of `kv` says, and for 1.
 ///     batch_invariant: a token's result depends on nothing else in the call, bit for bit: no list is split. Else, on CUDA, the lists of
 ///         few tokens are, of many those that are left when all SMs have as many.
 ///     plan: a `Plan.sparse_prefill` for these shapes; the lengths it was made or updated with count then.
@@ -167,7 +171,7 @@ pub fn sparse_decode<'py>(
 ///     >>> max_logits[:, 0].tolist(), lse[:, 0].round(4).tolist()
 ///     ([8.0, -inf], [8.693099975585938, -inf])
 #[pyfunction]
-#[pyo3(signature = (q, kv, indices, *, topk_lengths=None, attn_sink=None, softmax_scale=None, kv_format=None,
+#[pyo3(signature = (q, kv, indices, *, topk_lengths=None, attn_sink=None, softmax_scale=None, kv_format=None, kv_scale=None,
     plan=None, batch_invariant=false, out=None, max_logits=None, lse=None, workspace=None, empty_lse=None))]
 // The public signature; the arguments become one struct at once.
 #[allow(clippy::too_many_arguments)]
@@ -180,6 +184,7 @@ pub fn sparse_prefill<'py>(
     attn_sink: Option<&Bound<'py, PyAny>>,
     softmax_scale: Option<Number>,
     kv_format: Option<&str>,
+    kv_scale: Option<Number>,
     plan: Option<&Bound<'py, Plan>>,
     batch_invariant: bool,
     out: Option<&Bound<'py, PyAny>>,
@@ -208,6 +213,7 @@ pub fn sparse_prefill<'py>(
         topk_lengths: topk_lengths.as_ref().map(|lens| lens.view),
         softmax_scale: softmax_scale.map(Number::get),
         kv_format: arguments::kv_format("kv_format", kv_format)?,
+        kv_scale: kv_scale.map(Number::get),
         attn_sink: attn_sink.as_ref().map(|sink| sink.view),
         plan: plan.map(|plan| plan.get().inner()),
         batch_invariant,

@@ -57,12 +57,12 @@ class Keys:
         """NaN in every token of the cache that is nobody's key."""
         self.cache.masked_fill_(~self.used()[..., None], problems.NAN)
 
-    def quantised(self, kv_format: str) -> Keys:
-        """The same lists over a cache of this format: NaN in all that is nobody's key."""
+    def quantised(self, kv_format: str, **scale) -> Keys:
+        """The same lists over a cache of this format: NaN in all that is nobody's key. ``scale``: ``kv_scale``."""
         if kv_format == "bf16":
             return Keys(self.cache, self.indices, self.lens, kv_format)
-        cache = ferromla.quantize_kv(torch.where(self.used()[..., None], self.cache, 0), kv_format)
-        numbers = ferromla.dequantize_kv(cache, kv_format, dtype=torch.float32)
+        cache = ferromla.quantize_kv(torch.where(self.used()[..., None], self.cache, 0), kv_format, **scale)
+        numbers = ferromla.dequantize_kv(cache, kv_format, dtype=torch.float32, **scale)
         keys = Keys(cache, self.indices, self.lens, kv_format, numbers)
         keys.spoil()
         return keys

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import subprocess
 import sys
@@ -353,3 +354,129 @@ def test_scalars_are_refused_before_outputs_are_made_like_them(dtype: torch.dtyp
     scalar = torch.zeros((), dtype=dtype)
     with pytest.raises(ferromla.InvalidArgument, match=r"out_a is of shape \[\]"):
         ferromla.merge_states(scalar, torch.zeros(()), scalar, torch.zeros(()))
+
+
+@pytest.mark.parametrize(
+    ("output", "other"),
+    [("out", "q"), ("out", "kv_cache"), ("lse", "out"), ("lse", "seq_lens"), ("workspace", "kv_cache")],
+)
+def test_outputs_in_the_memory_of_other_arguments_are_refused(device, output, other):
+    call = _call(device)
+    like = call.get(output, torch.empty(1 << 25, dtype=torch.uint8))
+    memory = torch.zeros(1 << 25, dtype=torch.uint8, device=device)
+    for name, tensor in {other: call[other], output: like}.items():
+        begin = memory[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        call[name] = begin.copy_(tensor)
+    before = memory.clone()
+    first, second = (other, output) if other == "out" else (output, other)
+    with pytest.raises(INVALID, match=f"in the memory of ({first}|{second})"):
+        ferromla.decode(**call)
+    assert torch.equal(memory, before)
+
+
+def test_parts_of_the_same_rows_may_be_input_and_output(device):
+    call = _call(device)
+    rows = torch.zeros(3, 2, 16, 2 * 576, dtype=torch.bfloat16, device=device)
+    q, out = rows[..., :576], rows[..., 576 : 576 + 512]
+    q.copy_(call["q"])
+    want, _ = ferromla.decode(**call)
+    ferromla.decode(**call | {"q": q, "out": out})
+    assert torch.equal(out, want)
+
+
+def test_merged_states_may_be_written_to_an_input_but_not_beside_it(device):
+    out = torch.ones(5, 2, 16, 512, dtype=torch.bfloat16, device=device)
+    lse = torch.zeros(5, 2, 16, device=device)
+    with pytest.raises(INVALID, match="in the memory of out_a") as caught:
+        ferromla.merge_states(out[:4], lse[:4], out[:4].clone(), lse[:4].clone(), out=out[1:], lse=lse[:4])
+    assert caught.value.argument == "out"
+    ferromla.merge_states(out, lse, out.clone(), lse.clone(), out=out, lse=lse)
+    assert bool((out == 1).all())
+
+
+def test_parts_of_a_cache_are_apart(device):
+    memory = torch.zeros(2, 4, 576, dtype=torch.bfloat16, device=device)
+    rows = torch.ones(3, 512, dtype=torch.bfloat16, device=device)
+    slots = torch.arange(3, device=device)
+    call = rows, rows[:, :64].contiguous()
+    with pytest.raises(INVALID, match=r"in the memory of kv_cache\[1\]"):
+        ferromla.append_kv(*call, (memory[..., :512], memory[..., :64]), slots)
+    assert bool((memory == 0).all())
+    ferromla.append_kv(*call, (memory[..., :512], memory[..., 512:]), slots)
+    assert bool((memory[0, :3] == 1).all())
+
+
+@pytest.mark.gpu
+def test_numbers_on_a_gpu_are_refused(cuda):
+    """Reading them would wait for the device."""
+    call = _call(cuda)
+    for dtype in (torch.float32, torch.bfloat16):
+        with pytest.raises(TypeError, match="must be a number"):
+            ferromla.decode(**call, softmax_scale=torch.ones((), dtype=dtype, device=cuda))
+    ferromla.decode(**call, softmax_scale=torch.tensor(0.1))
+
+
+def test_a_number_of_tokens_is_a_number_of_tokens():
+    lens, table = torch.tensor([5], dtype=torch.int32), torch.zeros(1, 1, dtype=torch.int32)
+    cache = torch.zeros(1, 64, 576, dtype=torch.bfloat16)
+    for count in (-5, 2**31):
+        for call in (
+            lambda n: ferromla.window_token_ids(lens, lens, table, page_size=64, window=2, num_tokens=n),
+            lambda n: ferromla.gather_kv(cache, table, lens, num_tokens=n),
+        ):
+            with pytest.raises(INVALID, match=f"num_tokens is {count}"):
+                call(count)
+
+
+def test_lengths_of_a_gather_are_checked_before_they_are_counted():
+    """Their number is that of the rows to allocate."""
+
+    class Null:
+        @property
+        def __array_interface__(self):
+            return {"shape": (3,), "typestr": "<i4", "data": (0, True), "version": 3}
+
+    pages = torch.zeros(4, 64, 576, dtype=torch.float16).numpy()
+    table = torch.zeros(3, 1, dtype=torch.int32).numpy()
+    with pytest.raises(INVALID) as caught:
+        ferromla.gather_kv(pages, table, Null())
+    assert caught.value.argument == "seq_lens"
+
+
+def test_a_plan_on_the_cpu_serves_one_call_at_a_time():
+    """A call beside another one with the same plan is refused or right, never wrong."""
+    problem = problems.make(b=2, s_q=2, h=16, lens=[3000, 2000])
+    plan = ferromla.Plan(problem.lens, num_heads=16, q_len=2, page_size=64, num_splits=8)
+    want = problem.run(plan=plan)
+
+    def call(_):
+        try:
+            return problem.run(plan=plan)
+        except INVALID as error:
+            return str(error)
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(call, range(100)))
+    refused = [got for got in results if isinstance(got, str)]
+    assert all("in use by another call" in message for message in refused)
+    assert len(refused) < 100
+    assert all(torch.equal(a, b) for got in results if got not in refused for a, b in zip(got, want, strict=True))
+
+
+def test_the_workspace_of_lists():
+    plan = ferromla.Plan.sparse(batch=3, num_heads=64, q_len=2, topk=300, extra_topk=20, kv_format="fp8_v32")
+    shapes = {"batch": 3, "num_heads": 64, "q_len": 2, "topk": 300, "extra_topk": 20, "kv_format": "fp8_v32"}
+    assert ferromla.workspace_bytes(**shapes) == plan.workspace.shape[0]
+    assert plan.page_size is None
+    tokens = ferromla.Plan.sparse_prefill(num_tokens=9, num_heads=64, topk=300)
+    assert ferromla.workspace_bytes(batch=1, num_heads=64, num_tokens=9, topk=300) == tokens.workspace.shape[0]
+    for argument, wrong in {
+        "page_size": {"page_size": 64, "topk": 5},
+        "page_size ": {},
+        "extra_topk": {"page_size": 64, "extra_topk": 5},
+        "extra_topk ": {"topk": 5, "num_tokens": 5, "extra_topk": 5},
+        "batch": {"batch": 2, "topk": 5, "num_tokens": 5},
+    }.items():
+        with pytest.raises(INVALID) as caught:
+            ferromla.workspace_bytes(**{"batch": 1, "num_heads": 16} | wrong)
+        assert caught.value.argument == argument.strip()

@@ -7,6 +7,7 @@ import torch
 
 import ferromla
 import problems
+import problems_sparse
 import reference
 import tolerance
 
@@ -141,3 +142,51 @@ def test_caches_past_2_31_elements(cuda, page_size):
     tolerance.check(out, lse, *reference.attention(q, keys, present, lens))
     gathered, _ = ferromla.gather_kv(cache, table, lens, num_tokens=1233)
     assert torch.equal(gathered, rows)
+
+
+def _far(keys, d_qk, device):
+    """The same lists over the last pages of a cache of more than 4 GiB, all NaN but for those."""
+    pages, page_size, width = keys.cache.shape
+    token = width * keys.cache.dtype.itemsize
+    count = (2**32 + 2**30) // (page_size * token) + pages
+    cache = ferromla.empty_kv_cache(
+        num_pages=count, page_size=page_size, kv_format=keys.kv_format, d_qk=d_qk, device=device
+    )
+    cache.view(torch.uint8).fill_(0xFF)
+    cache[-pages:] = keys.cache
+    first = (count - pages) * page_size
+    here = (keys.indices >= 0) & (keys.indices < pages * page_size)
+    indices = torch.where(here, keys.indices + first, -1)
+    return cache, indices
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("h", [16, 64, 128])
+@pytest.mark.parametrize(
+    ("main", "extra"),
+    [("fp8_v32", "bf16"), ("fp8_v4", "fp8_v4"), ("fp8_v41_split", "fp4_v41"), ("bf16", "bf16"), ("fp8", "fp8")],
+)
+def test_lists_over_caches_past_4_gib(cuda, main, extra, h):
+    d_qk = 576 if main in ("fp8_v32", "bf16", "fp8") else 512
+    problem = problems_sparse.decode(h=h, topk=130, page=64, extra=(90, 70, 64), d_qk=d_qk, device=cuda)
+    problem.main, problem.extra = problem.main.quantised(main), problem.extra.quantised(extra)
+    want = problem.check()
+    for keys in (problem.main, problem.extra):
+        keys.cache, keys.indices = _far(keys, d_qk, cuda)
+    got = problem.run()
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kv_format", ["fp8", "fp8_v32"])
+def test_quantised_pages_past_4_gib(cuda, kv_format):
+    problem = problems.make(b=2, h=64, lens=[900, 333], device=cuda)
+    near = ferromla.quantize_kv(problem.cache.nan_to_num(0.0), kv_format)
+    count = (2**32 + 2**30) // near[0].nbytes + near.shape[0]
+    far = torch.full((count, *near.shape[1:]), 0xFF, dtype=torch.uint8, device=cuda)
+    far[-near.shape[0] :] = near.view(torch.uint8)
+    table = torch.where(problem.table < near.shape[0], problem.table + (count - near.shape[0]), -1)
+    lens = problem.lens
+    want = ferromla.decode(problem.q, near.view(torch.uint8), problem.table, lens, kv_format=kv_format)
+    got = ferromla.decode(problem.q, far, table.int(), lens, kv_format=kv_format)
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))

@@ -139,7 +139,19 @@ def test_support_is_plain_data():
         "dequantize_kv",
         "sparse_decode",
         "sparse_prefill",
+        "to_physical",
+        "window_token_ids",
+        "combine_topk_window",
     }
+    beside = {
+        row["kv_format"]: set(row["extra_kv_formats"])
+        for row in report["operations"]
+        if row["operation"] == "sparse_decode"
+    }
+    assert beside["fp16"] == {"fp16"}
+    assert beside["fp8_v32"] == {"bf16", "fp8", "fp8_v32"}
+    assert "fp4_v41" in beside["fp8_v41"]
+    assert "fp8_v32" not in beside["fp8_v41"]
     assert ferromla.support("cpu")["backend"] == "cpu"
     assert ferromla.support("cuda:77")["backend"] == "none"
     assert ferromla.support("cuda:77")["reason"]

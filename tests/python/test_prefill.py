@@ -124,6 +124,16 @@ def test_no_tokens_and_no_requests(device):
     assert bool(torch.isneginf(lse).all())
 
 
+def test_tokens_of_no_request_see_no_key(device):
+    """In outputs that the call makes; of those that it is given they are left alone."""
+    problem = problems.make(h=16, lens=[], q_lens=[], device=device)
+    q = problems.random_queries(3, 16, 576, device=device).to(problem.q)
+    for empty_lse, want in ((None, float("-inf")), (5.0, 5.0)):
+        out, lse = ferromla.prefill(q, problem.cache, problem.table, problem.lens, problem.indptr, empty_lse=empty_lse)
+        assert bool((out == 0).all())
+        assert bool((lse == want).all())
+
+
 @pytest.mark.parametrize("batch", [3, 0])
 def test_rows_of_nobody_are_left_alone(device, batch):
     """Query tokens before the first request's, and after the last one's: a padded batch."""

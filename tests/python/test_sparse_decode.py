@@ -138,6 +138,40 @@ def test_quantised_caches_are_read_as_what_they_hold(device, main, extra, d_qk):
     problem.check()
 
 
+@pytest.mark.parametrize("h", [8, 24, 64, 128])
+@pytest.mark.parametrize("extra", [False, True], ids=["alone", "extra"])
+def test_the_scale_of_fp8_caches(device, h, extra):
+    scale = {"kv_scale": 0.0372}
+    lists = {"extra": (90, 70, 5)} if extra else {}
+    problem = problems_sparse.decode(h=h, topk=130, lens="row", **lists, device=device)
+    problem.main = problem.main.quantised("fp8", **scale)
+    problem.extra = problem.extra.quantised("fp8", **scale) if extra else None
+    problem.options |= scale
+    problem.check()
+    prefill = problems_sparse.prefill(t=5, h=h, page=4, device=device)
+    prefill.keys = prefill.keys.quantised("fp8", **scale)
+    prefill.options |= scale
+    prefill.check()
+
+
+def test_a_scale_that_is_not_of_both_caches_is_refused(device):
+    problem = problems_sparse.decode(extra=(90, 70, 5), device=device)
+    other = problem.extra.quantised("fp8_v32")
+    for main, extra, error in (
+        ("fp8", other, ferromla.Unsupported),
+        ("fp8_v32", other, ferromla.InvalidArgument),
+        ("fp8_v32", None, ferromla.InvalidArgument),
+    ):
+        call = problems_sparse.Decode(problem.q, problem.main.quantised(main), extra)
+        with pytest.raises(error, match="kv_scale"):
+            call.run(kv_scale=2.0)
+    with pytest.raises(ferromla.InvalidArgument, match="extra_kv_format"):
+        problems_sparse.Decode(problem.q, problem.main).run(extra_kv_format="bf16")
+    problem.extra.kv_format = "int4"
+    with pytest.raises(ferromla.InvalidArgument, match='extra_kv_format is "int4"'):
+        problem.run()
+
+
 @pytest.mark.parametrize("h", [33, 64, 100, 192])
 @pytest.mark.parametrize(
     ("main", "extra"), [("fp8_v4", "fp8_v4"), ("fp8_v41_split", "fp8_v4"), ("fp8_v4", "fp4_v41"), ("fp8_v41", "fp8")]

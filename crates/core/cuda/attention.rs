@@ -189,13 +189,14 @@ fn list_params(problem: &SparseProblem, plan: &Plan) -> FmDecodeParams {
     let any = problem.q.nope.ptr;
     let max_logits = problem.max_logits.unwrap_or(Strided::NONE);
     let extra = problem.extra.as_ref();
+    let kv_scale = problem.main.cache.scale;
     FmDecodeParams {
         kv: [
             kv_cache::of_lists(&problem.main, any),
             extra.map_or_else(FmKvCache::default, |extra| kv_cache::of_lists(extra, any)),
         ],
         max_tokens: i32::MAX,
-        value_scale: 1.0,
+        value_scale: kv_scale,
         attn_sink: problem.attn_sink as *const f32,
         empty_lse: problem.empty_lse,
         max_logits: max_logits.ptr as *mut f32,
@@ -203,7 +204,7 @@ fn list_params(problem: &SparseProblem, plan: &Plan) -> FmDecodeParams {
         ..common_params(
             &problem.q,
             problem.heads,
-            problem.scale,
+            problem.scale * f64::from(kv_scale),
             [problem.out, problem.lse],
             plan,
         )
