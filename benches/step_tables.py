@@ -131,7 +131,7 @@ def _flashinfer(inputs: Inputs) -> Call:
     wrapper.plan(offsets, offsets, inputs.table[0], inputs.lens, *sizes)
     q, cache = inputs.q[0], inputs.cache
     parts = (q[..., :D_V], q[..., D_V:], cache[..., :D_V], cache[..., D_V:])
-    return lambda: wrapper.run(*parts, out=inputs.out[0], lse=inputs.lse[0])
+    return lambda: wrapper.run(*parts, out=inputs.out[0], lse=inputs.lse[0], return_lse_base_on_e=True)
 
 
 def _torch_operation(device: torch.device) -> Call:

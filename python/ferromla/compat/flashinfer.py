@@ -167,8 +167,8 @@ class BatchMLAPagedAttentionWrapper:
             q_nope, q_pe: ``[tokens, heads, 512]`` and ``[tokens, heads, 64]``.
             ckv_cache, kpe_cache: ``[pages, page_size, 512]`` and ``[pages, page_size, 64]``.
             out: ``[tokens, heads, 512]`` in the dtype of ``q_nope``, or None.
-            lse: ``[tokens, heads]`` float32, or None.
-            return_lse: whether ``lse`` is wanted.
+            lse: ``[tokens, heads]`` float32, or None. One that is given is written whether or not it is returned.
+            return_lse: whether ``lse`` is returned.
             profiler_buffer, kv_len, page_table: None, of a profiler and of FlashInfer's kernels for sm_100.
             return_lse_base_on_e: natural logarithms; base-2 ones otherwise, as FlashInfer has them.
 
@@ -184,6 +184,7 @@ class BatchMLAPagedAttentionWrapper:
         for name, given in (("profiler_buffer", profiler_buffer), ("kv_len", kv_len), ("page_table", page_table)):
             if given is not None:
                 raise error(ferromla.Unsupported, name, f"of type {type(given).__name__}", "must be None")
+        base_2 = (return_lse or lse is not None) and not return_lse_base_on_e
         out, lse = ferromla.prefill(
             (q_nope, q_pe),
             (ckv_cache, kpe_cache),
@@ -196,9 +197,9 @@ class BatchMLAPagedAttentionWrapper:
             out=out,
             lse=lse,
         )
-        if not return_lse:
-            return out
-        return out, lse if return_lse_base_on_e else lse.mul_(_LOG2_E)
+        if base_2:
+            lse.mul_(_LOG2_E)
+        return (out, lse) if return_lse else out
 
 
 class _Step:
