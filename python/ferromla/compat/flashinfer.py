@@ -111,6 +111,16 @@ class BatchMLAPagedAttentionWrapper:
 
         Raises:
             InvalidArgument, Unsupported: names the argument, its value and what is allowed. The plan before stays.
+
+        Example:
+            >>> import torch
+            >>> from ferromla.compat.flashinfer import BatchMLAPagedAttentionWrapper
+            >>> wrapper = BatchMLAPagedAttentionWrapper(torch.empty(0, dtype=torch.uint8))
+            >>> qo_indptr, kv_indptr = torch.tensor([0, 1, 3]).int(), torch.tensor([0, 2, 3]).int()
+            >>> kv_indices, kv_lens = torch.tensor([5, 0, 7]).int(), torch.tensor([65, 2]).int()
+            >>> shapes = {"num_heads": 16, "head_dim_ckv": 512, "head_dim_kpe": 64, "page_size": 64}
+            >>> types = {"q_data_type": torch.float16, "kv_data_type": torch.float16}
+            >>> wrapper.plan(qo_indptr, kv_indptr, kv_indices, kv_lens, **shapes, causal=True, sm_scale=0.1, **types)
         """
         for name, value, only in (("head_dim_ckv", head_dim_ckv, _D_V), ("head_dim_kpe", head_dim_kpe, _D_ROPE)):
             if value != only:
@@ -177,6 +187,19 @@ class BatchMLAPagedAttentionWrapper:
 
         Raises:
             InvalidArgument, Unsupported: before anything is launched.
+
+        Example:
+            >>> import torch
+            >>> from ferromla.compat.flashinfer import BatchMLAPagedAttentionWrapper
+            >>> wrapper = BatchMLAPagedAttentionWrapper(torch.empty(0, dtype=torch.uint8))
+            >>> indptr, page, length = torch.tensor([0, 1]).int(), torch.tensor([3]).int(), torch.tensor([8]).int()
+            >>> wrapper.plan(indptr, indptr, page, length, 16, 512, 64, 64, True, 0.1, torch.float16, torch.float16)
+            >>> q_nope, q_pe = torch.zeros(1, 16, 512).half(), torch.zeros(1, 16, 64).half()
+            >>> ckv, kpe = torch.ones(4, 64, 512).half(), torch.ones(4, 64, 64).half()
+            >>> out = wrapper.run(q_nope, q_pe, ckv, kpe)
+            >>> out, lse = wrapper.run(q_nope, q_pe, ckv, kpe, out=out, return_lse=True)
+            >>> out.shape, lse[0, 0].item()
+            (torch.Size([1, 16, 512]), 3.0)
         """
         planned = self._planned
         if planned is None:
