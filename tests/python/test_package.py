@@ -70,13 +70,16 @@ def test_the_stubs_say_what_the_module_has():
     """Names, parameters, their kinds and defaults agree, both ways."""
     module = importlib.import_module("ferromla._ferromla")
     tree = ast.parse((PACKAGE / "_ferromla.pyi").read_text())
-    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    functions = {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            functions.setdefault(node.name, []).append(_stub_parameters(node))
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     aids = {"SupportedOperation", "Support"}
     public = {name for name in vars(module) if not name.startswith("__")}
     assert public == functions.keys() | (classes.keys() - aids)
-    for name, node in functions.items():
-        assert _stub_parameters(node) == _parameters(getattr(module, name)), name
+    for name, overloads in functions.items():
+        assert _of_overloads(overloads) == _parameters(getattr(module, name)), name
     methods = {node.name: node for node in classes["Plan"].body if isinstance(node, ast.FunctionDef)}
     assert _stub_parameters(methods.pop("__new__"))[1:] == _parameters(module.Plan)
     assert methods.keys() == {key for key in vars(module.Plan) if not key.startswith("_")}
@@ -95,6 +98,15 @@ def _stub_parameters(node):
         (argument.arg, ast.literal_eval(default) if default else inspect.Parameter.empty, kind)
         for argument, default, kind in pairs
     ]
+
+
+def _of_overloads(overloads):
+    """The parameters of a function: one has a default if an overload gives it one."""
+    merged = []
+    for same in zip(*overloads, strict=True):
+        assert len({(name, kind) for name, _, kind in same}) == 1, same
+        merged.append(next((x for x in same if x[1] is not inspect.Parameter.empty), same[0]))
+    return merged
 
 
 def _parameters(function):
