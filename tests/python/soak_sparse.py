@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import random
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 
@@ -12,8 +11,8 @@ import ferromla
 import problems
 import reference_sparse
 import tolerance
-from soak_problem import with_empty_lse
-from soak_spec import INT_MAX, INT_MIN, Limits, draw_empty_lse, draw_num_sms, draw_slope
+from soak_problem import draw_sink, with_empty_lse
+from soak_spec import INT_MAX, INT_MIN, FieldPerLine, Limits, draw_empty_lse, draw_num_sms, draw_slope
 
 NAN, D_V = float("nan"), 512
 WIDE_HEADS = 4
@@ -39,7 +38,7 @@ class Cache:
 
 
 @dataclass(frozen=True)
-class SparseSpec:
+class SparseSpec(FieldPerLine):
     """One problem. ``extra`` is the second cache."""
 
     seed: int
@@ -72,9 +71,6 @@ class SparseSpec:
     def rows(self) -> int:
         """Query tokens."""
         return self.batch * self.s_q
-
-    def __str__(self) -> str:
-        return "\n".join(f"  {field.name} = {getattr(self, field.name)!r}" for field in fields(self))
 
 
 def draw(seed: int, index: int, limits: Limits) -> SparseSpec:
@@ -198,12 +194,7 @@ class SparseProblem:
         if spec.slope:
             q = problems.tilted_queries(q)
         self.q = q.to(getattr(torch, spec.dtype))[:, :, : spec.heads]
-        self.sink = None
-        if spec.sink:
-            sink = [rng.gauss(0, 3) for _ in range(spec.heads)]
-            for head in range(0, spec.heads, 3) if spec.sink == "infinite" else ():
-                sink[head] = rng.choice((math.inf, -math.inf))
-            self.sink = torch.tensor(sink, device=device)
+        self.sink = draw_sink(spec.sink, spec.heads, rng, device)
 
     def run(self) -> tuple[torch.Tensor, ...]:
         """Calls the operation on poisoned outputs: out, lse and, of sparse_prefill, max_logits."""
