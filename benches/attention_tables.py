@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -10,7 +12,7 @@ import torch
 import flashinfer_rival
 import shapes
 from measure import SHORT_SAMPLE_MS, Call, Errors, Inputs, errors, rotated, times_us
-from report import ERRORS, SHAPE, US, Column, Report
+from report import ERRORS, SHAPE, TARGET, US, VERDICT, Column, Report
 from shapes import Case
 
 # Of a batch whose time is compared: its errors are those of some requests.
@@ -40,9 +42,19 @@ class Bench:
         """The call as measured here."""
         return case.small() if self.small else case
 
-    def inputs(self, case: Case) -> list[Inputs]:
-        """Rotated inputs of a call."""
-        return rotated(self.sized(case), self.dtype, self.device)
+    def inputs(self, case, make: Callable | None = None) -> list:
+        """Rotated inputs of a call, ``make(case, device=...)`` each; ``Inputs`` when None."""
+        case = self.sized(case)
+        make = make or functools.partial(Inputs, dtype=self.dtype)
+        return rotated(lambda: make(case, device=self.device), case.bytes_moved, self.device)
+
+    def for_each(self, lines: Iterable[tuple], measure: Callable[..., None], make: Callable | None = None) -> None:
+        """Calls ``measure(sets, case, ...)`` for every line ``(case, ...)`` whose case is wanted; ``sets`` are its
+        rotated inputs, as of ``inputs``, whose memory is given back then."""
+        for case, *more in lines:
+            if self.wanted(case.name):
+                measure(self.inputs(case, make), case, *more)
+                self.forget()
 
     def checked(self, name: str, sets: list[Inputs], requests: int | None = None) -> dict[str, float]:
         """The errors of the first inputs' outputs, as values of a row."""
@@ -86,61 +98,54 @@ def short_and_sustained_us(layers: Sequence[Call], device: torch.device) -> tupl
 
 def decode(bench: Bench) -> None:
     """The dense table."""
-    asked: tuple[Column, ...] = (("target us", "target", "{:g}"), ("target", "verdict", "{}"))
     peers: tuple[Column, ...] = (
         ("x FlashMLA", "flashmla", "{:.2f}"),
         ("FlashMLA / FlashInfer / FA3 us", "peers", "{}"),
         ("FlashInfer us, this run", "flashinfer_us", "{:.1f}"),
     )
     title = f"Dense decode, {str(bench.dtype)[6:]}, page {shapes.PAGE_SIZE}"
-    bench.report.table("decode", title, (SHAPE, US, SUSTAINED, FLOOR, *asked, *RATES, *ERRORS, *peers))
+    bench.report.table("decode", title, (SHAPE, US, SUSTAINED, FLOOR, *TARGET, *RATES, *ERRORS, *peers))
     rival = flashinfer_rival.load() if bench.flashinfer and bench.device.type == "cuda" else None
-    for row in shapes.DECODE:
-        if not bench.wanted(row.case.name):
-            continue
-        sets = bench.inputs(row.case)
-        layers = calls(sets)
-        us, sustained_us = short_and_sustained_us(layers, bench.device)
+
+    def measure(sets: list[Inputs], case: Case, row: shapes.Row) -> None:
+        us, sustained_us = short_and_sustained_us(calls(sets), bench.device)
         bench.report.row(
-            name=row.case.name,
+            name=case.name,
             us=us,
             sustained_us=sustained_us,
             floor=row.floor_us / us,
             target=row.target_us,
             verdict=bench.verdict(us, row.target_us),
             **rates(sets[0].case, us),
-            **bench.checked(row.case.name, sets),
+            **bench.checked(case.name, sets),
             flashmla=us / row.flashmla_us[0],
             peers=row.peers,
             flashinfer_us=rival(sets) if rival else None,
         )
-        del sets, layers
-        bench.forget()
+
+    bench.for_each(((row.case, row) for row in shapes.DECODE), measure)
 
 
 def quantised(bench: Bench) -> None:
     """Dense decode over quantised caches."""
-    asked: tuple[Column, ...] = (("target us", "target", "{:g}"), ("target", "verdict", "{}"))
     title = "Dense decode over quantised caches, b=128, s_q=1, seq 4096 or so, page 64"
-    bench.report.table("quantised", title, (SHAPE, US, SUSTAINED, FLOOR, *asked, *RATES, *ERRORS))
-    for row in shapes.QUANTISED:
-        if not bench.wanted(row.case.name):
-            continue
-        sets = bench.inputs(row.case)
+    bench.report.table("quantised", title, (SHAPE, US, SUSTAINED, FLOOR, *TARGET, *RATES, *ERRORS))
+
+    def measure(sets: list[Inputs], case: Case, row: shapes.Quantised) -> None:
         us, sustained_us = short_and_sustained_us(calls(sets), bench.device)
         measured = sets[0].case
         bench.report.row(
-            name=row.case.name,
+            name=case.name,
             us=us,
             sustained_us=sustained_us,
             floor=measured.floor_us / us,
             target=row.target_us,
             verdict=bench.verdict(us, row.target_us),
             **rates(measured, us),
-            **bench.checked(row.case.name, sets, SAMPLED_REQUESTS),
+            **bench.checked(case.name, sets, SAMPLED_REQUESTS),
         )
-        del sets
-        bench.forget()
+
+    bench.for_each(((row.case, row) for row in shapes.QUANTISED), measure)
 
 
 def prefill(bench: Bench) -> None:
@@ -150,32 +155,29 @@ def prefill(bench: Bench) -> None:
         US,
         FLOOR,
         ("target us", "target", "{:.0f}"),
-        ("target", "verdict", "{}"),
+        VERDICT,
         *RATES,
         ("seen TFLOP/s", "seen_tflop_s", "{:.0f}"),
         *ERRORS,
     )
     bench.report.table("prefill", f"Prefill, {str(bench.dtype)[6:]}, page {shapes.PAGE_SIZE}", columns)
-    for row in shapes.PREFILL:
-        for case in map(row.case, shapes.HEADS):
-            if not bench.wanted(case.name):
-                continue
-            sets = bench.inputs(case)
-            (us,) = times_us(calls(sets), device=bench.device)
-            target = case.operations / row.target_tflop_s / 1e6 if row.target_tflop_s else None
-            measured = sets[0].case
-            bench.report.row(
-                name=case.name,
-                us=us,
-                floor=measured.floor_us / us,
-                target=target,
-                verdict=bench.verdict(us, target),
-                **rates(measured, us),
-                seen_tflop_s=measured.seen_operations / us / 1e6,
-                **bench.checked(case.name, sets, SAMPLED_REQUESTS),
-            )
-            del sets
-            bench.forget()
+
+    def measure(sets: list[Inputs], case: Case, row: shapes.Prefill) -> None:
+        (us,) = times_us(calls(sets), device=bench.device)
+        target = case.operations / row.target_tflop_s / 1e6 if row.target_tflop_s else None
+        measured = sets[0].case
+        bench.report.row(
+            name=case.name,
+            us=us,
+            floor=measured.floor_us / us,
+            target=target,
+            verdict=bench.verdict(us, target),
+            **rates(measured, us),
+            seen_tflop_s=measured.seen_operations / us / 1e6,
+            **bench.checked(case.name, sets, SAMPLED_REQUESTS),
+        )
+
+    bench.for_each(((row.case(heads), row) for row in shapes.PREFILL for heads in shapes.HEADS), measure)
 
 
 COPIES: tuple[Column, ...] = (
@@ -198,27 +200,25 @@ def copied(kv_format: str, direct_us: float, us: float, operations: int) -> dict
 def prefill_copies(bench: Bench) -> None:
     """Prefill over quantised caches, and over copies of their pages in bf16 that the call makes, measured in turn."""
     bench.report.table("prefill_copies", "Prefill over quantised caches, and over copies in bf16, page 64", COPIES)
-    for kv_format in shapes.PREFILL_FORMATS:
-        for case in (row.case(heads, kv_format) for row in shapes.PREFILL_COPIES for heads in shapes.HEADS):
-            if not bench.wanted(case.name):
-                continue
-            sets = bench.inputs(case)
-            plan = sets[0].plan("bf16")
-            # The copies last: the outputs that are checked are theirs.
-            over_copies = [inputs.gathered_call(plan) for inputs in sets]
-            direct_us, us = times_us(calls(sets), over_copies, device=bench.device)
-            bench.report.row(
-                name=case.name,
-                **copied(kv_format, direct_us, us, sets[0].case.operations),
-                **bench.checked(case.name, sets, SAMPLED_REQUESTS),
-            )
-            del sets, over_copies
-            bench.forget()
+
+    def measure(sets: list[Inputs], case: Case) -> None:
+        plan = sets[0].plan("bf16")
+        # The copies last: the outputs that are checked are theirs.
+        over_copies = [inputs.gathered_call(plan) for inputs in sets]
+        direct_us, us = times_us(calls(sets), over_copies, device=bench.device)
+        bench.report.row(
+            name=case.name,
+            **copied(case.kv_format, direct_us, us, sets[0].case.operations),
+            **bench.checked(case.name, sets, SAMPLED_REQUESTS),
+        )
+
+    cases = itertools.product(shapes.PREFILL_FORMATS, shapes.PREFILL_COPIES, shapes.HEADS)
+    bench.for_each(((row.case(heads, kv_format),) for kv_format, row, heads in cases), measure)
 
 
 def ratio_columns(base: str, limited: bool = True) -> Sequence[Column]:
     """Of a table that compares times with those of ``base``, and their ratio with a limit where there is one."""
-    limits: tuple[Column, ...] = (("limit", "limit", "{:.2f}"), ("target", "verdict", "{}"))
+    limits: tuple[Column, ...] = (("limit", "limit", "{:.2f}"), VERDICT)
     return (
         SHAPE,
         US,
@@ -252,15 +252,13 @@ def prefill_hints(bench: Bench) -> None:
     measured in turn."""
     title = "Prefill of a chunk among many decodes, bf16, page 64, with max_q_len"
     bench.report.table("prefill_hints", title, ratio_columns("not told", limited=False))
-    for case in (row.case(heads) for row in shapes.PREFILL_HINTED for heads in shapes.HINTED_HEADS):
-        if not bench.wanted(case.name):
-            continue
-        sets = bench.inputs(case)
+
+    def measure(sets: list[Inputs], case: Case) -> None:
         told = calls(sets, max_q_len=max(sets[0].case.q_lens))
         base_us, us = times_us(calls(sets), told, device=bench.device)
         add_ratio(bench, case.name, sets, us, base_us)
-        del sets, told
-        bench.forget()
+
+    bench.for_each(((row.case(heads),) for row in shapes.PREFILL_HINTED for heads in shapes.HINTED_HEADS), measure)
 
 
 def pages(bench: Bench) -> None:
@@ -282,29 +280,25 @@ def pages(bench: Bench) -> None:
 def uneven(bench: Bench) -> None:
     """Uneven batches against even ones of as many requests and tokens, measured in turn."""
     bench.report.table("uneven", "Uneven batches", ratio_columns("even"))
-    for heads in shapes.HEADS:
-        for case, base in shapes.uneven(heads):
-            if not bench.wanted(case.name):
-                continue
-            sets, even = bench.inputs(case), bench.inputs(base)
-            us, base_us = times_us(calls(sets), calls(even), device=bench.device)
-            add_ratio(bench, case.name, sets, us, base_us, shapes.UNEVEN_LIMIT)
-            del sets, even
-            bench.forget()
+
+    def measure(sets: list[Inputs], case: Case, base: Case) -> None:
+        even = bench.inputs(base)
+        us, base_us = times_us(calls(sets), calls(even), device=bench.device)
+        add_ratio(bench, case.name, sets, us, base_us, shapes.UNEVEN_LIMIT)
+
+    bench.for_each((pair for heads in shapes.HEADS for pair in shapes.uneven(heads)), measure)
 
 
 def invariance(bench: Bench) -> None:
     """``batch_invariant=True`` against the default on the same inputs, measured in turn."""
     bench.report.table("invariance", "batch_invariant=True", ratio_columns("default"))
-    for case, limit in shapes.INVARIANCE:
-        if not bench.wanted(case.name):
-            continue
-        sets = bench.inputs(case)
+
+    def measure(sets: list[Inputs], case: Case, limit: float | None) -> None:
         # The default first: the outputs that are checked are those of the last call, an invariant one.
         base_us, us = times_us(calls(sets), calls(sets, batch_invariant=True), device=bench.device)
         add_ratio(bench, case.name, sets, us, base_us, limit)
-        del sets
-        bench.forget()
+
+    bench.for_each(shapes.INVARIANCE, measure)
 
 
 def invariance_parts(bench: Bench) -> None:
@@ -319,10 +313,8 @@ def invariance_parts(bench: Bench) -> None:
         *ERRORS,
     )
     bench.report.table("invariance_parts", "batch_invariant=True with num_splits", columns)
-    for case in shapes.INVARIANT_PARTS_CASES:
-        if not bench.wanted(case.name):
-            continue
-        sets = bench.inputs(case)
+
+    def measure(sets: list[Inputs], case: Case) -> None:
         options = [{"batch_invariant": True, "num_splits": n} for n in (None, *parts)]
         base_us, us, *of_parts = times_us(calls(sets), *(calls(sets, **each) for each in options), device=bench.device)
         bench.report.row(
@@ -332,5 +324,5 @@ def invariance_parts(bench: Bench) -> None:
             **{f"parts_{n}_us": value for n, value in zip(parts, of_parts, strict=True)},
             **bench.checked(case.name, sets, SAMPLED_REQUESTS),
         )
-        del sets
-        bench.forget()
+
+    bench.for_each(((case,) for case in shapes.INVARIANT_PARTS_CASES), measure)

@@ -9,7 +9,7 @@ import torch
 import ferromla
 import sparse_shapes
 from attention_tables import FLOOR, Bench
-from measure import cache_of, set_count, times_us
+from measure import cache_of, format_options, rotated, times_us
 from report import SHAPE, US, Column
 from shapes import PAGE_SIZE, TOKEN_BYTES
 
@@ -24,8 +24,7 @@ def _measure(bench: Bench, name: str, moved: int, make: Callable[[], Made]) -> N
     """One line: ``make`` gives a call on inputs of its own, and whether its result is right."""
     if not bench.wanted(name):
         return
-    torch.manual_seed(0)
-    made = [make() for _ in range(set_count(moved, bench.device))]
+    made = rotated(make, moved, bench.device)
     (us,) = times_us([call for call, _ in made], device=bench.device)
     right = made[0][1]()
     if not right:
@@ -46,10 +45,6 @@ def _d_qk(kv_format: str) -> int:
     return 576 if kv_format in ("bf16", "fp8", "fp8_v32") else 512
 
 
-def _named(kv_format: str) -> dict[str, str]:
-    return {"kv_format": kv_format} if kv_format in TOKEN_BYTES else {}
-
-
 def _append(bench: Bench, kv_format: str, tokens: int) -> Made:
     # Twice as many slots as tokens: there may be hundreds of these caches.
     pages = max(4, 2 * tokens // PAGE_SIZE)
@@ -62,10 +57,10 @@ def _append(bench: Bench, kv_format: str, tokens: int) -> Made:
 
     def right() -> bool:
         on_cpu = None if k_pe is None else k_pe.cpu()
-        ferromla.append_kv(kv_c.cpu(), on_cpu, kept, slots.cpu(), **_named(kv_format))
+        ferromla.append_kv(kv_c.cpu(), on_cpu, kept, slots.cpu(), **format_options(kv_format))
         return _same(cache, kept)
 
-    return lambda: ferromla.append_kv(kv_c, k_pe, cache, slots, **_named(kv_format)), right
+    return lambda: ferromla.append_kv(kv_c, k_pe, cache, slots, **format_options(kv_format)), right
 
 
 def _quantize(bench: Bench, kv_format: str, pages: int) -> Made:
@@ -95,8 +90,8 @@ def _gather(bench: Bench, kv_format: str, pages: int) -> Made:
     out = torch.empty(len(ids), d_qk, device=bench.device, dtype=torch.bfloat16)
     few = ids[:4096]
     return (
-        lambda: ferromla.gather_kv(cache, ids=ids, out=out, **_named(kv_format)),
-        lambda: _same(out[:4096], ferromla.gather_kv(cache.cpu(), ids=few.cpu(), **_named(kv_format))),
+        lambda: ferromla.gather_kv(cache, ids=ids, out=out, **format_options(kv_format)),
+        lambda: _same(out[:4096], ferromla.gather_kv(cache.cpu(), ids=few.cpu(), **format_options(kv_format))),
     )
 
 

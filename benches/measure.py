@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -32,6 +33,7 @@ QUANTISED_TOKENS = 1 << 18
 E4M3_MAX = 448.0
 
 Call = Callable[[], object]
+T = TypeVar("T")
 
 
 def cache_of(kv_format: str, pages: int, page_size: int, d_qk: int, *, device, dtype) -> torch.Tensor:
@@ -145,14 +147,15 @@ class Inputs:
         return call
 
 
-def rotated(case: Case, dtype: torch.dtype, device: torch.device) -> list[Inputs]:
-    """So many inputs that going through them leaves nothing of the first in L2, one where there is no such cache."""
+def rotated(make: Callable[[], T], bytes_moved: int, device: torch.device) -> list[T]:
+    """So many inputs, of calls that move so many bytes each, that going through them leaves nothing of the first in L2;
+    one where there is no such cache."""
     torch.manual_seed(0)
-    return [Inputs(case, dtype, device) for _ in range(set_count(case.bytes_moved, device))]
+    return [make() for _ in range(set_count(bytes_moved, device))]
 
 
 def set_count(bytes_moved: int, device: torch.device) -> int:
-    """How many inputs to rotate, of calls that move so many bytes each."""
+    """How many inputs to rotate."""
     return min(1 + -(-4 * L2_BYTES // max(bytes_moved, 1)), MOST_SETS) if device.type == "cuda" else 1
 
 

@@ -12,6 +12,8 @@ Column = tuple[str, str, str]
 
 SHAPE: Column = ("shape", "name", "{}")
 US: Column = ("us", "us", "{:.1f}")
+VERDICT: Column = ("target", "verdict", "{}")
+TARGET: tuple[Column, ...] = (("target us", "target", "{:g}"), VERDICT)
 ERRORS: tuple[Column, ...] = (
     ("max error", "error", "{:.1e}"),
     ("angle", "angle", "{:.1e}"),

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
-import torch
+from collections.abc import Sequence
 
 import sparse_shapes
 from attention_tables import COPIES, FLOOR, RATES, SUSTAINED, Bench, copied, short_and_sustained_us
-from measure import Call, set_count, times_us
-from report import ERRORS, SHAPE, US, Column
+from measure import Call, times_us
+from report import ERRORS, SHAPE, TARGET, US, Column
 from sparse_inputs import SparseInputs, SparsePrefillInputs
 from sparse_shapes import Sparse, SparsePrefill
 
-ASKED: tuple[Column, ...] = (("target us", "target", "{:g}"), ("target", "verdict", "{}"))
 FORMAT: Column = ("format", "kv_format", "{}")
 PEER: tuple[Column, ...] = (("x FlashMLA", "ratio", "{:.2f}"), ("FlashMLA us", "flashmla_us", "{:g}"))
 MEASURED = (SHAPE, US, SUSTAINED, FLOOR)
-COLUMNS = (*MEASURED, *ASKED, *RATES, *ERRORS, *PEER)
+COLUMNS = (*MEASURED, *TARGET, *RATES, *ERRORS, *PEER)
 UNASKED = (*MEASURED, *RATES, *ERRORS)
 
 
@@ -41,32 +38,26 @@ def _row(bench: Bench, row, sets: Sequence, layers: Sequence[Call]) -> None:
     )
 
 
-def _for_each(bench: Bench, rows: Sequence, inputs: Callable, measure: Callable) -> None:
-    """Calls ``measure(row, sets)`` for every row that is wanted, with rotated ``inputs(case, device)``."""
-    for row in rows:
-        if not bench.wanted(row.name):
-            continue
-        torch.manual_seed(0)
-        case = bench.sized(row)
-        measure(row, [inputs(case, bench.device) for _ in range(set_count(case.bytes_moved, bench.device))])
-        bench.forget()
+def _lines(rows: Sequence) -> list[tuple]:
+    """As ``Bench.for_each`` takes them."""
+    return [(row,) for row in rows]
 
 
 def _decode(bench: Bench, rows: Sequence[Sparse]) -> None:
-    def measure(row: Sparse, sets: list[SparseInputs]) -> None:
+    def measure(sets: list[SparseInputs], row: Sparse) -> None:
         # One plan for all: it depends on shapes only.
         plan = sets[0].plan()
         _row(bench, row, sets, [one.call(plan) for one in sets])
 
-    _for_each(bench, rows, SparseInputs, measure)
+    bench.for_each(_lines(rows), measure, SparseInputs)
 
 
 def _prefill(bench: Bench, rows: Sequence[SparsePrefill]) -> None:
-    def measure(row: SparsePrefill, sets: list[SparsePrefillInputs]) -> None:
+    def measure(sets: list[SparsePrefillInputs], row: SparsePrefill) -> None:
         plan = sets[0].plan()  # depends on shapes only
         _row(bench, row, sets, [one.call(plan=plan) for one in sets])
 
-    _for_each(bench, rows, SparsePrefillInputs, measure)
+    bench.for_each(_lines(rows), measure, SparsePrefillInputs)
 
 
 def sparse(bench: Bench) -> None:
@@ -117,7 +108,7 @@ def sparse_prefill_few(bench: Bench) -> None:
     columns = (SHAPE, FORMAT, US, *times, *RATES[1:], *ERRORS)
     bench.report.table("sparse_prefill_few", "Sparse prefill of few tokens, whose lists are split", columns)
 
-    def measure(row: SparsePrefill, sets: list[SparsePrefillInputs]) -> None:
+    def measure(sets: list[SparsePrefillInputs], row: SparsePrefill) -> None:
         # The split ones last: the outputs that are checked are theirs.
         plan = sets[0].plan()
         rivals = [[one.call(**options) for one in sets] for options in ({"batch_invariant": True}, {"plan": plan}, {})]
@@ -133,7 +124,7 @@ def sparse_prefill_few(bench: Bench) -> None:
             **bench.judged(row.name, sets[0].errors()),
         )
 
-    _for_each(bench, sparse_shapes.SPARSE_PREFILL_FEW, SparsePrefillInputs, measure)
+    bench.for_each(_lines(sparse_shapes.SPARSE_PREFILL_FEW), measure, SparsePrefillInputs)
 
 
 def sparse_prefill_copies(bench: Bench) -> None:
@@ -141,11 +132,11 @@ def sparse_prefill_copies(bench: Bench) -> None:
     title = "Sparse prefill over quantised caches, and over copies in bf16"
     bench.report.table("sparse_prefill_copies", title, COPIES)
 
-    def measure(row: SparsePrefill, sets: list[SparsePrefillInputs]) -> None:
+    def measure(sets: list[SparsePrefillInputs], row: SparsePrefill) -> None:
         # The copies last: the outputs that are checked are theirs.
         rivals = [one.call() for one in sets], [one.copied_call() for one in sets]
         direct_us, us = times_us(*rivals, device=bench.device)
         values = copied(row.kv_format, direct_us, us, sets[0].case.operations)
         bench.report.row(name=row.name, **values, **bench.judged(row.name, sets[0].errors()))
 
-    _for_each(bench, sparse_shapes.SPARSE_PREFILL_COPIES, SparsePrefillInputs, measure)
+    bench.for_each(_lines(sparse_shapes.SPARSE_PREFILL_COPIES), measure, SparsePrefillInputs)

@@ -10,7 +10,7 @@ from attention_tables import Bench
 from ferromla.compat import flash_mla
 from ferromla.compat.flashinfer import BatchMLAPagedAttentionWrapper
 from measure import Call, Inputs, enqueue_us, times_us
-from report import SHAPE, US
+from report import SHAPE, TARGET, US
 from shapes import D_QK, D_V
 
 # Plans in one graph, so that its own launch does not count.
@@ -27,8 +27,7 @@ def plan(bench: Bench) -> None:
     columns = (
         SHAPE,
         ("us", "us", "{:.2f}"),
-        ("target us", "target", "{:g}"),
-        ("target", "verdict", "{}"),
+        *TARGET,
         ("as on the host", "same", "{}"),
     )
     bench.report.table("plan", "Planning on the device, once per step", columns)
@@ -91,8 +90,7 @@ def entries(made: ferromla.Plan, lens: torch.Tensor) -> list[list[int]]:
 
 def host(bench: Bench) -> None:
     """What an eager call costs the host, on a problem that costs the device next to nothing."""
-    columns = (SHAPE, US, ("target us", "target", "{:g}"), ("target", "verdict", "{}"))
-    bench.report.table("host", "Host time of an eager call from Python, b=1, seq 64, h=16", columns)
+    bench.report.table("host", "Host time of an eager call from Python, b=1, seq 64, h=16", (SHAPE, US, *TARGET))
     case = shapes.even(1, 64, 16)
     inputs = Inputs(case, bench.dtype, bench.device)
     ragged = Inputs(shapes.Prefill("", case.seq_lens, case.q_lens).case(16), bench.dtype, bench.device)
@@ -131,7 +129,7 @@ def _flashinfer(inputs: Inputs) -> Call:
     wrapper.plan(offsets, offsets, inputs.table[0], inputs.lens, *sizes)
     q, cache = inputs.q[0], inputs.cache
     parts = (q[..., :D_V], q[..., D_V:], cache[..., :D_V], cache[..., D_V:])
-    return lambda: wrapper.run(*parts, out=inputs.out[0], lse=inputs.lse[0])
+    return lambda: wrapper.run(*parts, out=inputs.out[0], lse=inputs.lse[0], return_lse_base_on_e=True)
 
 
 def _torch_operation(device: torch.device) -> Call:

@@ -1,4 +1,4 @@
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, TypeAlias, TypedDict, overload
 
 # A tensor of any framework: torch.Tensor, numpy.ndarray, cupy.ndarray, or anything that speaks DLPack.
 Tensor: TypeAlias = Any
@@ -240,18 +240,32 @@ def append_kv(
     kv_scale: float | None = None,
     round_scale: bool = True,
 ) -> None: ...
+@overload
 def gather_kv(
     cache: Parts,
-    block_table: Tensor | None = None,
-    seq_lens: Tensor | None = None,
+    block_table: Tensor,
+    seq_lens: Tensor,
     *,
-    ids: Tensor | None = None,
+    ids: None = None,
     kv_format: str | None = None,
     kv_scale: float | None = None,
     num_tokens: int | None = None,
     out: Tensor | None = None,
     offsets: Tensor | None = None,
-) -> Any: ...
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def gather_kv(
+    cache: Parts,
+    block_table: None = None,
+    seq_lens: None = None,
+    *,
+    ids: Tensor,
+    kv_format: str | None = None,
+    kv_scale: float | None = None,
+    num_tokens: int | None = None,
+    out: Tensor | None = None,
+    offsets: None = None,
+) -> Tensor: ...
 def to_physical(indices: Tensor, block_table: Tensor, page_size: int, *, out: Tensor | None = None) -> Tensor: ...
 def window_token_ids(
     seq_lens: Tensor,

@@ -29,108 +29,21 @@ _OPTIONS = (
     "bool batch_invariant=False, str? kv_format=None, float? kv_scale=None, Tensor? q_scale=None, "
     "float? empty_lse=None"
 )
-# Their names: torch passes an operator's arguments by position, without the last ones where they are defaults.
-_OPTION_NAMES = (
-    "softmax_scale",
-    "causal",
-    "attn_sink",
-    "num_splits",
-    "batch_invariant",
-    "kv_format",
-    "kv_scale",
-    "q_scale",
-    "empty_lse",
-)
-_LISTS = "Tensor? topk_lengths=None, Tensor? attn_sink=None, "
+_LISTS = "Tensor? topk_lengths=None, Tensor? attn_sink=None"
+_SPARSE_INPUTS = "Tensor q, Tensor kv_cache, Tensor indices"
 _SPARSE_OPTIONS = (
-    _LISTS + "Tensor? extra_kv_cache=None, Tensor? extra_indices=None, Tensor? extra_topk_lengths=None, "
+    f"{_LISTS}, Tensor? extra_kv_cache=None, Tensor? extra_indices=None, Tensor? extra_topk_lengths=None, "
     "str? kv_format=None, str? extra_kv_format=None, float? softmax_scale=None, int? num_splits=None, "
     "bool batch_invariant=False, float? empty_lse=None"
 )
-_SPARSE_NAMES = (
-    "topk_lengths",
-    "attn_sink",
-    "extra_kv_cache",
-    "extra_indices",
-    "extra_topk_lengths",
-    "kv_format",
-    "extra_kv_format",
-    "softmax_scale",
-    "num_splits",
-    "batch_invariant",
-    "empty_lse",
-)
-_SPARSE_PREFILL_OPTIONS = (
-    _LISTS + "float? softmax_scale=None, str? kv_format=None, bool batch_invariant=False, float? empty_lse=None"
-)
-_SPARSE_PREFILL_NAMES = ("topk_lengths", "attn_sink", "softmax_scale", "kv_format", "batch_invariant", "empty_lse")
+_SPARSE_PREFILL_INPUTS = "Tensor q, Tensor kv, Tensor indices"
 _SPARSE_PREFILL_OUTPUTS = "Tensor(a!) out, Tensor(b!) max_logits, Tensor(c!) lse"
-_SCHEMAS = (
-    f"decode({_INPUTS}, {_OPTIONS}) -> (Tensor, Tensor)",
-    f"decode_out({_INPUTS}, {_OUTPUTS}, {_OPTIONS}) -> ()",
-    f"prefill({_INPUTS}, Tensor qo_indptr, {_OPTIONS}) -> (Tensor, Tensor)",
-    f"prefill_out({_INPUTS}, Tensor qo_indptr, {_OUTPUTS}, {_OPTIONS}) -> ()",
-    f"sparse_decode(Tensor q, Tensor kv_cache, Tensor indices, {_SPARSE_OPTIONS}) -> (Tensor, Tensor)",
-    f"sparse_decode_out(Tensor q, Tensor kv_cache, Tensor indices, {_OUTPUTS}, {_SPARSE_OPTIONS}) -> ()",
-    f"sparse_prefill(Tensor q, Tensor kv, Tensor indices, {_SPARSE_PREFILL_OPTIONS}) -> (Tensor, Tensor, Tensor)",
-    f"sparse_prefill_out(Tensor q, Tensor kv, Tensor indices, {_SPARSE_PREFILL_OUTPUTS}, {_SPARSE_PREFILL_OPTIONS}) "
-    "-> ()",
-    "merge_states(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b) -> (Tensor, Tensor)",
-    "merge_states_out(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor(a!) out, Tensor(b!) lse) -> ()",
-    "append_kv(Tensor kv_c, Tensor? k_pe, Tensor(a!) kv_cache, Tensor slots, str? kv_format=None, "
-    "float? kv_scale=None, bool round_scale=True) -> ()",
+_SPARSE_PREFILL_OPTIONS = (
+    f"{_LISTS}, float? softmax_scale=None, str? kv_format=None, bool batch_invariant=False, float? empty_lse=None"
 )
-
-_library = torch.library.Library("ferromla", "DEF")
-
-
-def _decode(q, kv_cache, block_table, seq_lens, *options):
-    return ferromla.decode(q, kv_cache, block_table, seq_lens, **_named(options))
-
-
-def _decode_out(q, kv_cache, block_table, seq_lens, out, lse, *options):
-    ferromla.decode(q, kv_cache, block_table, seq_lens, out=out, lse=lse, **_named(options))
-
-
-def _prefill(q, kv_cache, block_table, seq_lens, qo_indptr, *options):
-    return ferromla.prefill(q, kv_cache, block_table, seq_lens, qo_indptr, **_named(options))
-
-
-def _prefill_out(q, kv_cache, block_table, seq_lens, qo_indptr, out, lse, *options):
-    ferromla.prefill(q, kv_cache, block_table, seq_lens, qo_indptr, out=out, lse=lse, **_named(options))
-
-
-def _sparse_decode(q, kv_cache, indices, *options):
-    return ferromla.sparse_decode(q, kv_cache, indices, **_named(options, _SPARSE_NAMES))
-
-
-def _sparse_decode_out(q, kv_cache, indices, out, lse, *options):
-    ferromla.sparse_decode(q, kv_cache, indices, out=out, lse=lse, **_named(options, _SPARSE_NAMES))
-
-
-def _sparse_prefill(q, kv, indices, *options):
-    return ferromla.sparse_prefill(q, kv, indices, **_named(options, _SPARSE_PREFILL_NAMES))
-
-
-def _sparse_prefill_out(q, kv, indices, out, max_logits, lse, *options):
-    named = _named(options, _SPARSE_PREFILL_NAMES)
-    ferromla.sparse_prefill(q, kv, indices, out=out, max_logits=max_logits, lse=lse, **named)
-
-
-def _named(options, names=_OPTION_NAMES):
-    return dict(zip(names, options, strict=False))
-
-
-def _merge_states(out_a, lse_a, out_b, lse_b):
-    return ferromla.merge_states(out_a, lse_a, out_b, lse_b)
-
-
-def _merge_states_out(out_a, lse_a, out_b, lse_b, out, lse):
-    ferromla.merge_states(out_a, lse_a, out_b, lse_b, out=out, lse=lse)
-
-
-def _append_kv(kv_c, k_pe, kv_cache, slots, kv_format=None, kv_scale=None, round_scale=True):
-    ferromla.append_kv(kv_c, k_pe, kv_cache, slots, kv_format=kv_format, kv_scale=kv_scale, round_scale=round_scale)
+_STATES = "Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b"
+_ROWS = "Tensor kv_c, Tensor? k_pe, Tensor(a!) kv_cache, Tensor slots"
+_ROWS_OPTIONS = "str? kv_format=None, float? kv_scale=None, bool round_scale=True"
 
 
 def _fake_attention(q, *_args, **_options):
@@ -152,23 +65,64 @@ def _fake_nothing(*_args, **_options):
     return None
 
 
+# By name: the schema, the function that takes the schema's arguments by name, and what stands for it in a trace.
+_OPERATORS = {
+    "decode": (f"({_INPUTS}, {_OPTIONS}) -> (Tensor, Tensor)", ferromla.decode, _fake_attention),
+    "decode_out": (f"({_INPUTS}, {_OUTPUTS}, {_OPTIONS}) -> ()", ferromla.decode, _fake_nothing),
+    "prefill": (
+        f"({_INPUTS}, Tensor qo_indptr, {_OPTIONS}) -> (Tensor, Tensor)",
+        ferromla.prefill,
+        _fake_attention,
+    ),
+    "prefill_out": (
+        f"({_INPUTS}, Tensor qo_indptr, {_OUTPUTS}, {_OPTIONS}) -> ()",
+        ferromla.prefill,
+        _fake_nothing,
+    ),
+    "sparse_decode": (
+        f"({_SPARSE_INPUTS}, {_SPARSE_OPTIONS}) -> (Tensor, Tensor)",
+        ferromla.sparse_decode,
+        _fake_attention,
+    ),
+    "sparse_decode_out": (
+        f"({_SPARSE_INPUTS}, {_OUTPUTS}, {_SPARSE_OPTIONS}) -> ()",
+        ferromla.sparse_decode,
+        _fake_nothing,
+    ),
+    "sparse_prefill": (
+        f"({_SPARSE_PREFILL_INPUTS}, {_SPARSE_PREFILL_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+        ferromla.sparse_prefill,
+        _fake_sparse_prefill,
+    ),
+    "sparse_prefill_out": (
+        f"({_SPARSE_PREFILL_INPUTS}, {_SPARSE_PREFILL_OUTPUTS}, {_SPARSE_PREFILL_OPTIONS}) -> ()",
+        ferromla.sparse_prefill,
+        _fake_nothing,
+    ),
+    "merge_states": (f"({_STATES}) -> (Tensor, Tensor)", ferromla.merge_states, _fake_merge_states),
+    "merge_states_out": (f"({_STATES}, {_OUTPUTS}) -> ()", ferromla.merge_states, _fake_nothing),
+    "append_kv": (f"({_ROWS}, {_ROWS_OPTIONS}) -> ()", ferromla.append_kv, _fake_nothing),
+}
+
+_library = torch.library.Library("ferromla", "DEF")
+
+
+def _implementation(name, function):
+    """The function as torch calls it: by position, without the last arguments where they are the schema's defaults."""
+    schema = getattr(torch.ops.ferromla, name).default._schema
+    names = [argument.name for argument in schema.arguments]
+
+    def call(*values):
+        results = function(**dict(zip(names, values, strict=False)))
+        return results if schema.returns else None
+
+    return call
+
+
 def _register() -> None:
-    implementations = (
-        (_decode, _fake_attention),
-        (_decode_out, _fake_nothing),
-        (_prefill, _fake_attention),
-        (_prefill_out, _fake_nothing),
-        (_sparse_decode, _fake_attention),
-        (_sparse_decode_out, _fake_nothing),
-        (_sparse_prefill, _fake_sparse_prefill),
-        (_sparse_prefill_out, _fake_nothing),
-        (_merge_states, _fake_merge_states),
-        (_merge_states_out, _fake_nothing),
-        (_append_kv, _fake_nothing),
-    )
-    for schema, (implementation, fake) in zip(_SCHEMAS, implementations, strict=True):
-        name = schema.partition("(")[0]
-        _library.define(schema)
+    for name, (schema, function, fake) in _OPERATORS.items():
+        _library.define(name + schema)
+        implementation = _implementation(name, function)
         for key in ("CPU", "CUDA"):
             _library.impl(name, implementation, key)
         torch.library.register_fake(f"ferromla::{name}", fake, lib=_library)

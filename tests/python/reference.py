@@ -34,11 +34,15 @@ def attention(
         for first in range(0, b, step):
             part = slice(first, first + step)
             out[part], lse[part] = _attend(q[part], keys[part], present[part], lens[part], causal, scale)
-    if sink is not None:
-        # exp(lse) / (exp(lse) + exp(sink)), which is 0 for a row without keys.
-        factor = torch.sigmoid(lse - sink.double())
-        out = out * torch.where(torch.isneginf(lse), 0.0, factor).unsqueeze(-1)
-    return out, lse
+    return with_sink(out, lse, sink), lse
+
+
+def with_sink(out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor | None) -> torch.Tensor:
+    """``out [..., h, 512]`` times ``exp(lse) / (exp(lse) + exp(sink))``, which is 0 for a row without keys."""
+    if sink is None:
+        return out
+    factor = torch.where(torch.isneginf(lse), 0.0, torch.sigmoid(lse - sink.double()))
+    return out * factor.unsqueeze(-1)
 
 
 def ragged_attention(q, indptr, keys, present, lens, **options) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-D_V = 512
+from reference import D_V, with_sink
+
 # Numbers of one step of the work, on the CPU and on a GPU: the float64 keys of all rows would not fit in memory.
 STEP = {"cpu": 2**21, "cuda": 2**26}
 
@@ -72,8 +73,4 @@ def attention(
         lse[part] = torch.logsumexp(scores, -1)
         finite = torch.where(torch.isneginf(lse[part]), 0.0, lse[part])
         out[part] = scores.sub_(finite[..., None]).exp_() @ keys[..., :D_V]
-    if sink is not None:
-        # exp(lse) / (exp(lse) + exp(sink)), which is 0 for a row without keys.
-        factor = torch.where(torch.isneginf(lse), 0.0, torch.sigmoid(lse - sink.double()))
-        out = out * factor[..., None]
-    return out, max_logits, lse
+    return with_sink(out, lse, sink), max_logits, lse

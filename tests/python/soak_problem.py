@@ -106,12 +106,7 @@ class Problem:
             self._formats["q_scale"] = scale if isinstance(scale, float) else scale.view(*axes, spec.heads)
             self._out_type = torch.bfloat16
         self.q = _laid_out(q.view(*axes, spec.heads, spec.d_qk), spec.q_layout, -2, NAN)
-        self.sink = None
-        if spec.sink:
-            sink = [rng.gauss(0, 3) for _ in range(spec.heads)]
-            for head in range(0, spec.heads, 3) if spec.sink == "infinite" else ():
-                sink[head] = rng.choice((math.inf, -math.inf))
-            self.sink = torch.tensor(sink, device=self.device)
+        self.sink = draw_sink(spec.sink, spec.heads, rng, self.device)
 
     def _quantised(self, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A cache of the pages, as bytes, and what it holds."""
@@ -232,6 +227,16 @@ class Problem:
             return []
         found = tolerance.faults(*got, *want) if not checks.pop("out") else []
         return found + [f"{name}: written, or not written" for name, passed in checks.items() if not passed]
+
+
+def draw_sink(kind: str | None, heads: int, rng: random.Random, device: torch.device) -> torch.Tensor | None:
+    """``[heads]`` float32, every third one infinite where the spec says so; None where it has none."""
+    if kind is None:
+        return None
+    sink = [rng.gauss(0, 3) for _ in range(heads)]
+    for head in range(0, heads, 3) if kind == "infinite" else ():
+        sink[head] = rng.choice((math.inf, -math.inf))
+    return torch.tensor(sink, device=device)
 
 
 def with_empty_lse(lse: torch.Tensor, empty_lse: float | None) -> torch.Tensor:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import random
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 
@@ -12,8 +11,8 @@ import ferromla
 import problems
 import reference_sparse
 import tolerance
-from soak_problem import with_empty_lse
-from soak_spec import INT_MAX, INT_MIN, Limits, draw_empty_lse, draw_num_sms, draw_slope
+from soak_problem import draw_sink, with_empty_lse
+from soak_spec import INT_MAX, INT_MIN, FieldPerLine, Limits, draw_empty_lse, draw_num_sms, draw_slope
 
 NAN, D_V = float("nan"), 512
 WIDE_HEADS = 4
@@ -39,7 +38,7 @@ class Cache:
 
 
 @dataclass(frozen=True)
-class SparseSpec:
+class SparseSpec(FieldPerLine):
     """One problem. ``extra`` is the second cache."""
 
     seed: int
@@ -72,9 +71,6 @@ class SparseSpec:
     def rows(self) -> int:
         """Query tokens."""
         return self.batch * self.s_q
-
-    def __str__(self) -> str:
-        return "\n".join(f"  {field.name} = {getattr(self, field.name)!r}" for field in fields(self))
 
 
 def draw(seed: int, index: int, limits: Limits) -> SparseSpec:
@@ -116,7 +112,7 @@ def draw(seed: int, index: int, limits: Limits) -> SparseSpec:
         sink=rng.choice((None, None, "finite", "infinite")),
         num_splits=num_splits,
         batch_invariant=rng.random() < 0.2,
-        planning="call" if prefill else rng.choice(("call", "call", "plan", "updated")),
+        planning=rng.choice(("call", "call", "plan", "updated")),
         gaps=rng.random() < 0.3,
         repeat=rng.random() < 0.1,
         slope=draw_slope(seed, index, d_qk),
@@ -153,8 +149,9 @@ class _Part:
         indices = torch.where(torch.rand(shape, **options) < spec.absent, bad[drawn], indices)
         self.lens, of_rows = None, None
         if cache.lens is not None:
-            per_token = len(cache.lens) == spec.rows and (spec.s_q > 1 or spec.operation == "sparse_prefill")
-            axes = (spec.batch, spec.s_q) if per_token else (spec.batch,)
+            prefill = spec.operation == "sparse_prefill"
+            per_token = len(cache.lens) == spec.rows and (spec.s_q > 1 or prefill)
+            axes = (spec.batch, spec.s_q) if per_token and not prefill else (len(cache.lens),)
             self.lens = torch.tensor(cache.lens, dtype=torch.int32, device=device).view(axes)
             of_rows = (self.lens if per_token else self.lens[:, None].expand(-1, spec.s_q)).reshape(-1)
         rows = torch.randn(cache.tokens, spec.d_qk, **options) * problems.KEY_DEVIATION
@@ -197,12 +194,7 @@ class SparseProblem:
         if spec.slope:
             q = problems.tilted_queries(q)
         self.q = q.to(getattr(torch, spec.dtype))[:, :, : spec.heads]
-        self.sink = None
-        if spec.sink:
-            sink = [rng.gauss(0, 3) for _ in range(spec.heads)]
-            for head in range(0, spec.heads, 3) if spec.sink == "infinite" else ():
-                sink[head] = rng.choice((math.inf, -math.inf))
-            self.sink = torch.tensor(sink, device=device)
+        self.sink = draw_sink(spec.sink, spec.heads, rng, device)
 
     def run(self) -> tuple[torch.Tensor, ...]:
         """Calls the operation on poisoned outputs: out, lse and, of sparse_prefill, max_logits."""
@@ -212,49 +204,54 @@ class SparseProblem:
         lse, max_logits = (torch.full(shape, NAN, device=self.device) for _ in range(2))
         options = {"softmax_scale": spec.softmax_scale, "attn_sink": self.sink, "topk_lengths": main.lens}
         options["empty_lse"] = spec.empty_lse
+        if spec.planning != "call":
+            options["plan"] = self._plan()
+        else:
+            options["batch_invariant"] = spec.batch_invariant
         plain = spec.main.kv_format in PLAIN
         if not plain:
             options["kv_format"] = spec.main.kv_format
         if spec.operation == "sparse_prefill":
-            options["topk_lengths"] = None if main.lens is None else main.lens[0]
             outputs = {"out": out[0], "max_logits": max_logits[0], "lse": lse[0]}
-            options["batch_invariant"] = spec.batch_invariant
             kv = main.cache.flatten(0, 1) if plain else main.cache
             ferromla.sparse_prefill(self.q[0], kv, main.indices[0], **options, **outputs)
             return out, lse, max_logits
-        if spec.extra:
-            extra = self.parts[1]
-            options |= {"extra_kv_cache": extra.cache, "extra_indices": extra.indices}
-            options |= {"extra_topk_lengths": extra.lens}
-            if not {spec.main.kv_format, spec.extra.kv_format} <= PLAIN.keys():
-                options["extra_kv_format"] = spec.extra.kv_format
         if spec.planning == "call":
-            options |= {"num_splits": spec.num_splits, "batch_invariant": spec.batch_invariant}
-        else:
-            options["plan"] = self._plan()
+            options["num_splits"] = spec.num_splits
+        if spec.extra:
+            options |= self._extra()
         ferromla.sparse_decode(self.q, main.cache, main.indices, out=out, lse=lse, **options)
         return out, lse
 
+    def _extra(self) -> dict[str, object]:
+        """What a call is given of the extra cache."""
+        spec, extra = self.spec, self.parts[1]
+        options = {"extra_kv_cache": extra.cache, "extra_indices": extra.indices, "extra_topk_lengths": extra.lens}
+        if not {spec.main.kv_format, spec.extra.kv_format} <= PLAIN.keys():
+            options["extra_kv_format"] = spec.extra.kv_format
+        return options
+
     def _plan(self) -> ferromla.Plan:
         spec = self.spec
-        lens = [part.lens for part in self.parts] + [None] * (2 - len(self.parts))
+        lens = [part.lens for part in self.parts]
         made_from = lens
         if spec.planning == "updated":
             made_from = [None if one is None else one.flip(0) for one in lens]
-        plan = ferromla.Plan.sparse(
-            *made_from,
-            batch=spec.batch,
-            num_heads=spec.heads,
-            q_len=spec.s_q,
-            topk=spec.main.topk,
-            extra_topk=spec.extra.topk if spec.extra else 0,
-            num_splits=spec.num_splits,
-            batch_invariant=spec.batch_invariant,
-            num_sms=spec.num_sms,
-            device=self.device,
+        shapes = {
+            "num_heads": spec.heads,
+            "topk": spec.main.topk,
+            "batch_invariant": spec.batch_invariant,
+            "num_sms": spec.num_sms,
+            "device": self.device,
             # Without its name a plan may be for 16-bit caches alone.
-            kv_format=spec.main.kv_format if spec.batch_invariant else None,
-        )
+            "kv_format": spec.main.kv_format if spec.batch_invariant else None,
+        }
+        if spec.operation == "sparse_prefill":
+            plan = ferromla.Plan.sparse_prefill(*made_from, num_tokens=spec.s_q, **shapes)
+        else:
+            shapes |= {"batch": spec.batch, "q_len": spec.s_q, "num_splits": spec.num_splits}
+            shapes["extra_topk"] = spec.extra.topk if spec.extra else 0
+            plan = ferromla.Plan.sparse(*made_from, **shapes)
         if spec.planning == "updated":
             plan.update_sparse(*lens)
         return plan

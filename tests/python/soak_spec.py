@@ -23,8 +23,15 @@ EMULATED = Limits(work=400 << 10, tokens=12 << 10, longest=3000)
 ROW_KEYS = 100  # a row costs as much as so many keys of it: the result has 512 numbers
 
 
+class FieldPerLine:
+    """A dataclass that is printed a field a line."""
+
+    def __str__(self) -> str:
+        return "\n".join(f"  {field.name} = {getattr(self, field.name)!r}" for field in fields(self))
+
+
 @dataclass(frozen=True)
-class Spec:
+class Spec(FieldPerLine):
     """One problem. ``seq_lens`` are what the call gets: some are more than the table holds, or negative."""
 
     seed: int
@@ -74,9 +81,6 @@ class Spec:
     def clamped(self) -> list[int]:
         """The lengths that count."""
         return [min(max(length, 0), self.capacity) for length in self.seq_lens]
-
-    def __str__(self) -> str:
-        return "\n".join(f"  {field.name} = {getattr(self, field.name)!r}" for field in fields(self))
 
 
 def draw(seed: int, index: int, limits: Limits) -> Spec:

@@ -18,7 +18,8 @@ import tolerance
 from ferromla.compat import flash_mla
 
 INF = float("inf")
-FORMATS = ("fp8_v32", "fp8_v4", "fp8_v41")
+# Of the cache and of the extra one.
+FORMATS = (("fp8_v32", "fp8_v32"), ("fp8_v4", "fp8_v4"), ("fp8_v41", "fp8_v41"), ("fp8_v41", "fp4_v41"))
 
 
 def _check(out, lse, want_out, want_lse):
@@ -86,11 +87,11 @@ def test_sparse(device, h, extra):
     assert bool(torch.isposinf(lse[1]).all())
 
 
-@pytest.mark.parametrize("kv_format", FORMATS)
-def test_sparse_over_codes(device, kv_format):
+@pytest.mark.parametrize(("kv_format", "extra_format"), FORMATS)
+def test_sparse_over_codes(device, kv_format, extra_format):
     d_qk = 576 if kv_format == "fp8_v32" else 512
     problem = problems_sparse.decode(h=64, extra=(300, 70, 64), d_qk=d_qk, device=device)
-    problem.main, problem.extra = problem.main.quantised(kv_format), problem.extra.quantised(kv_format)
+    problem.main, problem.extra = problem.main.quantised(kv_format), problem.extra.quantised(extra_format)
     _check(*_sparse(problem), *problem.expected())
 
 

@@ -82,6 +82,17 @@ def test_outputs_that_are_given_are_written(device):
     tolerance.check(out, lse, *problem.expected(softmax_scale=0.05))
 
 
+@pytest.mark.parametrize("return_lse", [False, True])
+@pytest.mark.parametrize(("on_e", "factor"), [(False, math.log2(math.e)), (True, 1.0)])
+def test_a_given_lse_has_its_base_also_where_it_is_not_returned(device, return_lse, on_e, factor):
+    problem = _problem(device, [2, 1, 3], [70, 0, 5])
+    wrapper = _wrapper(device)
+    _plan(wrapper, problem)
+    out, lse = problems.poisoned_outputs(problem.q)
+    wrapper.run(*_parts(problem), out=out, lse=lse, return_lse=return_lse, return_lse_base_on_e=on_e)
+    tolerance.check(out, lse / factor, *problem.expected(softmax_scale=0.05))
+
+
 def test_a_plan_replaces_the_one_before(device):
     wrapper = _wrapper(device)
     for seed, lens in ((1, [300, 0, 64]), (2, [5, 900, 64])):

@@ -46,6 +46,21 @@ def test_a_side_without_keys_does_not_count(device):
     assert bool(torch.isneginf(lse[2]).all())
 
 
+@pytest.mark.parametrize("other", [-INF, 0.5])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_an_lse_of_nan_makes_nan(device, other, is_first):
+    """Also beside a side without keys, whose weight is 0; other rows are as ever."""
+    out_a, lse_a, out_b, lse_b = _random((4, 16), torch.bfloat16, device, 4)
+    want_out, want_lse = _expected(out_a, lse_a, out_b, lse_b)
+    wrong, right = (lse_a, lse_b) if is_first else (lse_b, lse_a)
+    wrong[1], right[1] = problems.NAN, other
+    out, lse = ferromla.merge_states(out_a, lse_a, out_b, lse_b)
+    assert bool(out[1].isnan().all())
+    assert bool(lse[1].isnan().all())
+    rest = [0, 2, 3]
+    tolerance.check(out[rest], lse[rest], want_out[rest], want_lse[rest])
+
+
 def test_in_place_and_strided(device):
     out_a, lse_a, out_b, lse_b = _random((6, 2, 16), torch.float16, device, 2)
     want = _expected(out_a, lse_a, out_b, lse_b)

@@ -52,7 +52,7 @@ def test_examples_in_docstrings_run(name):
     value = DOCUMENTED[name]
     assert value.__doc__, f"{name} has no docstring"
     examples = doctest.DocTestParser().get_doctest(value.__doc__, {}, name, None, None)
-    if inspect.ismodule(value) or (inspect.isroutine(value) and "." not in name):
+    if inspect.ismodule(value) or inspect.isroutine(value):
         assert examples.examples, f"{name} has no example"
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
     lines = []
@@ -70,18 +70,22 @@ def test_the_stubs_say_what_the_module_has():
     """Names, parameters, their kinds and defaults agree, both ways."""
     module = importlib.import_module("ferromla._ferromla")
     tree = ast.parse((PACKAGE / "_ferromla.pyi").read_text())
-    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    functions = {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            functions.setdefault(node.name, []).append(_stub_parameters(node))
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     aids = {"SupportedOperation", "Support"}
     public = {name for name in vars(module) if not name.startswith("__")}
     assert public == functions.keys() | (classes.keys() - aids)
-    for name, node in functions.items():
-        assert _stub_parameters(node) == _parameters(getattr(module, name)), name
+    for name, overloads in functions.items():
+        assert _of_overloads(overloads) == _parameters(getattr(module, name)), name
     methods = {node.name: node for node in classes["Plan"].body if isinstance(node, ast.FunctionDef)}
-    assert _stub_parameters(methods["__new__"])[1:] == _parameters(module.Plan)
-    for name in ("update", "sparse", "update_sparse"):
-        assert _stub_parameters(methods[name]) == _parameters(getattr(module.Plan, name)), name
-    assert methods.keys() - {"__new__"} == {key for key in vars(module.Plan) if not key.startswith("_")}
+    assert _stub_parameters(methods.pop("__new__"))[1:] == _parameters(module.Plan)
+    assert methods.keys() == {key for key in vars(module.Plan) if not key.startswith("_")}
+    for name, node in methods.items():
+        if inspect.isroutine(getattr(module.Plan, name)):
+            assert _stub_parameters(node) == _parameters(getattr(module.Plan, name)), name
 
 
 def _stub_parameters(node):
@@ -94,6 +98,15 @@ def _stub_parameters(node):
         (argument.arg, ast.literal_eval(default) if default else inspect.Parameter.empty, kind)
         for argument, default, kind in pairs
     ]
+
+
+def _of_overloads(overloads):
+    """The parameters of a function: one has a default if an overload gives it one."""
+    merged = []
+    for same in zip(*overloads, strict=True):
+        assert len({(name, kind) for name, _, kind in same}) == 1, same
+        merged.append(next((x for x in same if x[1] is not inspect.Parameter.empty), same[0]))
+    return merged
 
 
 def _parameters(function):

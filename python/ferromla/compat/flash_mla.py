@@ -94,8 +94,9 @@ def flash_mla_with_kvcache(
     Args:
         q: ``[b, s_q, heads, d_qk]``, bfloat16 or float16; ``d_qk`` 576 or 512.
         k_cache: ``[pages, page_size, kv_heads, d_qk]`` in the dtype of ``q``, or, with ``is_fp8_kvcache``,
-            ``[pages, page_size, 1, bytes]``: 656 (V3.2), 584 (V4), 528 (V4.1 with scales in the row) or, without scales
-            in the cache, ``d_qk``.
+            ``[pages, page_size, 1, bytes]`` uint8, int8 or float8_e4m3fn: 656 (V3.2, ``fp8_v32``), 584 (V4,
+            ``fp8_v4``), 528 (V4.1 with scales in the row, ``fp8_v41``) or, without scales in the cache, ``d_qk``
+            (``fp8``).
         block_table: ``[b, columns]`` int32; of dense attention only.
         cache_seqlens: ``[b]`` int32, tokens of each request with the new ones; of dense attention only.
         head_dim_v: 512.
@@ -104,8 +105,12 @@ def flash_mla_with_kvcache(
         softmax_scale: None for ``d_qk ** -0.5``.
         causal: of dense attention only.
         indices: ``[b, s_q, topk]`` int32, ``page * page_size + offset``; what is not in the cache is absent.
-        attn_sink: ``[heads]`` float32.
-        extra_k_cache, extra_indices_in_kvcache: a second cache and list, in the same softmax.
+        attn_sink: ``[heads]`` float32: ``out`` is multiplied by ``exp(lse) / (exp(lse) + exp(attn_sink))``; ``lse`` is
+            without it.
+        extra_k_cache: a second cache, with a page size of its own, whose tokens join the same softmax:
+            ``[pages, page_size, 1, d_qk]`` or ``[pages, page_size, 1, bytes]`` as ``k_cache``, where a token may also
+            have 288 bytes (V4.1, ``fp4_v41``).
+        extra_indices_in_kvcache: ``[b, s_q, extra_topk]`` int32, as ``indices``, into ``extra_k_cache``.
         topk_length, extra_topk_length: ``[b]`` int32: the entries of a list that count, the first ones.
 
     Returns:
@@ -114,13 +119,22 @@ def flash_mla_with_kvcache(
 
     Raises:
         InvalidArgument, Unsupported: before anything is launched.
+
+    Example:
+        >>> import torch, ferromla.compat.flash_mla as flash_mla
+        >>> q, cache = torch.zeros(1, 1, 16, 576).half(), torch.ones(4, 64, 1, 576).half()
+        >>> lists = {"indices": torch.tensor([[[70, 3, -1, 200]]]).int(), "attn_sink": torch.full((16,), 3.0).log()}
+        >>> metadata, num_splits = flash_mla.get_mla_metadata()
+        >>> out, lse = flash_mla.flash_mla_with_kvcache(q, cache, None, None, 512, metadata, num_splits, **lists)
+        >>> out[0, 0, 0, 0].item(), round(lse[0, 0, 0].exp().item())
+        (0.5, 3)
     """
     _check_d_v("head_dim_v", head_dim_v)
     metadata = tile_scheduler_metadata
     if not isinstance(metadata, FlashMLASchedMeta):
         rule = "must be what get_mla_metadata() of this module returned, a FlashMLASchedMeta"
         raise error(ferromla.InvalidArgument, "tile_scheduler_metadata", f"of type {type(metadata).__name__}", rule)
-    _refuse("num_splits", num_splits, "must be None, as get_mla_metadata() returned it")
+    _must_be_none("num_splits", num_splits, "must be None, as get_mla_metadata() returned it")
     options = {"softmax_scale": softmax_scale, "attn_sink": attn_sink, "empty_lse": _EMPTY_LSE}
     options["kv_format"] = _format_of("k_cache", k_cache) if is_fp8_kvcache else None
     lists = {
@@ -130,14 +144,14 @@ def flash_mla_with_kvcache(
         "extra_topk_length": extra_topk_length,
     }
     if indices is not None:
-        _refuse("causal", causal or None, "must be False with indices, which say what is seen")
+        _must_be_none("causal", causal or None, "must be False with indices, which say what is seen")
         lists["extra_kv_format"] = None
         if is_fp8_kvcache and extra_k_cache is not None:
             lists["extra_kv_format"] = _format_of("extra_k_cache", extra_k_cache)
         out, lse = _attend_lists(metadata, q, k_cache, indices, options, **lists)
     else:
         for name, given in lists.items():
-            _refuse(name, given, "must be None without indices: dense attention has no lists")
+            _must_be_none(name, given, "must be None without indices: dense attention has no lists")
         for name, given in (("block_table", block_table), ("cache_seqlens", cache_seqlens)):
             if given is None:
                 raise error(ferromla.InvalidArgument, name, "None", "must be given without indices")
@@ -163,7 +177,8 @@ def flash_mla_sparse_fwd(
         indices: ``[s_q, 1, topk]`` int32; what is no row of ``kv`` is absent.
         sm_scale: what scores are multiplied with.
         d_v: 512.
-        attn_sink: ``[heads]`` float32.
+        attn_sink: ``[heads]`` float32: ``out`` is multiplied by ``exp(lse) / (exp(lse) + exp(attn_sink))``; ``lse`` is
+            without it.
         topk_length: ``[s_q]`` int32: the entries of a list that count, the first ones.
         indexer_topk: if not 0, the ``lse`` over so many first entries is returned as well, by a second pass over them.
 
@@ -199,7 +214,19 @@ def flash_mla_sparse_fwd(
 
 
 def _no_keys_and_values(*_args: Any, **_options: Any) -> NoReturn:
-    """Attention over keys and values of heads, which FlashMLA has for sm_100 only: raises ``Unsupported``."""
+    """Attention over keys and values of heads, which FlashMLA has for sm_100 only.
+
+    Raises:
+        Unsupported: always.
+
+    Example:
+        >>> import ferromla, ferromla.compat.flash_mla as flash_mla
+        >>> try:
+        ...     flash_mla.flash_attn_varlen_func()
+        ... except ferromla.Unsupported as refused:
+        ...     refused.value
+        'flash_attn_varlen'
+    """
     rule = "FlashMLA has it for sm_100 only; on Hopper FlashAttention-3 has attention over keys and values of heads"
     raise error(ferromla.Unsupported, "operation", "flash_attn_varlen", rule)
 
@@ -317,7 +344,7 @@ def _check_d_v(name: str, d_v: int) -> None:
         raise error(ferromla.Unsupported, name, str(d_v), f"must be {_D_V}")
 
 
-def _refuse(name: str, given: Any, rule: str) -> None:
+def _must_be_none(name: str, given: Any, rule: str) -> None:
     if given is not None:
         value = str(given) if isinstance(given, bool) else f"of type {type(given).__name__}"
         raise error(ferromla.InvalidArgument, name, value, rule)

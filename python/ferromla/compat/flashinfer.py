@@ -111,6 +111,16 @@ class BatchMLAPagedAttentionWrapper:
 
         Raises:
             InvalidArgument, Unsupported: names the argument, its value and what is allowed. The plan before stays.
+
+        Example:
+            >>> import torch
+            >>> from ferromla.compat.flashinfer import BatchMLAPagedAttentionWrapper
+            >>> wrapper = BatchMLAPagedAttentionWrapper(torch.empty(0, dtype=torch.uint8))
+            >>> qo_indptr, kv_indptr = torch.tensor([0, 1, 3]).int(), torch.tensor([0, 2, 3]).int()
+            >>> kv_indices, kv_lens = torch.tensor([5, 0, 7]).int(), torch.tensor([65, 2]).int()
+            >>> shapes = {"num_heads": 16, "head_dim_ckv": 512, "head_dim_kpe": 64, "page_size": 64}
+            >>> types = {"q_data_type": torch.float16, "kv_data_type": torch.float16}
+            >>> wrapper.plan(qo_indptr, kv_indptr, kv_indices, kv_lens, **shapes, causal=True, sm_scale=0.1, **types)
         """
         for name, value, only in (("head_dim_ckv", head_dim_ckv, _D_V), ("head_dim_kpe", head_dim_kpe, _D_ROPE)):
             if value != only:
@@ -167,8 +177,8 @@ class BatchMLAPagedAttentionWrapper:
             q_nope, q_pe: ``[tokens, heads, 512]`` and ``[tokens, heads, 64]``.
             ckv_cache, kpe_cache: ``[pages, page_size, 512]`` and ``[pages, page_size, 64]``.
             out: ``[tokens, heads, 512]`` in the dtype of ``q_nope``, or None.
-            lse: ``[tokens, heads]`` float32, or None.
-            return_lse: whether ``lse`` is wanted.
+            lse: ``[tokens, heads]`` float32, or None. One that is given is written whether or not it is returned.
+            return_lse: whether ``lse`` is returned.
             profiler_buffer, kv_len, page_table: None, of a profiler and of FlashInfer's kernels for sm_100.
             return_lse_base_on_e: natural logarithms; base-2 ones otherwise, as FlashInfer has them.
 
@@ -177,6 +187,19 @@ class BatchMLAPagedAttentionWrapper:
 
         Raises:
             InvalidArgument, Unsupported: before anything is launched.
+
+        Example:
+            >>> import torch
+            >>> from ferromla.compat.flashinfer import BatchMLAPagedAttentionWrapper
+            >>> wrapper = BatchMLAPagedAttentionWrapper(torch.empty(0, dtype=torch.uint8))
+            >>> indptr, page, length = torch.tensor([0, 1]).int(), torch.tensor([3]).int(), torch.tensor([8]).int()
+            >>> wrapper.plan(indptr, indptr, page, length, 16, 512, 64, 64, True, 0.1, torch.float16, torch.float16)
+            >>> q_nope, q_pe = torch.zeros(1, 16, 512).half(), torch.zeros(1, 16, 64).half()
+            >>> ckv, kpe = torch.ones(4, 64, 512).half(), torch.ones(4, 64, 64).half()
+            >>> out = wrapper.run(q_nope, q_pe, ckv, kpe)
+            >>> out, lse = wrapper.run(q_nope, q_pe, ckv, kpe, out=out, return_lse=True)
+            >>> out.shape, lse[0, 0].item()
+            (torch.Size([1, 16, 512]), 3.0)
         """
         planned = self._planned
         if planned is None:
@@ -184,6 +207,7 @@ class BatchMLAPagedAttentionWrapper:
         for name, given in (("profiler_buffer", profiler_buffer), ("kv_len", kv_len), ("page_table", page_table)):
             if given is not None:
                 raise error(ferromla.Unsupported, name, f"of type {type(given).__name__}", "must be None")
+        base_2 = (return_lse or lse is not None) and not return_lse_base_on_e
         out, lse = ferromla.prefill(
             (q_nope, q_pe),
             (ckv_cache, kpe_cache),
@@ -196,9 +220,9 @@ class BatchMLAPagedAttentionWrapper:
             out=out,
             lse=lse,
         )
-        if not return_lse:
-            return out
-        return out, lse if return_lse_base_on_e else lse.mul_(_LOG2_E)
+        if base_2:
+            lse.mul_(_LOG2_E)
+        return (out, lse) if return_lse else out
 
 
 class _Step:
