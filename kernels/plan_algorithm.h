@@ -331,7 +331,7 @@ constexpr int32_t kMostFewUnits = 384;
 /* What has lengths of its own: requests, or tokens with lists. */
 FM_BOTH int32_t all_requests(const FmPlanShape& shape) { return shape.batch * (shape.sparse_q_len > 1 ? shape.sparse_q_len : 1); }
 
-FM_BOTH bool has_few_requests(const FmPlanShape& shape) { return shape.batch <= kMostFewUnits; }
+FM_BOTH bool has_few_requests(const FmPlanShape& shape) { return all_requests(shape) <= kMostFewUnits; }
 
 /* The longest stretch of whole units of which `filled` have tiles, of all on a line. Few ones, if each has a worker, get parts of a common
    length otherwise, or are dealt out longest first. */
