@@ -10,6 +10,7 @@ constexpr int kAbsent = -1;
 constexpr int kDepth = 4;
 constexpr int kStep = FM_INDEX_STEP;  // entries of a warp
 static_assert(kStep == 32 * 4);
+static_assert(kDepth * kStep == 512, "columns are counted up to 511 beyond a row's end (crates/core/check_indices.rs)");
 
 __device__ __forceinline__ int64_t read(const FmIntegers& p, int64_t i) {
   if (p.values == nullptr) return 0;

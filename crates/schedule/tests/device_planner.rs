@@ -11,9 +11,7 @@ use ferromla_schedule::plan_layout::{
     FM_PLAN_CLUSTER, FM_PLAN_CLUSTER_THREADS, FM_PLAN_THREADS, FM_SPLIT_AUTO, FM_SPLIT_FIXED,
     FM_SPLIT_INVARIANT, FM_SPLIT_REST,
 };
-use ferromla_schedule::{
-    PlanHeader, PlanShape, PlanView, PlannerKernel, PlannerLaunch, layout,
-};
+use ferromla_schedule::{PlanHeader, PlanShape, PlanView, PlannerKernel, PlannerLaunch, layout};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use support::batches::{
