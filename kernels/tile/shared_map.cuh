@@ -23,7 +23,7 @@ namespace fm {
 
 constexpr int kTileTokens = FM_TILE_TOKENS;
 constexpr int kTileRows = FM_TILE_ROWS;
-constexpr int kLatent = 512;  // width of the latent part, which is also V
+constexpr int kLatent = FM_LATENT;
 constexpr int kBlockWidth = 128;
 constexpr int kTileBlocks = kLatent / kBlockWidth;
 constexpr int kMostBlocks = 11;
