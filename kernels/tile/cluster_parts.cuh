@@ -125,7 +125,7 @@ __device__ __forceinline__ void leave_numbers(PartOfHalves, const FewAccumulator
 
 template <class Map, class Part>
 __device__ __forceinline__ void leave_part(const FewAccumulators<Map::kRows>& o, int first, int half, uint8_t* part,
-                                           FewControl& control, int kept = -1) {
+                                           FewControl& control, int kept) {
   leave_numbers<Map>(Part(), o, first, half, part, control, kept);
   const int thread = warpgroup_thread();
   if (half != 0 || thread >= kPartRows) return;

@@ -46,7 +46,7 @@ __device__ __forceinline__ int lane_token(int token) {
 template <int Rows, int QkDim, bool Bare, bool Fine, int Cluster>
 struct RawMap {
   static constexpr bool kBare = Bare, kFine = Fine;
-  static constexpr int kCluster = Cluster, kShare = 0, kQkDim = QkDim, kRows = Rows, kPlaces = Rows == kTileRows ? 3 : 4;
+  static constexpr int kCluster = Cluster, kShare = 0, kRows = Rows, kPlaces = Rows == kTileRows ? 3 : 4;
   static constexpr bool kTokens = true, kCodes = true, kRaw = true, kPeaks = true, kSplits = Rows < kTileRows,
                         kHandsQueryOn = false, kShortOfRegisters = true;
   static constexpr bool kSteps = false;

@@ -124,7 +124,6 @@ __device__ __forceinline__ RowBlock left_row_block(const FmDecodeParams& p, cons
   };
   return row_block_of<Map>(p, load(0), load(1), load(2));
 }
-template <class Map>
 __device__ __forceinline__ SplitUnit left_split_unit(const FmDecodeParams& p, const WideControl& control) {
   const uint4 v = load_shared_4(shared_address(&control.item[2]));  // slot, merge, main_len, parts
   const int part = load_shared_word(shared_address(&control.part));
