@@ -50,7 +50,7 @@ __device__ __forceinline__ const uint16_t* row_at(const void* base, const int64_
 
 }  // namespace fm
 
-extern "C" __global__ void __launch_bounds__(256) fm_append(const __grid_constant__ FmAppendParams p) {
+extern "C" __global__ void __launch_bounds__(FM_ROW_THREADS) fm_append(const __grid_constant__ FmAppendParams p) {
   fm::follow_earlier_launches();
   for (int64_t t = fm::warp_index(); t < p.tokens; t += fm::warp_count()) {
     const auto [present, page, offset] = fm::place_of(p.slots[t * p.slots_stride], p.num_pages, p.page_size);
@@ -63,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(256) fm_append(const __grid_constan
   }
 }
 
-extern "C" __global__ void __launch_bounds__(256) fm_gather(const __grid_constant__ FmGatherParams p) {
+extern "C" __global__ void __launch_bounds__(FM_ROW_THREADS) fm_gather(const __grid_constant__ FmGatherParams p) {
   fm::follow_earlier_launches();
   for (int64_t t = fm::warp_index(); t < p.tokens; t += fm::warp_count()) {
     const auto [present, page, offset] = fm::place_of(fm::source_id(p.source, t), p.num_pages, p.source.page_size);
@@ -77,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(256) fm_gather(const __grid_constan
 }
 
 // One block: offsets[r] = sum of the clamped lengths before r.
-extern "C" __global__ void __launch_bounds__(1024) fm_offsets(const __grid_constant__ FmOffsetsParams p) {
+extern "C" __global__ void __launch_bounds__(FM_OFFSETS_THREADS) fm_offsets(const __grid_constant__ FmOffsetsParams p) {
   fm::follow_earlier_launches();
   fm::running_sums(p.offsets, 1, p.batch, [&p](int r) -> int64_t {
     return min(max(p.seq_lens[r * p.seq_lens_stride], 0), p.max_seq_len);

@@ -115,11 +115,11 @@ __device__ __forceinline__ void dequantise_any(const FmDequantiseParams& p) {
 }  // namespace fm
 
 // Eight blocks to an SM: as many warps as there can be are worth the few registers that are spilled.
-extern "C" __global__ void __launch_bounds__(256, 8) fm_dequantise_bf16(const __grid_constant__ FmDequantiseParams p) {
+extern "C" __global__ void __launch_bounds__(FM_ROW_THREADS, 8) fm_dequantise_bf16(const __grid_constant__ FmDequantiseParams p) {
   fm::follow_earlier_launches();
   fm::dequantise_any<fm::Bf16>(p);
 }
-extern "C" __global__ void __launch_bounds__(256, 8) fm_dequantise_f32(const __grid_constant__ FmDequantiseParams p) {
+extern "C" __global__ void __launch_bounds__(FM_ROW_THREADS, 8) fm_dequantise_f32(const __grid_constant__ FmDequantiseParams p) {
   fm::follow_earlier_launches();
   fm::dequantise_any<float>(p);
 }

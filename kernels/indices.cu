@@ -141,7 +141,7 @@ __device__ __forceinline__ Combined combined_row(const FmCombineIndicesParams& p
 
 }  // namespace fm
 
-extern "C" __global__ void __launch_bounds__(256, 4) fm_to_physical(const __grid_constant__ FmToPhysicalParams p) {
+extern "C" __global__ void __launch_bounds__(FM_ROW_THREADS, 4) fm_to_physical(const __grid_constant__ FmToPhysicalParams p) {
   fm::follow_earlier_launches();
   fm::for_each_stretch(p.rows, p.columns, p.span, [&p](int64_t row, int begin, int end) {
     const fm::Place at = fm::divided(row, p.rows_per_request);
@@ -155,7 +155,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) fm_to_physical(const __grid
   });
 }
 
-extern "C" __global__ void __launch_bounds__(1024) fm_window_offsets(const __grid_constant__ FmWindowParams p) {
+extern "C" __global__ void __launch_bounds__(FM_OFFSETS_THREADS) fm_window_offsets(const __grid_constant__ FmWindowParams p) {
   fm::follow_earlier_launches();
   fm::running_sums(p.offsets, p.offsets_stride, p.batch, [&p](int r) {
     int64_t first;
@@ -166,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(1024) fm_window_offsets(const __gri
 }
 
 // One thread per id: they are few.
-extern "C" __global__ void __launch_bounds__(256) fm_window_ids(const __grid_constant__ FmWindowParams p) {
+extern "C" __global__ void __launch_bounds__(FM_ROW_THREADS) fm_window_ids(const __grid_constant__ FmWindowParams p) {
   fm::follow_earlier_launches();
   const int64_t threads = (int64_t)gridDim.x * blockDim.x;
   for (int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; t < p.tokens; t += threads) {
@@ -181,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(256) fm_window_ids(const __grid_con
   }
 }
 
-extern "C" __global__ void __launch_bounds__(256, 4)
+extern "C" __global__ void __launch_bounds__(FM_ROW_THREADS, 4)
     fm_combine_topk_window(const __grid_constant__ FmCombineIndicesParams p) {
   fm::follow_earlier_launches();
   fm::for_each_stretch(p.tokens, p.width, p.span, [&p](int64_t t, int begin, int end) {

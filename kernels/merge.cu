@@ -55,11 +55,11 @@ __device__ __forceinline__ void merge(const FmMergeParams& p) {
 
 }  // namespace fm
 
-extern "C" __global__ void __launch_bounds__(256) fm_merge_bf16(const __grid_constant__ FmMergeParams params) {
+extern "C" __global__ void __launch_bounds__(FM_ROW_THREADS) fm_merge_bf16(const __grid_constant__ FmMergeParams params) {
   fm::follow_earlier_launches();
   fm::merge<__nv_bfloat16>(params);
 }
-extern "C" __global__ void __launch_bounds__(256) fm_merge_fp16(const __grid_constant__ FmMergeParams params) {
+extern "C" __global__ void __launch_bounds__(FM_ROW_THREADS) fm_merge_fp16(const __grid_constant__ FmMergeParams params) {
   fm::follow_earlier_launches();
   fm::merge<__half>(params);
 }

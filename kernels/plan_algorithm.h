@@ -8,13 +8,8 @@
 // below 2^31) no expression here overflows 64 bits: a unit has at most 2^25 tiles and costs less than 2^32, so
 // the line is shorter than 2^63.
 #pragma once
+#include "both.h"
 #include "plan_layout.h"
-
-#if defined(__CUDACC__)
-#define FM_BOTH __host__ __device__ __forceinline__
-#else
-#define FM_BOTH inline
-#endif
 
 namespace ferromla {
 namespace plan {

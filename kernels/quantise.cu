@@ -146,15 +146,15 @@ __device__ __forceinline__ void quantise_any(const FmQuantiseParams& p) {
 
 }  // namespace fm
 
-extern "C" __global__ void __launch_bounds__(256) fm_quantise_bf16(const __grid_constant__ FmQuantiseParams p) {
+extern "C" __global__ void __launch_bounds__(FM_ROW_THREADS) fm_quantise_bf16(const __grid_constant__ FmQuantiseParams p) {
   fm::follow_earlier_launches();
   fm::quantise_any<fm::Bf16>(p);
 }
-extern "C" __global__ void __launch_bounds__(256) fm_quantise_fp16(const __grid_constant__ FmQuantiseParams p) {
+extern "C" __global__ void __launch_bounds__(FM_ROW_THREADS) fm_quantise_fp16(const __grid_constant__ FmQuantiseParams p) {
   fm::follow_earlier_launches();
   fm::quantise_any<fm::Fp16>(p);
 }
-extern "C" __global__ void __launch_bounds__(256) fm_quantise_f32(const __grid_constant__ FmQuantiseParams p) {
+extern "C" __global__ void __launch_bounds__(FM_ROW_THREADS) fm_quantise_f32(const __grid_constant__ FmQuantiseParams p) {
   fm::follow_earlier_launches();
   fm::quantise_any<float>(p);
 }

@@ -142,9 +142,10 @@ __device__ __forceinline__ void load_tiles_tma(const FmDecodeParams& p, const CU
     const uint32_t full = shared_address(&control.block_full[block]);
     if (waits) mbarrier_wait(shared_address(&control.block_empty[block]), place.block_parity(warp()) ^ 1);
     held();
-    if (leader) mbarrier_arrive_expect(full, 2 * box_bytes(p, boxes));
+    if (leader) mbarrier_arrive_expect(full, FM_LATENT_BOX_CHUNKS * box_bytes(p, boxes));
     __syncwarp();
-    box.load(p, latent_map, kv_head * p.head_chunks_nope + 2 * warp(), smem + block_offset(block), 2, full, ctas, policy);
+    box.load(p, latent_map, kv_head * p.head_chunks_nope + FM_LATENT_BOX_CHUNKS * warp(), smem + block_offset(block),
+             FM_LATENT_BOX_CHUNKS, full, ctas, policy);
     place.advance();
   };
   // The first tile of few rows: all but its pages is found before earlier launches are waited for. With 64 rows Q is needed first.
@@ -188,7 +189,7 @@ __device__ __forceinline__ void prefetch_tile(const FmDecodeParams& p, const CUt
   const TileBox box = locate_box(p, r.tile_begin, page_window<true>(p, r, r.tile_begin));
   if (box.page < 0 || !has_turn(p, warp)) return;
   if (QkDim > kLatent && warp == 0) tma_prefetch_5d(rope_map, 0, 0, r.kv_head * p.head_chunks_rope, box.group, box.page);
-  tma_prefetch_5d(latent_map, 0, 0, r.kv_head * p.head_chunks_nope + 2 * warp, box.group, box.page);
+  tma_prefetch_5d(latent_map, 0, 0, r.kv_head * p.head_chunks_nope + FM_LATENT_BOX_CHUNKS * warp, box.group, box.page);
 }
 
 }  // namespace fm

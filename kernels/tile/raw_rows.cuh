@@ -114,7 +114,8 @@ __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const RowM
       control.format[at] = format;
     }
     if (p.box_shift >= 0) {
-      const int rows = 1 << p.box_shift;  // of a warp's 32
+      static_assert(FM_RAW_BOX_ROWS <= 32, "boxes of a warp's rows");
+      const int rows = 1 << p.box_shift;
       const bool first = lane % rows == 0 && token.page >= 0;
       const int boxes = __popc(__ballot_sync(~0u, first));
       if (lane == 0) mbarrier_arrive_expect(barrier, boxes * rows * (Map::kSwizzled ? QkDim : Map::kRowBytes));
