@@ -15,8 +15,8 @@
 // A unit's thread writes the unit's first item and a cut's thread the item that begins there, so nobody
 // loops over the parts of a long request.
 //
-// Shared memory holds the unit starts, unit items and first units of up to kSharedUnits; above that they live
-// in the scratch sections of the plan.
+// Shared memory holds the starts and items of up to kSharedUnits units, and the first units of as many requests; those of more are in
+// the scratch sections of the plan (units.cuh).
 //
 // Tiles are read off the line in all steps after the first, so lengths that change under a running planner
 // give a plan for a mixture of both, never a write outside the layout. Query ranges are read again: each is

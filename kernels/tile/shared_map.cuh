@@ -175,7 +175,9 @@ struct DecodeControl {
   int first_masked;               // scores only: from this tile on, some row of the block does not see every token
   int first_shared;               // and this one on, some tokens are seen by some rows and not by others
   alignas(8) float result[kTileRows];  // what the accumulated rows are multiplied with at the end
-  uint32_t pieces;                // values: of a split unit's rows, that this CTA adds up, or of many parts that have been given up; last_adds.cuh: how many CTAs have come before
+  // values: of a split unit's rows, that this CTA adds up, or of many parts that have been given up; last_adds.cuh: how many CTAs
+  // have come before
+  uint32_t pieces;
   int own_piece;                  // values: of many parts, this CTA's own piece; -1: it has given that up, or has none
 };
 
