@@ -112,7 +112,7 @@ __device__ __forceinline__ void init_part_barriers(FewControl& control) {
 // After it every CTA of the cluster may use the barriers of every other.
 template <class Map>
 __device__ __forceinline__ void publish_barriers() {
-  if (Map::kSplits ? kSharesTiles<Map> : cluster_size() > 1)
+  if (Map::kFewRows ? kSharesTiles<Map> : cluster_size() > 1)
     cluster_barrier_relaxed();
   else
     __syncthreads();
@@ -244,7 +244,7 @@ __device__ __forceinline__ void decode_raw(const CUtensorMap& rows_map, const CU
   Control& control = *reinterpret_cast<Control*>(__cvta_shared_to_generic(smem + Map::kControlOffset));
   const FirstItem first = load_first_item<Map>(p);
   if (threadIdx.x == 0) {
-    init_barriers(control, kBare ? kAskingWarps : kPreparingWarps, Map::kSplits ? 1 : p.multicast, 4, Map::kIndependent ? 4 : 8);
+    init_barriers(control, kBare ? kAskingWarps : kPreparingWarps, Map::kFewRows ? 1 : p.multicast, 4, Map::kIndependent ? 4 : 8);
     if constexpr (!kBare) init_raw_barriers(control);
     if constexpr (kSharesTiles<Map>) init_part_barriers<Map>(control);
     mbarrier_init_fence();

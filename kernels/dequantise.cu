@@ -96,9 +96,9 @@ __device__ __forceinline__ void dequantise(const FmDequantiseParams& p) {
   const FmByteCache& cache = p.cache;
   for (int64_t t = warp_index(); t < p.tokens; t += warp_count()) {
     const Place at = place_of(source_id(p.source, t), cache.num_pages, cache.page_size);
-    const Place row = divided(t, p.out_page);
+    const auto [page, offset] = divided(t, p.out_page);
     uint8_t* out = reinterpret_cast<uint8_t*>(p.out) +
-                   (row.page * p.out_stride[0] + row.offset * p.out_stride[1]) * Output<T>::kSize;
+                   (page * p.out_stride[0] + offset * p.out_stride[1]) * Output<T>::kSize;
     if (!at.present) {
       write_zeros<T>(out, layout.width);
       continue;

@@ -24,7 +24,7 @@ constexpr int kMostLast = FM_FEW_PARTS;  // parts
 
 template <class Map>
 struct LastAdds {
-  static constexpr bool kExists = Map::kSplits && !kSharesTiles<Map> && (Map::kRaw || !Map::kCodes);  // the last are short of registers
+  static constexpr bool kExists = Map::kFewRows && !kSharesTiles<Map> && (Map::kRaw || !Map::kCodes);  // the last are short of registers
   static constexpr bool kAhead = Map::kRows == 16;  // numbers are asked for before weights are known
   static constexpr int kAtOnce = kAhead && Map::kRaw ? 2 : 1;  // pairs of columns that are under way
   // Parts are stored for the L2 to keep them until they are added up, and discarded then, where they are whole lines, so that they are not

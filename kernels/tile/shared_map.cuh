@@ -121,7 +121,7 @@ struct SharedMap : Sizes {
   // Of single tokens: whether their loader takes registers that other roles could use.
   static constexpr bool kShortOfRegisters = (Sizes::kTokens && (Sizes::kCodes || kRows == kTileRows)) || (Steps && kRows == 32);
   static constexpr bool kManyPieces = !Sizes::kCodes;  // whether 64 rows have up to 64 pieces (split_rows.cuh)
-  static constexpr bool kSplits = kRows < kTileRows;  // few rows: there are kernels of which CTAs of a cluster share the tiles of an item
+  static constexpr bool kFewRows = kRows < kTileRows;  // there are kernels of which CTAs of a cluster share the tiles of an item
   static constexpr int kCluster = Cluster;
   static constexpr bool kSteps = Steps;
   static constexpr bool kStoresSteps = Steps && kRows == kTileRows;  // each in a slot
@@ -149,9 +149,9 @@ struct SharedMap : Sizes {
   static constexpr int kQuerySlots = kSharedChunks + (Sizes::kShare > 0 ? 0 : 1);  // and one of the rope part
   static constexpr uint32_t kQueryBytes = kQuerySlots * kQueryChunkBytes;
   // Whether the part takes the place of Q, which the values role then hands on: with 32 rows that makes room for two more blocks.
-  static constexpr bool kHandsQueryOn = kSplits && kPartBytes <= kQueryBytes;
+  static constexpr bool kHandsQueryOn = kFewRows && kPartBytes <= kQueryBytes;
   static constexpr uint32_t kPartOffset = kQueryOffset + (kHandsQueryOn ? 0 : kQueryBytes);
-  static constexpr uint32_t kUnitsOffset = kQueryOffset + kQueryBytes + (kSplits && !kHandsQueryOn ? kPartBytes : 0);
+  static constexpr uint32_t kUnitsOffset = kQueryOffset + kQueryBytes + (kFewRows && !kHandsQueryOn ? kPartBytes : 0);
   static constexpr uint32_t kStageOffset = kUnitsOffset + (Sizes::kCodes ? sizeof(Units) : 0);
   static constexpr uint32_t kControlOffset = kStageOffset + stage_bytes<Sizes>();
   static_assert(kBlocks <= kMostBlocks && (!Sizes::kCodes || kRopes == Units::kTiles));

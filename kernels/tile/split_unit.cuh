@@ -102,7 +102,7 @@ template <class Map>
 __device__ __forceinline__ SplitUnit load_split_unit(const FmDecodeParams& p, const RowBlock& r) {
   FmMerge* merge = p.merges + r.merge;
   const int4 v = load_once(reinterpret_cast<const int4*>(&merge->q_len));  // first_slot and parts are in it
-  const unsigned block = Map::kSplits ? cluster_rank() : (unsigned)r.block;
+  const unsigned block = Map::kFewRows ? cluster_rank() : (unsigned)r.block;
   return {{merge, block, v.z, turn_of(*merge, block)}, r.slot - v.y, next_worker_item(p)};
 }
 
