@@ -8,7 +8,7 @@
 #include "../ptx/cluster.cuh"
 #include "../ptx/control.cuh"
 #include "../ptx/math.cuh"
-#include "few_scores.cuh"
+#include "few_softmax.cuh"
 #include "numbers.cuh"
 #include "shared_map.cuh"
 

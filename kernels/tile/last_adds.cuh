@@ -11,7 +11,7 @@
 #include "../ptx/control.cuh"
 #include "../ptx/global.cuh"
 #include "../ptx/math.cuh"
-#include "few_scores.cuh"
+#include "few_softmax.cuh"
 #include "merge_parts.cuh"
 #include "shared_map.cuh"
 #include "split_unit.cuh"

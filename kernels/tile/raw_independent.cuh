@@ -15,7 +15,7 @@
 #include "../ptx/math.cuh"
 #include "../ptx/mbarrier.cuh"
 #include "../ptx/shared.cuh"
-#include "few_scores.cuh"
+#include "few_softmax.cuh"
 #include "few_values.cuh"
 #include "merge_parts.cuh"
 #include "raw_map.cuh"

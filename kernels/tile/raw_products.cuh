@@ -15,7 +15,7 @@
 #include "../ptx/shared.cuh"
 #include "../ptx/wgmma.cuh"
 #include "codes.cuh"
-#include "few_scores.cuh"
+#include "few_softmax.cuh"
 #include "raw_fragments.cuh"
 #include "raw_map.cuh"
 #include "shared_map.cuh"

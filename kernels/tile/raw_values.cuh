@@ -13,7 +13,7 @@
 #include "../ptx/mbarrier.cuh"
 #include "../ptx/shared.cuh"
 #include "../ptx/wgmma.cuh"
-#include "few_scores.cuh"
+#include "few_softmax.cuh"
 #include "last_adds.cuh"
 #include "few_values.cuh"
 #include "merge_parts.cuh"
