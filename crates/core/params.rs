@@ -343,7 +343,7 @@ impl Default for FmFillParams {
         }
     }
 }
-#[doc = " merge.cu: merge_states over [rows = dim0 * dim1 * dim2, 512]."]
+#[doc = " merge.cu: merge_states over [rows = dim0 * dim1 * dim2, FM_LATENT]."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct FmMergeParams {
@@ -377,7 +377,8 @@ const _: () = {
     ["Offset of field: FmMergeParams::out"][::core::mem::offset_of!(FmMergeParams, out) - 32usize];
     ["Offset of field: FmMergeParams::lse"][::core::mem::offset_of!(FmMergeParams, lse) - 40usize];
     ["Offset of field: FmMergeParams::dim"][::core::mem::offset_of!(FmMergeParams, dim) - 48usize];
-    ["Offset of field: FmMergeParams::reserved"][::core::mem::offset_of!(FmMergeParams, reserved) - 60usize];
+    ["Offset of field: FmMergeParams::reserved"]
+        [::core::mem::offset_of!(FmMergeParams, reserved) - 60usize];
     ["Offset of field: FmMergeParams::out_a_stride"]
         [::core::mem::offset_of!(FmMergeParams, out_a_stride) - 64usize];
     ["Offset of field: FmMergeParams::out_b_stride"]
