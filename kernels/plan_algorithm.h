@@ -4,9 +4,9 @@
 // and a test compares the plans of both byte by byte.
 //
 // Positions on the line of work are of type P: int64_t, or int32_t where whoever calls has made sure that it holds the line
-// (plan/small.cuh, by_cluster.cuh, by_count.cuh). With the limits that the host checks (every field of FmPlanShape in [0, 2^31), rows, units and items
-// below 2^31) no expression here overflows 64 bits: a unit has at most 2^25 tiles and costs less than 2^32, so
-// the line is shorter than 2^63.
+// (plan/small.cuh, by_cluster.cuh, by_count.cuh). With the limits that the host checks (every field of FmPlanShape in
+// [0, 2^31), rows, units and items below 2^31) no expression here overflows 64 bits: a unit has at most 2^25 tiles and costs
+// less than 2^32, so the line is shorter than 2^63.
 #pragma once
 #include "both.h"
 #include "plan_layout.h"
