@@ -10,9 +10,8 @@ namespace fm {
 template <class T>
 struct TwoParts {
   T *nope, *rope;
-  int nope_dim;
 
-  __device__ __forceinline__ T* eight(int i) const { return i * 8 < nope_dim ? nope + i * 8 : rope + (i * 8 - nope_dim); }
+  __device__ __forceinline__ T* eight(int i) const { return i * 8 < FM_LATENT ? nope + i * 8 : rope + (i * 8 - FM_LATENT); }
 };
 
 // `elements` numbers of a row by a warp. All of a row is asked for before any of it is stored: the compiler cannot know that the two
@@ -51,35 +50,34 @@ __device__ __forceinline__ const uint16_t* row_at(const void* base, const int64_
 
 }  // namespace fm
 
-extern "C" __global__ void __launch_bounds__(256) fm_append(const __grid_constant__ FmAppendParams p) {
+extern "C" __global__ void __launch_bounds__(FM_ROW_THREADS) fm_append(const __grid_constant__ FmAppendParams p) {
   fm::follow_earlier_launches();
   for (int64_t t = fm::warp_index(); t < p.tokens; t += fm::warp_count()) {
     const auto [present, page, offset] = fm::place_of(p.slots[t * p.slots_stride], p.num_pages, p.page_size);
     if (!present) continue;
     const fm::TwoParts<uint16_t> to = {const_cast<uint16_t*>(fm::row_at(p.cache_nope, p.cache_nope_stride, page, offset)),
-                                       const_cast<uint16_t*>(fm::row_at(p.cache_rope, p.cache_rope_stride, page, offset)),
-                                       p.nope_dim};
+                                       const_cast<uint16_t*>(fm::row_at(p.cache_rope, p.cache_rope_stride, page, offset))};
     const fm::TwoParts<const uint16_t> from = {reinterpret_cast<const uint16_t*>(p.kv_c) + t * p.kv_c_stride,
-                                               reinterpret_cast<const uint16_t*>(p.k_pe) + t * p.k_pe_stride, p.nope_dim};
-    fm::copy_row(to, from, p.nope_dim + p.rope_dim);
+                                               reinterpret_cast<const uint16_t*>(p.k_pe) + t * p.k_pe_stride};
+    fm::copy_row(to, from, FM_LATENT + p.rope_dim);
   }
 }
 
-extern "C" __global__ void __launch_bounds__(256) fm_gather(const __grid_constant__ FmGatherParams p) {
+extern "C" __global__ void __launch_bounds__(FM_ROW_THREADS) fm_gather(const __grid_constant__ FmGatherParams p) {
   fm::follow_earlier_launches();
   for (int64_t t = fm::warp_index(); t < p.tokens; t += fm::warp_count()) {
     const auto [present, page, offset] = fm::place_of(fm::source_id(p.source, t), p.num_pages, p.source.page_size);
     uint16_t* to = reinterpret_cast<uint16_t*>(p.out) + t * p.out_stride;
-    fm::gather_row(to, present ? fm::row_at(p.cache_nope, p.cache_nope_stride, page, offset) : nullptr, p.nope_dim,
+    fm::gather_row(to, present ? fm::row_at(p.cache_nope, p.cache_nope_stride, page, offset) : nullptr, FM_LATENT,
                    p.source_fp16);
     if (p.rope_dim > 0)
-      fm::gather_row(to + p.nope_dim, present ? fm::row_at(p.cache_rope, p.cache_rope_stride, page, offset) : nullptr,
+      fm::gather_row(to + FM_LATENT, present ? fm::row_at(p.cache_rope, p.cache_rope_stride, page, offset) : nullptr,
                      p.rope_dim, p.source_fp16);
   }
 }
 
 // One block: offsets[r] = sum of the clamped lengths before r.
-extern "C" __global__ void __launch_bounds__(1024) fm_offsets(const __grid_constant__ FmOffsetsParams p) {
+extern "C" __global__ void __launch_bounds__(FM_OFFSETS_THREADS) fm_offsets(const __grid_constant__ FmOffsetsParams p) {
   fm::follow_earlier_launches();
   fm::running_sums(p.offsets, 1, p.batch, [&p](int r) -> int64_t {
     return min(max(p.seq_lens[r * p.seq_lens_stride], 0), p.max_seq_len);

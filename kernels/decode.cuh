@@ -112,7 +112,7 @@ __device__ __forceinline__ void init_part_barriers(FewControl& control) {
 // After it every CTA of the cluster may use the barriers of every other.
 template <class Map>
 __device__ __forceinline__ void publish_barriers() {
-  if (Map::kSplits ? kSharesTiles<Map> : cluster_size() > 1)
+  if (Map::kFewRows ? kSharesTiles<Map> : cluster_size() > 1)
     cluster_barrier_relaxed();
   else
     __syncthreads();
@@ -166,49 +166,19 @@ struct Registers {
   }
 };
 
-// A CTA of 64 rows.
-template <class T, int QkDim, Loader L, bool Steps>
-__device__ __forceinline__ void decode_wide(const CUtensorMap& latent_map, const CUtensorMap& rope_map,
-                                            const FmDecodeParams& p, uint8_t* smem) {
-  using K = Kernel<T, L, kTileRows, 1, Steps>;
-  using Map = typename K::Map;
-  using M = typename K::Multiplied;
-  using R = Registers<L, kTileRows, QkDim>;
-  WideControl& control = *reinterpret_cast<WideControl*>(smem + Map::kControlOffset);
-  const FirstItem first = load_first_item<Map>(p);
-  if (threadIdx.x == 0) {
-    init_barriers(control, K::kLoaderArrivals, p.multicast);
-    mbarrier_init_fence();
-  }
-  publish_barriers<Map>();
-  const int warpgroup = threadIdx.x / 128;
-  if (warpgroup == 0) {
-    wait_for_earlier_launches();
-    R::template take<R::kScores>();
-    compute_scores<T, M, QkDim, Map>(p, first, smem, control);
-  } else if (warpgroup == 3) {
-    R::template take<R::kLoader>();
-    load_tiles<T, QkDim, L, Map>(latent_map, rope_map, p, first, shared_address(smem), control);
-  } else {
-    prefetch<T, QkDim, L, Map>(latent_map, rope_map, p, first, warpgroup - 1);
-    wait_for_earlier_launches();
-    R::template take<R::kValues>();
-    accumulate_values<T, M, Map>(p, first, warpgroup - 1, shared_address(smem), control);
-  }
-}
-
-// A CTA of 16 or 32 rows.
+// A CTA whose loader leaves what is multiplied, of 16-bit numbers.
 template <class T, int QkDim, Loader L, int Rows, int Cluster, bool Steps>
-__device__ __forceinline__ void decode_few(const CUtensorMap& latent_map, const CUtensorMap& rope_map,
-                                           const FmDecodeParams& p, uint8_t* smem) {
+__device__ __forceinline__ void decode_numbers(const CUtensorMap& latent_map, const CUtensorMap& rope_map,
+                                               const FmDecodeParams& p, uint8_t* smem) {
   using K = Kernel<T, L, Rows, Cluster, Steps>;
   using Map = typename K::Map;
   using M = typename K::Multiplied;
   using R = Registers<L, Rows, QkDim, Steps>;
-  FewControl& control = *reinterpret_cast<FewControl*>(smem + Map::kControlOffset);
+  using Control = std::conditional_t<Map::kFewRows, FewControl, WideControl>;
+  Control& control = *reinterpret_cast<Control*>(smem + Map::kControlOffset);
   const FirstItem first = load_first_item<Map>(p);
   if (threadIdx.x == 0) {
-    init_barriers(control, K::kLoaderArrivals, 1);
+    init_barriers(control, K::kLoaderArrivals, Map::kFewRows ? 1 : p.multicast);
     if constexpr (kSharesTiles<Map>) init_part_barriers<Map>(control);
     mbarrier_init_fence();
   }
@@ -217,15 +187,21 @@ __device__ __forceinline__ void decode_few(const CUtensorMap& latent_map, const 
   if (warpgroup == 0) {
     wait_for_earlier_launches();
     R::template take<R::kScores>();
-    compute_few_scores<T, M, QkDim, Map>(p, first, smem, control);
-  } else if (warpgroup >= 3) {
+    if constexpr (Map::kFewRows)
+      compute_few_scores<T, M, QkDim, Map>(p, first, smem, control);
+    else
+      compute_scores<T, M, QkDim, Map>(p, first, smem, control);
+  } else if (Map::kFewRows ? warpgroup >= 3 : warpgroup == 3) {  // few rows of codes have two that load
     R::template take<R::kLoader>();
     load_tiles<T, QkDim, L, Map>(latent_map, rope_map, p, first, shared_address(smem), control);
   } else {
     prefetch<T, QkDim, L, Map>(latent_map, rope_map, p, first, warpgroup - 1);
     wait_for_earlier_launches();
     R::template take<R::kValues>();
-    accumulate_few_values<T, M, Map>(p, first, warpgroup - 1, shared_address(smem), control);
+    if constexpr (Map::kFewRows)
+      accumulate_few_values<T, M, Map>(p, first, warpgroup - 1, shared_address(smem), control);
+    else
+      accumulate_values<T, M, Map>(p, first, warpgroup - 1, shared_address(smem), control);
   }
 }
 
@@ -244,7 +220,7 @@ __device__ __forceinline__ void decode_raw(const CUtensorMap& rows_map, const CU
   Control& control = *reinterpret_cast<Control*>(__cvta_shared_to_generic(smem + Map::kControlOffset));
   const FirstItem first = load_first_item<Map>(p);
   if (threadIdx.x == 0) {
-    init_barriers(control, kBare ? kAskingWarps : kPreparingWarps, Map::kSplits ? 1 : p.multicast, 4, Map::kIndependent ? 4 : 8);
+    init_barriers(control, kBare ? kAskingWarps : kPreparingWarps, Map::kFewRows ? 1 : p.multicast, 4, Map::kIndependent ? 4 : 8);
     if constexpr (!kBare) init_raw_barriers(control);
     if constexpr (kSharesTiles<Map>) init_part_barriers<Map>(control);
     mbarrier_init_fence();
@@ -277,10 +253,8 @@ __device__ __forceinline__ void decode(const CUtensorMap& latent_map, const CUte
   let_next_launch_begin();
   if constexpr (kKeepsRows<L>)
     decode_raw<T, QkDim, L, Rows, Cluster>(latent_map, rope_map, p, smem);
-  else if constexpr (Rows == kTileRows)
-    decode_wide<T, QkDim, L, Steps>(latent_map, rope_map, p, smem);
   else
-    decode_few<T, QkDim, L, Rows, Cluster, Steps>(latent_map, rope_map, p, smem);
+    decode_numbers<T, QkDim, L, Rows, Cluster, Steps>(latent_map, rope_map, p, smem);
 }
 
 // CLUSTER: CTAs that share the tiles of an item. STEPS: whether parts have steps.

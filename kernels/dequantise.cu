@@ -96,9 +96,9 @@ __device__ __forceinline__ void dequantise(const FmDequantiseParams& p) {
   const FmByteCache& cache = p.cache;
   for (int64_t t = warp_index(); t < p.tokens; t += warp_count()) {
     const Place at = place_of(source_id(p.source, t), cache.num_pages, cache.page_size);
-    const Place row = divided(t, p.out_page);
+    const auto [page, offset] = divided(t, p.out_page);
     uint8_t* out = reinterpret_cast<uint8_t*>(p.out) +
-                   (row.page * p.out_stride[0] + row.offset * p.out_stride[1]) * Output<T>::kSize;
+                   (page * p.out_stride[0] + offset * p.out_stride[1]) * Output<T>::kSize;
     if (!at.present) {
       write_zeros<T>(out, layout.width);
       continue;
@@ -115,11 +115,11 @@ __device__ __forceinline__ void dequantise_any(const FmDequantiseParams& p) {
 }  // namespace fm
 
 // Eight blocks to an SM: as many warps as there can be are worth the few registers that are spilled.
-extern "C" __global__ void __launch_bounds__(256, 8) fm_dequantise_bf16(const __grid_constant__ FmDequantiseParams p) {
+extern "C" __global__ void __launch_bounds__(FM_ROW_THREADS, 8) fm_dequantise_bf16(const __grid_constant__ FmDequantiseParams p) {
   fm::follow_earlier_launches();
   fm::dequantise_any<fm::Bf16>(p);
 }
-extern "C" __global__ void __launch_bounds__(256, 8) fm_dequantise_f32(const __grid_constant__ FmDequantiseParams p) {
+extern "C" __global__ void __launch_bounds__(FM_ROW_THREADS, 8) fm_dequantise_f32(const __grid_constant__ FmDequantiseParams p) {
   fm::follow_earlier_launches();
   fm::dequantise_any<float>(p);
 }

@@ -10,6 +10,7 @@ constexpr int kAbsent = -1;
 constexpr int kDepth = 4;
 constexpr int kStep = FM_INDEX_STEP;  // entries of a warp
 static_assert(kStep == 32 * 4);
+static_assert(kDepth * kStep == 512, "columns are counted up to 511 beyond a row's end (crates/core/check_indices.rs)");
 
 __device__ __forceinline__ int64_t read(const FmIntegers& p, int64_t i) {
   if (p.values == nullptr) return 0;
@@ -73,9 +74,9 @@ template <class F>
 __device__ __forceinline__ void for_each_stretch(int64_t rows, int columns, int span, F f) {
   const int stretches = columns > span ? (columns - 1) / span + 1 : 1;
   for (int64_t i = warp_index(); i < rows * stretches; i += warp_count()) {
-    const Place at = divided(i, stretches);
-    const int begin = (int)at.offset * span;
-    f(at.page, begin, columns - begin > span ? begin + span : columns);
+    const auto [row, stretch] = divided(i, stretches);
+    const int begin = (int)stretch * span;
+    f(row, begin, columns - begin > span ? begin + span : columns);
   }
 }
 
@@ -140,21 +141,21 @@ __device__ __forceinline__ Combined combined_row(const FmCombineIndicesParams& p
 
 }  // namespace fm
 
-extern "C" __global__ void __launch_bounds__(256, 4) fm_to_physical(const __grid_constant__ FmToPhysicalParams p) {
+extern "C" __global__ void __launch_bounds__(FM_ROW_THREADS, 4) fm_to_physical(const __grid_constant__ FmToPhysicalParams p) {
   fm::follow_earlier_launches();
   fm::for_each_stretch(p.rows, p.columns, p.span, [&p](int64_t row, int begin, int end) {
-    const fm::Place at = fm::divided(row, p.rows_per_request);
-    const int32_t* pages = p.block_table + at.page * p.block_table_stride;
-    const int64_t first = at.page * p.indices_stride[0] + at.offset * p.indices_stride[1];
+    const auto [request, token] = fm::divided(row, p.rows_per_request);
+    const int32_t* pages = p.block_table + request * p.block_table_stride;
+    const int64_t first = request * p.indices_stride[0] + token * p.indices_stride[1];
     const void* indices = p.are_64bit ? (const void*)(reinterpret_cast<const int64_t*>(p.indices) + first)
                                       : (const void*)(reinterpret_cast<const int32_t*>(p.indices) + first);
     const fm::Row positions = {indices, p.indices_stride[2], p.columns, p.are_64bit != 0, p.in_fours != 0};
-    fm::map_row(p.out + at.page * p.out_stride[0] + at.offset * p.out_stride[1], begin, end, positions, p.in_fours,
+    fm::map_row(p.out + request * p.out_stride[0] + token * p.out_stride[1], begin, end, positions, p.in_fours,
                 [&p, pages](int position, int) { return fm::physical_id(p, pages, position); });
   });
 }
 
-extern "C" __global__ void __launch_bounds__(1024) fm_window_offsets(const __grid_constant__ FmWindowParams p) {
+extern "C" __global__ void __launch_bounds__(FM_OFFSETS_THREADS) fm_window_offsets(const __grid_constant__ FmWindowParams p) {
   fm::follow_earlier_launches();
   fm::running_sums(p.offsets, p.offsets_stride, p.batch, [&p](int r) {
     int64_t first;
@@ -165,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(1024) fm_window_offsets(const __gri
 }
 
 // One thread per id: they are few.
-extern "C" __global__ void __launch_bounds__(256) fm_window_ids(const __grid_constant__ FmWindowParams p) {
+extern "C" __global__ void __launch_bounds__(FM_ROW_THREADS) fm_window_ids(const __grid_constant__ FmWindowParams p) {
   fm::follow_earlier_launches();
   const int64_t threads = (int64_t)gridDim.x * blockDim.x;
   for (int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; t < p.tokens; t += threads) {
@@ -180,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(256) fm_window_ids(const __grid_con
   }
 }
 
-extern "C" __global__ void __launch_bounds__(256, 4)
+extern "C" __global__ void __launch_bounds__(FM_ROW_THREADS, 4)
     fm_combine_topk_window(const __grid_constant__ FmCombineIndicesParams p) {
   fm::follow_earlier_launches();
   fm::for_each_stretch(p.tokens, p.width, p.span, [&p](int64_t t, int begin, int end) {

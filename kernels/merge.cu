@@ -34,7 +34,7 @@ __device__ __forceinline__ void merge_row(const FmMergeParams& p, const int (&in
   const T* row_a = reinterpret_cast<const T*>(p.out_a) + at(index, p.out_a_stride);
   const T* row_b = reinterpret_cast<const T*>(p.out_b) + at(index, p.out_b_stride);
   T* row = reinterpret_cast<T*>(p.out) + at(index, p.out_stride);
-  for (int c = lane * 8; c < p.d_v; c += 256) {
+  for (int c = lane * 8; c < FM_LATENT; c += 256) {
     const uint4 x = *reinterpret_cast<const uint4*>(row_a + c), y = *reinterpret_cast<const uint4*>(row_b + c);
     *reinterpret_cast<uint4*>(row + c) = make_uint4(merge_pair<T>(x.x, y.x, wa, wb), merge_pair<T>(x.y, y.y, wa, wb),
                                                     merge_pair<T>(x.z, y.z, wa, wb), merge_pair<T>(x.w, y.w, wa, wb));
@@ -55,11 +55,11 @@ __device__ __forceinline__ void merge(const FmMergeParams& p) {
 
 }  // namespace fm
 
-extern "C" __global__ void __launch_bounds__(256) fm_merge_bf16(const __grid_constant__ FmMergeParams params) {
+extern "C" __global__ void __launch_bounds__(FM_ROW_THREADS) fm_merge_bf16(const __grid_constant__ FmMergeParams params) {
   fm::follow_earlier_launches();
   fm::merge<__nv_bfloat16>(params);
 }
-extern "C" __global__ void __launch_bounds__(256) fm_merge_fp16(const __grid_constant__ FmMergeParams params) {
+extern "C" __global__ void __launch_bounds__(FM_ROW_THREADS) fm_merge_fp16(const __grid_constant__ FmMergeParams params) {
   fm::follow_earlier_launches();
   fm::merge<__half>(params);
 }

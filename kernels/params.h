@@ -4,6 +4,8 @@
 #pragma once
 #include "plan_layout.h"
 
+#define FM_LATENT 512 /* columns of the latent part of a row, which is also V */
+
 #define FM_DECODE_THREADS 512
 #define FM_DECODE_THREADS_2_LOADERS 640 /* with another warpgroup that loads: 16 rows of Codes */
 #define FM_DECODE_THREADS_RAW 384 /* rows of codes as they are: a loading and two computing warpgroups */
@@ -122,7 +124,7 @@ typedef struct FmFillParams {
 #define FM_INDEX_STEP 128 /* entries that a warp of the operations on indices takes at once */
 #define FM_ROW_THREADS 256 /* merge and the operations on caches: warps stride over the rows, whatever the grid */
 
-/* merge.cu: merge_states over [rows = dim0 * dim1 * dim2, 512]. */
+/* merge.cu: merge_states over [rows = dim0 * dim1 * dim2, FM_LATENT]. */
 typedef struct FmMergeParams {
   const void* out_a;
   const void* out_b;
@@ -131,7 +133,7 @@ typedef struct FmMergeParams {
   void* out;
   float* lse;
   int32_t dim[3];
-  int32_t d_v;
+  int32_t reserved;
   int64_t out_a_stride[3];
   int64_t out_b_stride[3];
   int64_t out_stride[3];
@@ -155,9 +157,7 @@ typedef struct FmAppendParams {
   int64_t tokens;
   int64_t num_pages;
   int32_t page_size;
-  int32_t nope_dim;
   int32_t rope_dim;
-  int32_t reserved;
 } FmAppendParams;
 
 /* cache.cu: offsets[r] = sum of the clamped lengths before r; one block. */
@@ -194,10 +194,8 @@ typedef struct FmGatherParams {
   int64_t out_stride;
   int64_t tokens;   /* rows of out */
   int64_t num_pages;
-  int32_t nope_dim;
   int32_t rope_dim;
   int32_t source_fp16; /* the cache holds fp16: converted to bf16 on the way */
-  int32_t reserved;
 } FmGatherParams;
 
 /* Formats of caches of bytes: format/layout.h says what they are. */
@@ -331,10 +329,10 @@ static_assert(sizeof(FmDecodeParams) == 568, "FmDecodeParams");
 static_assert(sizeof(FmFillParams) == 40, "FmFillParams");
 static_assert(sizeof(FmKvCache) == 112, "FmKvCache");
 static_assert(sizeof(FmMergeParams) == 208, "FmMergeParams");
-static_assert(sizeof(FmAppendParams) == 128, "FmAppendParams");
+static_assert(sizeof(FmAppendParams) == 120, "FmAppendParams");
 static_assert(sizeof(FmOffsetsParams) == 32, "FmOffsetsParams");
 static_assert(sizeof(FmTokenSource) == 56, "FmTokenSource");
-static_assert(sizeof(FmGatherParams) == 152, "FmGatherParams");
+static_assert(sizeof(FmGatherParams) == 144, "FmGatherParams");
 static_assert(sizeof(FmByteCache) == 40, "FmByteCache");
 static_assert(sizeof(FmQuantiseParams) == 128, "FmQuantiseParams");
 static_assert(sizeof(FmDequantiseParams) == 136, "FmDequantiseParams");

@@ -3,18 +3,13 @@
 // is the business of plan.cu. `crates/schedule/algorithm.rs` and `fixed_parts.rs` are the same in Rust, name by name,
 // and a test compares the plans of both byte by byte.
 //
-// Positions on the line of work are of type P: int64_t, or int32_t where plan/small.cuh has made sure that it
-// does. With the limits that the host checks (every field of FmPlanShape in [0, 2^31), rows, units and items
-// below 2^31) no expression here overflows 64 bits: a unit has at most 2^25 tiles and costs less than 2^32, so
-// the line is shorter than 2^63.
+// Positions on the line of work are of type P: int64_t, or int32_t where whoever calls has made sure that it holds the line
+// (plan/small.cuh, by_cluster.cuh, by_count.cuh). With the limits that the host checks (every field of FmPlanShape in
+// [0, 2^31), rows, units and items below 2^31) no expression here overflows 64 bits: a unit has at most 2^25 tiles and costs
+// less than 2^32, so the line is shorter than 2^63.
 #pragma once
+#include "both.h"
 #include "plan_layout.h"
-
-#if defined(__CUDACC__)
-#define FM_BOTH __host__ __device__ __forceinline__
-#else
-#define FM_BOTH inline
-#endif
 
 namespace ferromla {
 namespace plan {
@@ -331,7 +326,7 @@ constexpr int32_t kMostFewUnits = 384;
 /* What has lengths of its own: requests, or tokens with lists. */
 FM_BOTH int32_t all_requests(const FmPlanShape& shape) { return shape.batch * (shape.sparse_q_len > 1 ? shape.sparse_q_len : 1); }
 
-FM_BOTH bool has_few_requests(const FmPlanShape& shape) { return shape.batch <= kMostFewUnits; }
+FM_BOTH bool has_few_requests(const FmPlanShape& shape) { return all_requests(shape) <= kMostFewUnits; }
 
 /* The longest stretch of whole units of which `filled` have tiles, of all on a line. Few ones, if each has a worker, get parts of a common
    length otherwise, or are dealt out longest first. */

@@ -21,10 +21,11 @@
 // both clamped to [0, q_tokens], none where the range ends before it begins. Overlapping ranges could ask for
 // more units than the layout has: those past the last are left out.
 //
-// A part may have steps (FM_SPLIT_INVARIANT), of as many tiles as the unit's own length says: what it comes to is made of what each
-// step does, whether one CTA goes through the part or several do. Then parts end where steps do, and units of few steps are cut wherever these end: their items leave
-// each step in a slot, in the first step_slots ones, where each merge has as many as a unit may have steps. Where steps are stored all units are, and those
-// that are whole and have several steps leave them in slots of their worker, FM_STEPS_OF_WHOLE each, which come after.
+// A part may have steps (FM_SPLIT_INVARIANT), of as many tiles as the unit's own length says: what it comes to is made of what
+// each step does, whether one CTA goes through the part or several do. Then parts end where steps do, and units of few steps are
+// cut wherever these end: their items leave each step in a slot, in the first step_slots ones, where each merge has as many as a
+// unit may have steps. Where steps are stored all units are, and those that are whole and have several steps leave them in slots
+// of their worker, FM_STEPS_OF_WHOLE each, which come after.
 //
 // A sparse batch (sparse_q_len > 0) lists the keys of each query token, so a token is its own unit per KV head and
 // row block; units stand by request, token, KV head, block. Of a token's topk entries the first main_len count,

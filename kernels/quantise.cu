@@ -121,8 +121,8 @@ __device__ __forceinline__ void write_token(const Parts<uint8_t>& to, const uint
 }
 
 template <class T>
-__device__ __forceinline__ const uint8_t* source_row(const void* base, const int64_t (&stride)[2], const Place& at) {
-  return reinterpret_cast<const uint8_t*>(base) + (at.page * stride[0] + at.offset * stride[1]) * Source<T>::kSize;
+__device__ __forceinline__ const uint8_t* source_row(const void* base, const int64_t (&stride)[2], const Division& at) {
+  return reinterpret_cast<const uint8_t*>(base) + (at.quotient * stride[0] + at.remainder * stride[1]) * Source<T>::kSize;
 }
 
 template <class T, class Index>
@@ -132,7 +132,7 @@ __device__ __forceinline__ void quantise(const FmQuantiseParams& p) {
     const int64_t slot = p.slots == nullptr ? t : p.slots[t * p.slots_stride];
     const Place at = place_of(slot, cache.num_pages, cache.page_size);
     if (!at.present) continue;
-    const Place from = divided(t, p.source_page);
+    const Division from = divided(t, p.source_page);
     const auto to = parts_of<uint8_t, Index>(cache, at);
     write_token<T, Index>(to, source_row<T>(p.kv_c, p.kv_c_stride, from), source_row<T>(p.k_pe, p.k_pe_stride, from),
                           p);
@@ -146,15 +146,15 @@ __device__ __forceinline__ void quantise_any(const FmQuantiseParams& p) {
 
 }  // namespace fm
 
-extern "C" __global__ void __launch_bounds__(256) fm_quantise_bf16(const __grid_constant__ FmQuantiseParams p) {
+extern "C" __global__ void __launch_bounds__(FM_ROW_THREADS) fm_quantise_bf16(const __grid_constant__ FmQuantiseParams p) {
   fm::follow_earlier_launches();
   fm::quantise_any<fm::Bf16>(p);
 }
-extern "C" __global__ void __launch_bounds__(256) fm_quantise_fp16(const __grid_constant__ FmQuantiseParams p) {
+extern "C" __global__ void __launch_bounds__(FM_ROW_THREADS) fm_quantise_fp16(const __grid_constant__ FmQuantiseParams p) {
   fm::follow_earlier_launches();
   fm::quantise_any<fm::Fp16>(p);
 }
-extern "C" __global__ void __launch_bounds__(256) fm_quantise_f32(const __grid_constant__ FmQuantiseParams p) {
+extern "C" __global__ void __launch_bounds__(FM_ROW_THREADS) fm_quantise_f32(const __grid_constant__ FmQuantiseParams p) {
   fm::follow_earlier_launches();
   fm::quantise_any<float>(p);
 }

@@ -11,9 +11,14 @@ use crate::view::View;
 
 type On<'a> = (Device, &'a str);
 
+/// Of a row: warps of the kernels, which count in int32, look up to 511 entries beyond its end (kernels/indices.cu).
+const MOST_ENTRIES: i64 = i32::MAX as i64 - 511;
+
 pub(crate) fn to_physical(args: &ToPhysicalArgs) -> Result<ToPhysicalProblem> {
     let indices = Arg::new("indices", &args.indices);
     let shape = indices.rank(&[2, 3], "[batch, q_len, topk] or [batch, topk]")?;
+    let last = shape.len() - 1;
+    at_most_entries(&indices, last)?;
     let wide = indices.dtype(&[DType::I32, DType::I64], "")? == DType::I64;
     indices.memory(Last::Any, Access::Read)?;
     let on = (args.indices.device(), "indices");
@@ -30,7 +35,6 @@ pub(crate) fn to_physical(args: &ToPhysicalArgs) -> Result<ToPhysicalProblem> {
     out.memory(Last::Unit, Access::Write)?;
     let table = Arg::new("block_table", &args.block_table);
     apart(1, &[Some(out), Some(indices), Some(table)])?;
-    let last = shape.len() - 1;
     let tokens = if last == 2 { shape[1] } else { 1 };
     Ok(ToPhysicalProblem {
         device: on.0,
@@ -48,6 +52,16 @@ pub(crate) fn to_physical(args: &ToPhysicalArgs) -> Result<ToPhysicalProblem> {
         },
         stream: args.stream,
     })
+}
+
+/// Dimension `axis` is as many entries as a row may have.
+fn at_most_entries(arg: &Arg<'_>, axis: usize) -> Result<()> {
+    if arg.shape()[axis] <= MOST_ENTRIES {
+        return Ok(());
+    }
+    let value = format!("of shape {}", arg.view.shape());
+    let rule = format!("dimension {axis} is at most {MOST_ENTRIES}");
+    Err(Error::invalid(arg.name, value, rule))
 }
 
 /// Strides of request, token, entry; a shape without tokens has one of each request.
@@ -180,6 +194,7 @@ pub(crate) fn combine(args: &CombineArgs) -> Result<CombineProblem> {
     let out = Arg::new("out", &args.out);
     let width = out.rank(&[2], "[tokens, width]")?[1];
     out.dim(0, tokens, "the tokens of topk_indices")?;
+    at_most_entries(&out, 1)?;
     let needed = shape[1] + i64::from(window);
     if width < needed {
         let value = format!("of shape {}", args.out.shape());
@@ -221,4 +236,60 @@ pub(crate) fn combine(args: &CombineArgs) -> Result<CombineProblem> {
     ];
     apart(2, &given.map(Some))?;
     Ok(problem)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::view::Stream;
+
+    /// Of memory that nobody touches, each at a place of its own.
+    fn i32s(place: usize, shape: &[i64]) -> View {
+        let ptr = std::ptr::without_provenance((place + 1) << 40);
+        // SAFETY: the check neither reads nor writes there.
+        unsafe { View::contiguous(ptr, DType::I32, Device::Cpu, shape) }
+    }
+
+    #[test]
+    fn rows_are_so_short_that_kernels_can_count_beyond_their_ends() {
+        let to_physical = |topk: i64| {
+            to_physical(&ToPhysicalArgs {
+                indices: i32s(0, &[1, 1, topk]),
+                block_table: i32s(1, &[1, 1]),
+                page_size: 64,
+                out: i32s(2, &[1, 1, topk]),
+                stream: Stream::default(),
+            })
+        };
+        let combine = |width: i64| {
+            let one = i32s(0, &[1]);
+            combine(&CombineArgs {
+                topk_indices: i32s(1, &[1, 8]),
+                positions: one,
+                request_ids: one,
+                ratio: 4,
+                window: 8,
+                compressed_base: one,
+                window_base: one,
+                first_pos: one,
+                out: i32s(2, &[1, width]),
+                lengths: i32s(3, &[1]),
+                stream: Stream::default(),
+            })
+        };
+        assert!(to_physical(MOST_ENTRIES).is_ok() && combine(MOST_ENTRIES).is_ok());
+        let refused = [
+            to_physical(MOST_ENTRIES + 1).err(),
+            combine(i32::MAX.into()).err(),
+        ];
+        let said = refused.map(|error| error.map(|error| error.to_string()).unwrap_or_default());
+        assert!(
+            said[0].contains("indices") && said[0].contains("dimension 2 is at most 2147483136"),
+            "{said:?}"
+        );
+        assert!(
+            said[1].contains("out") && said[1].contains("dimension 1 is at most 2147483136"),
+            "{said:?}"
+        );
+    }
 }

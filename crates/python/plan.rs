@@ -207,6 +207,16 @@ impl Plan {
     ///
     /// Raises:
     ///     InvalidArgument: another batch size, dtype or device; a `qo_indptr` for a plan made without one.
+    ///
+    /// Example:
+    ///     >>> import numpy as np, ferromla
+    ///     >>> plan = ferromla.Plan(np.array([70, 5], np.int32), num_heads=16, page_size=64)
+    ///     >>> q, cache = np.zeros((2, 1, 16, 576), np.float16), np.ones((4, 64, 576), np.float16)
+    ///     >>> table, lens = np.array([[3, 1], [2, 0]], np.int32), np.array([71, 6], np.int32)
+    ///     >>> plan.update(lens)
+    ///     >>> out, lse = ferromla.decode(q, cache, table, lens, plan=plan)
+    ///     >>> np.exp(lse[:, 0, 0]).round().tolist()
+    ///     [71.0, 6.0]
     #[pyo3(signature = (seq_lens, qo_indptr=None))]
     fn update(
         &self,
@@ -363,6 +373,16 @@ impl Plan {
     ///
     /// Raises:
     ///     InvalidArgument: another shape, dtype or device; a plan that was made by neither.
+    ///
+    /// Example:
+    ///     >>> import numpy as np, ferromla
+    ///     >>> plan = ferromla.Plan.sparse(np.array([3, 1], np.int32), num_heads=16, topk=4)
+    ///     >>> q, cache = np.zeros((2, 1, 16, 576), np.float16), np.ones((4, 64, 576), np.float16)
+    ///     >>> indices, lengths = np.array([[[3, 200, 7, 8]], [[5, 6, 7, 8]]], np.int32), np.array([2, 4], np.int32)
+    ///     >>> plan.update_sparse(lengths)
+    ///     >>> out, lse = ferromla.sparse_decode(q, cache, indices, topk_lengths=lengths, plan=plan)
+    ///     >>> np.exp(lse[:, 0, 0]).round().tolist()
+    ///     [2.0, 4.0]
     #[pyo3(signature = (topk_lengths=None, extra_topk_lengths=None))]
     fn update_sparse(
         &self,

@@ -12,22 +12,27 @@ __device__ __forceinline__ int64_t warp_index() {
 }
 __device__ __forceinline__ int64_t warp_count() { return (int64_t)gridDim.x * (blockDim.x / 32); }
 
+struct Division {
+  int64_t quotient, remainder;
+};
+
+// Most numbers fit 32 bits, and their division is several times as fast.
+__device__ __forceinline__ Division divided(int64_t number, int64_t divisor) {
+  if ((uint64_t)(number | divisor) >> 32 != 0) return {number / divisor, number % divisor};
+  const uint32_t quotient = (uint32_t)number / (uint32_t)divisor;
+  return {quotient, (uint32_t)number - quotient * (uint32_t)divisor};
+}
+
 struct Place {
   bool present;
   int64_t page, offset;  // 0 where it is not
 };
 
-// Most numbers fit 32 bits, and their division is several times as fast.
-__device__ __forceinline__ Place divided(int64_t number, int64_t divisor) {
-  if ((uint64_t)(number | divisor) >> 32 != 0) return {true, number / divisor, number % divisor};
-  const uint32_t quotient = (uint32_t)number / (uint32_t)divisor;
-  return {true, quotient, (uint32_t)number - quotient * (uint32_t)divisor};
-}
-
 // Of the slot `page * page_size + offset`.
 __device__ __forceinline__ Place place_of(int64_t slot, int64_t num_pages, int page_size) {
   if (slot < 0 || slot >= num_pages * page_size) return {false, 0, 0};
-  return divided(slot, page_size);
+  const auto [page, offset] = divided(slot, page_size);
+  return {true, page, offset};
 }
 
 // The request r of `batch` with offsets[r] <= t < offsets[r + 1], or -1.
@@ -50,10 +55,10 @@ __device__ __forceinline__ int64_t source_id(const FmTokenSource& p, int64_t t) 
   }
   const int request = request_of(p.offsets, 1, p.batch, t);
   if (request < 0) return -1;
-  const Place at = divided(t - p.offsets[request], p.page_size);
-  if (at.page >= p.max_pages) return -1;
-  const int64_t page = p.block_table[request * p.block_table_stride + at.page];
-  return page < 0 ? -1 : page * p.page_size + at.offset;
+  const auto [column, offset] = divided(t - p.offsets[request], p.page_size);
+  if (column >= p.max_pages) return -1;
+  const int64_t page = p.block_table[request * p.block_table_stride + column];
+  return page < 0 ? -1 : page * p.page_size + offset;
 }
 
 // Running sums of what `length` gives for 0 .. count: at i of those before i, at count of all. One block of at most

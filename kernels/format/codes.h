@@ -7,23 +7,17 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__CUDACC__)
-#define FM_HD __host__ __device__ __forceinline__
-#define FM_HD_CONSTEXPR __host__ __device__ constexpr
-#else
-#define FM_HD inline
-#define FM_HD_CONSTEXPR constexpr
-#endif
+#include "../both.h"
 
 namespace fm {
 
-FM_HD uint32_t bits_of(float value) {
+FM_BOTH uint32_t bits_of(float value) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof bits);
   return bits;
 }
 
-FM_HD float float_of(uint32_t bits) {
+FM_BOTH float float_of(uint32_t bits) {
   float value;
   memcpy(&value, &bits, sizeof value);
   return value;
@@ -34,17 +28,17 @@ constexpr float kLargestFloat = 3.402823466e38f, kSmallestNormal = 1.175494351e-
 
 // ---- 16 bits ----
 
-FM_HD float bf16_to_float(uint16_t bits) { return float_of((uint32_t)bits << 16); }
+FM_BOTH float bf16_to_float(uint16_t bits) { return float_of((uint32_t)bits << 16); }
 
 // Nearest even; a NaN keeps its sign and upper bits.
-FM_HD uint16_t float_to_bf16(float value) {
+FM_BOTH uint16_t float_to_bf16(float value) {
   const uint32_t bits = bits_of(value);
   if ((bits & ~kSign) > kInfinity) return (uint16_t)(bits >> 16 | 0x40);
   return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
 // Two at once, `low` in the low half.
-FM_HD uint32_t floats_to_bf16(float low, float high) {
+FM_BOTH uint32_t floats_to_bf16(float low, float high) {
 #if defined(__CUDA_ARCH__)
   uint32_t pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -55,7 +49,7 @@ FM_HD uint32_t floats_to_bf16(float low, float high) {
 }
 
 // Exact. A NaN keeps its sign and payload, which the conversion instruction would drop.
-FM_HD float half_to_float(uint16_t bits) {
+FM_BOTH float half_to_float(uint16_t bits) {
   const uint32_t sign = (uint32_t)(bits & 0x8000) << 16, magnitude = bits & 0x7fff;
   if (magnitude > 0x7c00) return float_of(sign | kQuietNan | magnitude << 13);
   if (magnitude == 0x7c00) return float_of(sign | kInfinity);
@@ -67,7 +61,7 @@ FM_HD float half_to_float(uint16_t bits) {
 // ---- e4m3 ----
 
 // Nearest even, at most 448; a NaN is 0x7f with its sign.
-FM_HD uint8_t encode_e4m3(float value) {
+FM_BOTH uint8_t encode_e4m3(float value) {
   const uint32_t bits = bits_of(value), magnitude = bits & ~kSign;
   const uint32_t sign = bits >> 24 & 0x80;
   if (magnitude > kInfinity) return (uint8_t)(sign | 0x7f);
@@ -80,7 +74,7 @@ FM_HD uint8_t encode_e4m3(float value) {
   return (uint8_t)(sign | (rounded - ((127 - 7) << 23)) >> 20);
 }
 
-FM_HD float decode_e4m3(uint8_t code) {
+FM_BOTH float decode_e4m3(uint8_t code) {
   const uint32_t sign = (uint32_t)(code & 0x80) << 24, magnitude = code & 0x7f;
   if (magnitude == 0x7f) return float_of(sign | kQuietNan);
   // The exponents' biases differ by 120; the product also makes subnormals right.
@@ -89,7 +83,7 @@ FM_HD float decode_e4m3(uint8_t code) {
 }
 
 // The sign bits of four numbers, as those of four codes.
-FM_HD uint32_t signs_of(const float (&x)[4]) {
+FM_BOTH uint32_t signs_of(const float (&x)[4]) {
 #if defined(__CUDA_ARCH__)
   const uint32_t low = __byte_perm(bits_of(x[0]), bits_of(x[1]), 0x0073);
   const uint32_t high = __byte_perm(bits_of(x[2]), bits_of(x[3]), 0x0073);
@@ -102,7 +96,7 @@ FM_HD uint32_t signs_of(const float (&x)[4]) {
 }
 
 // Four codes, the first in the low byte. The sign of a NaN may get lost: see `signs_of`.
-FM_HD uint32_t encode_e4m3x4(const float (&x)[4]) {
+FM_BOTH uint32_t encode_e4m3x4(const float (&x)[4]) {
 #if defined(__CUDA_ARCH__)
   uint16_t low, high;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(x[1]), "f"(x[0]));
@@ -115,7 +109,7 @@ FM_HD uint32_t encode_e4m3x4(const float (&x)[4]) {
 #endif
 }
 
-FM_HD void decode_e4m3x4(uint32_t codes, float (&x)[4]) {
+FM_BOTH void decode_e4m3x4(uint32_t codes, float (&x)[4]) {
 #if defined(__CUDA_ARCH__)
   for (int i = 0; i < 2; ++i) {
     uint32_t halves;
@@ -137,12 +131,12 @@ FM_HD void decode_e4m3x4(uint32_t codes, float (&x)[4]) {
 // quotient that is more than half a step off, which does not round to it.
 struct HalfWays {
   float at[7];
-  FM_HD explicit HalfWays(float scale)
+  FM_BOTH explicit HalfWays(float scale)
       : at{0.25f * scale, 0.75f * scale, 1.25f * scale, 1.75f * scale, 2.5f * scale, 3.5f * scale, 5.0f * scale} {}
 };
 
 // `value` over the scale, nearest even, at most 6; a NaN is 0. The sign is kept.
-FM_HD uint32_t encode_e2m1(float value, const HalfWays& half_ways) {
+FM_BOTH uint32_t encode_e2m1(float value, const HalfWays& half_ways) {
   const float x = float_of(bits_of(value) & ~kSign);
   const auto& at = half_ways.at;
   const bool upper = x >= at[3], odd_pair = x >= (upper ? at[5] : at[1]);
@@ -152,7 +146,7 @@ FM_HD uint32_t encode_e2m1(float value, const HalfWays& half_ways) {
 }
 
 // Of the low four bits.
-FM_HD float decode_e2m1(uint32_t code) {
+FM_BOTH float decode_e2m1(uint32_t code) {
   const float value = float_of((code & 7) << 22) * float_of((126 + 127) << 23);
   return float_of((code & 8) << 28 | bits_of(value));
 }
@@ -160,11 +154,11 @@ FM_HD float decode_e2m1(uint32_t code) {
 // ---- UE8M0 ----
 
 // 2^(byte - 127), and a NaN for 255.
-FM_HD float decode_ue8m0(uint8_t byte) {
+FM_BOTH float decode_ue8m0(uint8_t byte) {
   return float_of(byte == 0 ? 0x00400000 : byte == 255 ? kQuietNan : (uint32_t)byte << 23);
 }
 
 // Of a power of two among the normal numbers.
-FM_HD uint8_t encode_ue8m0(float power) { return (uint8_t)(bits_of(power) >> 23); }
+FM_BOTH uint8_t encode_ue8m0(float power) { return (uint8_t)(bits_of(power) >> 23); }
 
 }  // namespace fm

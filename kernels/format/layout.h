@@ -23,28 +23,28 @@ struct Layout {
   int group;  // columns of one scale
   bool split;
 
-  FM_HD_CONSTEXPR int code_bytes() const { return coded * code_bits / 8; }
-  FM_HD_CONSTEXPR int scale_size() const { return scales == Scales::kTensor ? 0 : scales == Scales::kFloat ? 4 : 1; }
+  FM_BOTH_CONSTEXPR int code_bytes() const { return coded * code_bits / 8; }
+  FM_BOTH_CONSTEXPR int scale_size() const { return scales == Scales::kTensor ? 0 : scales == Scales::kFloat ? 4 : 1; }
   // Of a token, padded to a multiple of 8.
-  FM_HD_CONSTEXPR int scale_bytes() const { return (scale_size() * (coded / group) + 7) / 8 * 8; }
-  FM_HD_CONSTEXPR int rope_bytes() const { return 2 * (width - coded); }
-  FM_HD_CONSTEXPR int bytes() const { return code_bytes() + scale_bytes() + rope_bytes(); }
-  FM_HD_CONSTEXPR int row_bytes() const { return split ? bytes() - scale_bytes() : bytes(); }
+  FM_BOTH_CONSTEXPR int scale_bytes() const { return (scale_size() * (coded / group) + 7) / 8 * 8; }
+  FM_BOTH_CONSTEXPR int rope_bytes() const { return 2 * (width - coded); }
+  FM_BOTH_CONSTEXPR int bytes() const { return code_bytes() + scale_bytes() + rope_bytes(); }
+  FM_BOTH_CONSTEXPR int row_bytes() const { return split ? bytes() - scale_bytes() : bytes(); }
 
   // Bytes from the beginning of the page to the codes, scales and bfloat16 part of a token. Split pages have
   // dense rows: `token_stride` counts for the others.
-  FM_HD_CONSTEXPR int64_t codes_at(int64_t offset, int64_t token_stride) const {
+  FM_BOTH_CONSTEXPR int64_t codes_at(int64_t offset, int64_t token_stride) const {
     return offset * (split ? row_bytes() : token_stride);
   }
-  FM_HD_CONSTEXPR int64_t scales_at(int64_t offset, int64_t token_stride, int page_size) const {
+  FM_BOTH_CONSTEXPR int64_t scales_at(int64_t offset, int64_t token_stride, int page_size) const {
     return split ? (int64_t)page_size * row_bytes() + offset * scale_bytes() : offset * token_stride + code_bytes();
   }
-  FM_HD_CONSTEXPR int64_t rope_at(int64_t offset, int64_t token_stride) const {
+  FM_BOTH_CONSTEXPR int64_t rope_at(int64_t offset, int64_t token_stride) const {
     return codes_at(offset, token_stride) + code_bytes() + (split ? 0 : scale_bytes());
   }
 };
 
-FM_HD_CONSTEXPR Layout layout_of(int index) {
+FM_BOTH_CONSTEXPR Layout layout_of(int index) {
   switch (index) {
     case FM_LAYOUT_FP8_576: return {576, 576, 8, Scales::kTensor, 576, false};
     case FM_LAYOUT_FP8_512: return {512, 512, 8, Scales::kTensor, 512, false};
@@ -68,7 +68,7 @@ struct LayoutIndex {
 
 // Calls `body` with the LayoutIndex of a number.
 template <class Body>
-FM_HD void with_layout(int index, Body&& body) {
+FM_BOTH void with_layout(int index, Body&& body) {
   switch (index) {
     case FM_LAYOUT_FP8_576: return body(LayoutIndex<FM_LAYOUT_FP8_576>{});
     case FM_LAYOUT_FP8_512: return body(LayoutIndex<FM_LAYOUT_FP8_512>{});

@@ -5,20 +5,20 @@
 namespace fm {
 
 // The larger magnitude; a NaN does not count.
-FM_HD float larger(float amax, float x) {
+FM_BOTH float larger(float amax, float x) {
   const float magnitude = float_of(bits_of(x) & ~kSign);
   return magnitude > amax ? magnitude : amax;
 }
 
 // The next power of two, or the normal number itself where it is one.
-FM_HD float power_of_two_above(float scale) {
+FM_BOTH float power_of_two_above(float scale) {
   const uint32_t bits = bits_of(scale);
   return float_of((bits & kInfinity) + ((bits & ~kInfinity) != 0 ? 1u << 23 : 0));
 }
 
 // Such that no number of the group is above the largest code.
 template <Scales kScales>
-FM_HD float group_scale(float amax, bool round_scale) {
+FM_BOTH float group_scale(float amax, bool round_scale) {
   const float largest = amax < kLargestFloat ? amax : kLargestFloat;
   if (kScales == Scales::kE4m3) {
     const uint8_t code = encode_e4m3(largest / 6.0f);
@@ -32,12 +32,12 @@ FM_HD float group_scale(float amax, bool round_scale) {
 // Division with its IEEE result: by a power of two it is a product with the inverse, which is exact.
 class Divisor {
  public:
-  FM_HD explicit Divisor(float scale) : scale_(scale) {
+  FM_BOTH explicit Divisor(float scale) : scale_(scale) {
     const uint32_t bits = bits_of(scale), exponent = bits >> 23;
     inverts_ = (bits << 9) == 0 && exponent >= 1 && exponent < 254;
     inverse_ = float_of((254 - exponent) << 23);
   }
-  FM_HD void divide(float (&x)[4]) const {
+  FM_BOTH void divide(float (&x)[4]) const {
     if (inverts_) {
       for (float& number : x) number *= inverse_;
     } else {
@@ -52,7 +52,7 @@ class Divisor {
 
 // Eight numbers over their scale to eight codes: two words of e4m3, one of e2m1.
 template <int kBits>
-FM_HD void encode_piece(const float (&x)[8], float scale, uint32_t (&words)[kBits / 4]) {
+FM_BOTH void encode_piece(const float (&x)[8], float scale, uint32_t (&words)[kBits / 4]) {
   if constexpr (kBits == 4) {
     const HalfWays half_ways(scale);
     words[0] = 0;
@@ -71,7 +71,7 @@ FM_HD void encode_piece(const float (&x)[8], float scale, uint32_t (&words)[kBit
 
 // And back: each is one product, `value * scale`.
 template <int kBits>
-FM_HD void decode_piece(const uint32_t (&words)[kBits / 4], float scale, float (&x)[8]) {
+FM_BOTH void decode_piece(const uint32_t (&words)[kBits / 4], float scale, float (&x)[8]) {
   for (int half = 0; half < 2; ++half) {
     float value[4];
     if constexpr (kBits == 8) {
@@ -85,7 +85,7 @@ FM_HD void decode_piece(const uint32_t (&words)[kBits / 4], float scale, float (
 
 // The scale of a group of columns.
 template <Scales kScales>
-FM_HD float read_scale(const uint8_t* scales, int group, float tensor_scale) {
+FM_BOTH float read_scale(const uint8_t* scales, int group, float tensor_scale) {
   if constexpr (kScales == Scales::kTensor) return tensor_scale;
   if constexpr (kScales == Scales::kFloat) return reinterpret_cast<const float*>(scales)[group];
   return kScales == Scales::kUe8m0 ? decode_ue8m0(scales[group]) : decode_e4m3(scales[group]);

@@ -28,6 +28,15 @@ __device__ __forceinline__ T* section(const FmPlanParams& params, int64_t offset
   return reinterpret_cast<T*>(params.plan + offset);
 }
 
+/* Where workers begin, and the last one ends: at `first_item(worker)`, 0 <= worker <= workers. By all threads of the block. */
+template <class FirstItem>
+__device__ __forceinline__ void write_workers(const FmPlanParams& params, const FirstItem& first_item) {
+  int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
+#pragma unroll 1
+  for (uint32_t worker = threadIdx.x; worker <= uint32_t(params.shape.workers); worker += blockDim.x)
+    worker_begin[worker] = first_item(static_cast<int32_t>(worker));
+}
+
 __device__ __forceinline__ int32_t load_seq_len(const FmPlanParams& params, int32_t request) {
   return clamp_seq_len(params.shape, params.seq_lens[request * params.seq_lens_stride[0]]);
 }

@@ -46,7 +46,7 @@ static_assert(kThreads >= 32 * kCutWords, "a thread for each cut");
 /* What threads, or CTAs, have of the line. */
 struct Stretch {
   uint32_t cost; /* from kMaxLine on: too long for this way */
-  uint32_t units;
+  uint32_t units; /* from too_many on: overlapping ranges ask for more than there are, or the line is too long */
   uint32_t filled; /* units that have tiles; from kMany on: there is a request of many units, whose tiles nobody has looked at */
   uint32_t longest; /* what the longest unit costs */
 };
@@ -88,6 +88,7 @@ struct Planner {
   const FmPlanShape& shape;
   Shared& shared;
   const int32_t thread, rank;
+  const uint32_t too_many; /* units: as many as kMaxLine cost that much */
   int32_t begin, count; /* requests of this CTA */
   Divisor<Position> group, unit_rows, workers;
   Stretch all; /* of all CTAs */
@@ -111,7 +112,8 @@ struct Planner {
   Parts<Position> parts; /* if units are cut */
 
   __device__ __forceinline__ Planner(const FmPlanParams& p, Shared& s)
-      : params(p), shape(p.shape), shared(s), thread(threadIdx.x), rank(fm::cluster_rank()), group(1), unit_rows(1), workers(1) {
+      : params(p), shape(p.shape), shared(s), thread(threadIdx.x), rank(fm::cluster_rank()),
+        too_many(min(uint32_t(p.layout.units) + 1, kMaxLine)), group(1), unit_rows(1), workers(1) {
     const int32_t requests = all_requests(shape), each = (uint32_t(requests) + kCtas - 1) / kCtas;
     begin = min(rank * each, requests);
     count = min(each, requests - begin);
@@ -238,7 +240,7 @@ struct Planner {
       Request request = make_request(begin + i, entries);
       shared.request[i] = request;
       enter(request);
-      units += left;
+      units = min(uint32_t(units) + left, too_many);
       if (request.units > kManyUnits) of_thread.filled += kMany, left = 0;
 #pragma unroll 1
       while (left > 0) count_in(step(), of_thread);
@@ -265,10 +267,10 @@ struct Planner {
   }
 
   /* Gives each thread as many of the `all_units` of this CTA, and measures them. `first`: of this thread's requests. A barrier. */
-  __device__ __forceinline__ void share_out(int32_t first, int32_t all_units, Stretch& of_thread) {
+  __device__ __forceinline__ void share_out(uint32_t first, int32_t all_units, Stretch& of_thread) {
 #pragma unroll 1
     for (int32_t i = from; place == 0 && i < to; ++i) {
-      shared.request[i].first_unit = first;
+      shared.request[i].first_unit = first = min(first, too_many);
       first += shared.request[i].units;
     }
     __syncthreads();
@@ -293,15 +295,15 @@ struct Planner {
     const int32_t lane = thread % 32;
     const uint4 one = lane < number ? of[lane] : uint4{0, 0, 0, 0};
     before = {__reduce_add_sync(~0u, lane < which ? one.x : 0), __reduce_add_sync(~0u, lane < which ? one.y : 0), 0, 0};
-    return {min(__reduce_add_sync(~0u, one.x), kMaxLine), __reduce_add_sync(~0u, one.y), __reduce_add_sync(~0u, one.z),
-            __reduce_max_sync(~0u, one.w)};
+    return {min(__reduce_add_sync(~0u, one.x), kMaxLine), min(__reduce_add_sync(~0u, one.y), too_many),
+            __reduce_add_sync(~0u, one.z), __reduce_max_sync(~0u, one.w)};
   }
 
   /* What all threads have, and what those before this one do. A barrier, and one more before it may be called again. */
   __device__ __forceinline__ Stretch scan(const Stretch& of_thread, Stretch& before) const {
     const uint32_t cost = scan_warp(of_thread.cost), units = scan_warp(of_thread.units);
     const uint32_t filled = __reduce_add_sync(~0u, of_thread.filled), longest = __reduce_max_sync(~0u, of_thread.longest);
-    if (thread % 32 == 31) shared.of_warp[thread / 32] = {min(cost, kMaxLine), units, filled, longest};
+    if (thread % 32 == 31) shared.of_warp[thread / 32] = {min(cost, kMaxLine), min(units, too_many), filled, longest};
     __syncthreads();
     const Stretch of_cta = sum_before(shared.of_warp, kThreads / 32, thread / 32, before);
     before.cost += cost - of_thread.cost, before.units += units - of_thread.units;
@@ -311,7 +313,7 @@ struct Planner {
   /* Whether what was measured can be planned this way; and, where it is known whether units stay whole, whether it can be written so. */
   __device__ __forceinline__ bool can_be_planned() const {
     const bool few = int32_t(all.units) <= kMostFewUnits && has_few_requests(shape);
-    return all.cost < kMaxLine && int32_t(all.units) <= params.layout.units && !few;
+    return all.cost < kMaxLine && all.units < too_many && !few;
   }
   __device__ __forceinline__ bool can_be_written(const Line<Position>& line, bool may_be_equal) const {
     if (may_be_equal && are_equal(shape, line, int32_t(all.filled))) return false;

@@ -110,12 +110,10 @@ __device__ __forceinline__ Cut cut_of(const FmPlanShape& shape, const Line<Posit
 template <class Position>
 __device__ __forceinline__ void write_workers(const FmPlanParams& params, const Line<Position>& line, const Position* start,
                                               const int32_t* unit_item) {
-  int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
-#pragma unroll 1
-  for (int32_t worker = threadIdx.x; worker <= params.shape.workers; worker += blockDim.x) {
+  plan::write_workers(params, [&](int32_t worker) {
     const Cut cut = cut_of(params.shape, line, start, worker);
-    worker_begin[worker] = unit_item[cut.unit] + cut.part;
-  }
+    return unit_item[cut.unit] + cut.part;
+  });
 }
 
 template <class Position>
@@ -234,9 +232,7 @@ struct FewPlanner {
       const int32_t rank = few.part.at_item[item], element = few.part.of_rank[rank], unit = element / 2;
       write_part(item, unit, element % 2 == 0 ? rank - few.rank[element] : few.unit[unit].more);
     }
-    int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
-#pragma unroll 1
-    for (int32_t worker = threadIdx.x; worker <= deal.workers; worker += blockDim.x) worker_begin[worker] = first_item(deal, worker);
+    plan::write_workers(params, [&](int32_t worker) { return first_item(deal, worker); });
   }
 
   /* False: nothing is written, as the line is too long. */

@@ -114,9 +114,7 @@ __device__ inline __attribute__((noinline)) Tally cut_alike(const FmPlanParams& 
       store(section<FmMerge>(params, params.layout.merges) + before.cut, make_merge(whole.unit[index], parts, tally_of(before)));
     }
   }
-  int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
-#pragma unroll 1
-  for (int32_t worker = threadIdx.x; worker <= shape.workers; worker += blockDim.x) worker_begin[worker] = first_item(shape, turns, worker);
+  write_workers(params, [&](int32_t worker) { return first_item(shape, turns, worker); });
   /* Of units with as many parts before them the last one has tiles. */
   const auto first_part = [&](int32_t index) { return unpack(whole.before[index]).parts; };
 #pragma unroll 1

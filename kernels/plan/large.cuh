@@ -15,8 +15,8 @@
 // A unit's thread writes the unit's first item and a cut's thread the item that begins there, so nobody
 // loops over the parts of a long request.
 //
-// Shared memory holds the unit starts, unit items and first units of up to kSharedUnits; above that they live
-// in the scratch sections of the plan.
+// Shared memory holds the starts and items of up to kSharedUnits units, and the first units of as many requests; those of more are in
+// the scratch sections of the plan (units.cuh).
 //
 // Tiles are read off the line in all steps after the first, so lengths that change under a running planner
 // give a plan for a mixture of both, never a write outside the layout. Query ranges are read again: each is
@@ -144,11 +144,8 @@ struct Planner : Units {
     const Parts<Position> parts = parts_of_filled<Position>(equal);
     for (uint32_t index = threadIdx.x; index < units; index += blockDim.x) write_equal_unit(equal, parts, index);
     __syncthreads();
-    int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
+    plan::write_workers(params, [&](int32_t worker) { return first_item(shape, equal, worker); });
     FmWorkItem* items = section<FmWorkItem>(params, params.layout.items);
-    for (uint32_t worker = threadIdx.x; worker <= uint32_t(shape.workers); worker += blockDim.x) {
-      worker_begin[worker] = first_item(shape, equal, worker);
-    }
     for (uint32_t i = threadIdx.x; i < uint32_t(equal.cut() * equal.count); i += blockDim.x) {
       const int32_t rank = i / equal.count, part = i % equal.count, index = unit_item[rank];
       FmWorkItem* item = items + item_of_part(shape, equal, i, index - rank);
@@ -226,10 +223,7 @@ struct Planner : Units {
       if (parts.count == 1) return;
       store(section<FmMerge>(params, params.layout.merges) + before.cut, make_merge(unit, parts, tally_of(before)));
     });
-    int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
-    for (uint32_t worker = threadIdx.x; worker <= uint32_t(shape.workers); worker += blockDim.x) {
-      worker_begin[worker] = first_item(shape, turns, worker);
-    }
+    plan::write_workers(params, [&](int32_t worker) { return first_item(shape, turns, worker); });
     return {items_of(turns), all.cut, tally_of(all).slots};
   }
 
@@ -259,12 +253,11 @@ struct Planner : Units {
   }
 
   __device__ void write_workers(const Line<Position>& line) const {
-    int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
-    for (uint32_t index = threadIdx.x; index <= uint32_t(shape.workers); index += blockDim.x) {
-      const Cut cut = cut_of(line, index);
-      worker_begin[index] = unit_item[cut.unit] + cut.part;
+    plan::write_workers(params, [&](int32_t worker) {
+      const Cut cut = cut_of(line, worker);
       if (cut.part > 0) write_cut_item(line, cut);
-    }
+      return unit_item[cut.unit] + cut.part;
+    });
   }
 
   /* The item that begins at a cut inside a unit. The unit's first item says where its slots begin. */

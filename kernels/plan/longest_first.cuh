@@ -220,9 +220,7 @@ __device__ __forceinline__ DealtParts deal_longest_first(const FmPlanParams& par
   dealt.sort();
   if (!dealt.deal()) return {};
   dealt.write(params, unit_at);
-  int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
-#pragma unroll 1
-  for (int32_t worker = threadIdx.x; worker <= shape.workers; worker += blockDim.x) worker_begin[worker] = shared.begin[worker];
+  write_workers(params, [&](int32_t worker) { return shared.begin[worker]; });
   return {way.step, {dealt.parts(), dealt.merges(), dealt.more() + dealt.merges()}};
 }
 

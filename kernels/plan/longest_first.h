@@ -24,7 +24,7 @@ constexpr int32_t kMostDealtOutToAWorker = 5;
 /* Whether units, and requests, are so few that they may be dealt out if they are to be cut. */
 FM_BOTH bool may_be_dealt_out(const FmPlanShape& shape, int32_t units) {
   if (shape.split_mode != FM_SPLIT_AUTO || shape.workers > kMostDealtWorkers) return false;
-  if (all_requests(shape) <= kMostFewUnits) return units <= kMostFewUnits;
+  if (has_few_requests(shape)) return units <= kMostFewUnits;
   const int32_t most = kMostDealtOutToAWorker * shape.workers;
   return shape.ragged == 0 && shape.unit_rows > kRowsCutAtEase && units <= (most < kMostDealtOutUnits ? most : kMostDealtOutUnits);
 }

@@ -75,8 +75,7 @@ struct Planner {
 
   /* The header and workers of units some of which are cut. */
   __device__ __forceinline__ void write_workers(const Rest& rest) const {
-    int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
-    for (int32_t worker = threadIdx.x; worker <= shape.workers; worker += blockDim.x) worker_begin[worker] = rest.first_item(worker);
+    plan::write_workers(params, [&](int32_t worker) { return rest.first_item(worker); });
     if (threadIdx.x > 0) return;
     const Tally all{rest.first_item(shape.workers), rest.units, rest.cut()};
     store(section<FmPlanHeader>(params, 0), make_header(line_of(units * cost_of(0)), all));

@@ -235,14 +235,13 @@ struct Planner {
   }
 
   __device__ __forceinline__ Tally write_whole(const Line<Position>& line) const {
-    int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
     write_first_items(shared.staged, kStagedItems, {0, 0, 1, tiles_of(shape, own.span)}, {thread, 0, 0});
     if (has_worker_each(shape, line)) {
-#pragma unroll 1
-      for (int32_t cut = thread; cut <= shape.workers; cut += blockDim.x) worker_begin[cut] = unit_of_worker(shape, line, cut);
+      write_workers(params, [&](int32_t worker) { return unit_of_worker(shape, line, worker); });
       return {units, 0, 0};
     }
     if (thread < units) {
+      int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
 #pragma unroll 1
       for (Position cut = own.cuts.begin; cut < own.cuts.end; ++cut) worker_begin[cut] = thread + (snaps_to_end(line, own, cut) ? 1 : 0);
     }
@@ -289,9 +288,7 @@ struct Planner {
     const Parts<Position> parts = parts_of_filled<Position>(equal);
     if (thread < units) write_equal_unit(equal, parts);
     __syncthreads();
-    int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
-#pragma unroll 1
-    for (int32_t worker = thread; worker <= shape.workers; worker += blockDim.x) worker_begin[worker] = first_item(shape, equal.turns, worker);
+    write_workers(params, [&](int32_t worker) { return first_item(shape, equal.turns, worker); });
 #pragma unroll 1
     for (int32_t part = thread; part < equal.turns.parts; part += blockDim.x) {
       const int32_t rank = part / equal.count;
@@ -375,9 +372,7 @@ __device__ inline __attribute__((noinline)) Tally write_beside_whole(const FmPla
     }
   }
   __syncthreads();
-  int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
-#pragma unroll 1
-  for (int32_t worker = thread; worker <= shape.workers; worker += blockDim.x) worker_begin[worker] = first_item(shape, equal, worker);
+  write_workers(params, [&](int32_t worker) { return first_item(shape, equal, worker); });
 #pragma unroll 1
   for (int32_t part = thread; part < equal.cut() * equal.count; part += blockDim.x) {
     const int32_t of = part / equal.count;

@@ -41,8 +41,7 @@ __device__ __forceinline__ bool deal_whole(const FmPlanParams& params, WholeUnit
     const int32_t rank = whole.rank[index];
     store(items + first_item(deal, whole.of_rank[rank]) + rank / deal.workers, make_item(unit_at(index), parts, 0, Tally{}));
   }
-  int32_t* worker_begin = section<int32_t>(params, params.layout.worker_begin);
-  for (int32_t worker = thread; worker <= shape.workers; worker += threads) worker_begin[worker] = first_item(deal, worker);
+  write_workers(params, [&](int32_t worker) { return first_item(deal, worker); });
   return true;
 }
 

@@ -1,5 +1,6 @@
 // Launches that overlap (programmatic dependent launch). Every kernel waits for earlier launches before it touches what is not
-// its own, so that every kernel may be launched while the one before it ends.
+// its own, so that every kernel may be launched while the one before it ends. But for plans: attention kernels read theirs before
+// (FirstItem in tile/work.cuh), as kernels that plan let none begin before they end (plan.cu).
 #pragma once
 
 namespace fm {

@@ -54,15 +54,6 @@ __device__ __forceinline__ void wgmma_wait() {
 // clang-format on
 
 #define FM_DEFINE_WGMMA(TYPE, PTX)                                                                              \
-  /* D[64, 64] (+)= A[64, 16] B[16, 64], A in registers, B K-major. */                                          \
-  __device__ __forceinline__ void wgmma_rs_n64(TYPE, float (&d)[32], const uint32_t (&a)[4], uint64_t b,        \
-                                               bool accumulate) {                                               \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                                                   \
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32." PTX "." PTX " {" FM_ACC_32                       \
-                 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}"                                                 \
-                 : FM_OUT_32                                                                                    \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate));                   \
-  }                                                                                                             \
   /* D[64, 64] (+)= A[64, 16] B[16, 64], both in shared memory, K-major. */                                     \
   __device__ __forceinline__ void wgmma_ss_n64(TYPE, float (&d)[32], uint64_t a, uint64_t b, bool accumulate) { \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                                   \

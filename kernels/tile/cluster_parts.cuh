@@ -8,7 +8,7 @@
 #include "../ptx/cluster.cuh"
 #include "../ptx/control.cuh"
 #include "../ptx/math.cuh"
-#include "few_scores.cuh"
+#include "few_softmax.cuh"
 #include "numbers.cuh"
 #include "shared_map.cuh"
 
@@ -125,7 +125,7 @@ __device__ __forceinline__ void leave_numbers(PartOfHalves, const FewAccumulator
 
 template <class Map, class Part>
 __device__ __forceinline__ void leave_part(const FewAccumulators<Map::kRows>& o, int first, int half, uint8_t* part,
-                                           FewControl& control, int kept = -1) {
+                                           FewControl& control, int kept) {
   leave_numbers<Map>(Part(), o, first, half, part, control, kept);
   const int thread = warpgroup_thread();
   if (half != 0 || thread >= kPartRows) return;

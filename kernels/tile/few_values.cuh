@@ -9,7 +9,7 @@
 #include "../ptx/math.cuh"
 #include "../ptx/mbarrier.cuh"
 #include "../ptx/wgmma.cuh"
-#include "few_scores.cuh"
+#include "few_softmax.cuh"
 #include "last_adds.cuh"
 #include "masking.cuh"
 #include "merge_parts.cuh"

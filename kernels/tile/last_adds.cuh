@@ -11,7 +11,7 @@
 #include "../ptx/control.cuh"
 #include "../ptx/global.cuh"
 #include "../ptx/math.cuh"
-#include "few_scores.cuh"
+#include "few_softmax.cuh"
 #include "merge_parts.cuh"
 #include "shared_map.cuh"
 #include "split_unit.cuh"
@@ -24,7 +24,7 @@ constexpr int kMostLast = FM_FEW_PARTS;  // parts
 
 template <class Map>
 struct LastAdds {
-  static constexpr bool kExists = Map::kSplits && !kSharesTiles<Map> && (Map::kRaw || !Map::kCodes);  // the last are short of registers
+  static constexpr bool kExists = Map::kFewRows && !kSharesTiles<Map> && (Map::kRaw || !Map::kCodes);  // the last are short of registers
   static constexpr bool kAhead = Map::kRows == 16;  // numbers are asked for before weights are known
   static constexpr int kAtOnce = kAhead && Map::kRaw ? 2 : 1;  // pairs of columns that are under way
   // Parts are stored for the L2 to keep them until they are added up, and discarded then, where they are whole lines, so that they are not
@@ -102,6 +102,36 @@ struct FewParts {
   }
 };
 
+// This thread's numbers of a part, in its slot: block_thread() - 128 is `thread`.
+template <class Map>
+__device__ __forceinline__ float4* numbers_of_part(const FmDecodeParams& p, const RowBlock& of, int thread) {
+  return reinterpret_cast<float4*>(p.partial_out + slot_row<Map>(p, of, 0) * kLatent) + thread;
+}
+
+// Leaves a part for the CTA that comes last.
+template <class Map>
+__device__ __forceinline__ void leave_for_last(const FmDecodeParams& p, const RowBlock& r, const FewAccumulators<Map::kRows>& o,
+                                               int thread) {
+  using Last = LastAdds<Map>;
+  float4* to = numbers_of_part<Map>(p, r, thread);
+#pragma unroll
+  for (int i = 0; i < FewLayout<Map::kRows>::kColumns / 2; ++i)
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+      const float* v = &o[m][4 * i];
+      const float4 numbers = make_float4(v[0], v[1], v[2], v[3]);
+      if constexpr (Last::kDiscards)
+        store_kept(to + (i * 4 + m) * 256, numbers);
+      else
+        to[(i * 4 + m) * 256] = numbers;
+    }
+  named_barrier<kAddBarrier, 256>();
+  if (thread == 0) {
+    fence_gpu();
+    atomic_add(Last::there(p, r), 1);
+  }
+}
+
 // By both values warpgroups, `o` being normalised and control.pieces what come() has returned. `store(r, i, numbers)` stores finished
 // numbers: those of all blocks that the thread has in columns 2 i and 2 i + 1 of its accumulators.
 template <class Map, class Store>
@@ -114,29 +144,7 @@ __device__ __forceinline__ void finish_or_leave(const FmDecodeParams& p, int ite
   if constexpr (Map::kSteps) r.parts = unit_parts(r);
   const int thread = block_thread() - 128, lane = thread % 32;
   named_barrier<kAddBarrier, 256>();
-  const auto part = [&](const RowBlock& of) {
-    return reinterpret_cast<float4*>(p.partial_out + slot_row<Map>(p, of, 0) * kLatent) + thread;
-  };
-  if (control.pieces + 1 < r.parts) {
-    float4* to = part(r);
-#pragma unroll
-    for (int i = 0; i < kColumnPairs; ++i)
-#pragma unroll
-      for (int m = 0; m < 4; ++m) {
-        const float* v = &o[m][4 * i];
-        const float4 numbers = make_float4(v[0], v[1], v[2], v[3]);
-        if constexpr (Last::kDiscards)
-          store_kept(to + (i * 4 + m) * 256, numbers);
-        else
-          to[(i * 4 + m) * 256] = numbers;
-      }
-    named_barrier<kAddBarrier, 256>();
-    if (thread == 0) {
-      fence_gpu();
-      atomic_add(Last::there(p, r), 1);
-    }
-    return;
-  }
+  if (control.pieces + 1 < r.parts) return leave_for_last<Map>(p, r, o, thread);
   RowBlock first = r;
   first.slot = __ldcg(&p.merges[r.merge].first_slot);
   const int own = r.slot - first.slot;
@@ -151,7 +159,7 @@ __device__ __forceinline__ void finish_or_leave(const FmDecodeParams& p, int ite
     if (thread == 0) p.merges[r.merge].come = 0, *Last::there(p, r) = 0;
   };
   if (!Last::kAhead) weigh();
-  float4* parts = part(first);
+  float4* parts = numbers_of_part<Map>(p, first, thread);
   const int others[2] = {own == 0, r.parts == 2 ? -1 : own == 2 ? 1 : 2};
 #pragma unroll
   for (int base = 0; base < kColumnPairs; base += Last::kAtOnce) {

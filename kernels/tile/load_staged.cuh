@@ -185,6 +185,18 @@ struct StagedRows {
   }
 };
 
+// Hands on the warp's rows of two blocks, `first` and `second`: to the other CTA, too, if the two share.
+template <class Map>
+__device__ __forceinline__ void hand_on(uint32_t first, uint32_t second, const uint64_t& full) {
+  fence_async_shared();
+  if constexpr (Map::kShare == 2) {
+    __syncwarp();
+    send_to_pair(first, second, kGroupBytes, shared_address(&full), cluster_rank() ^ 1);
+  } else {
+    arrive_once_per_warp(shared_address(&full));
+  }
+}
+
 template <int QkDim, class Map>
 __device__ __forceinline__ void load_staged(const FmDecodeParams& p, const FirstItem& first, uint32_t smem, DecodeControl& control) {
   using Rows = StagedRows<Map>;
@@ -264,14 +276,7 @@ __device__ __forceinline__ void load_staged(const FmDecodeParams& p, const First
           store_shared_bytes<1>(bits + rank * kLoadingWarps + TokenWarps<Map>::warp(), present >> Rows::lane() * kPieceRows);
         }
       }
-      fence_async_shared();
-      const uint32_t full = shared_address(&control.block_full[block[1]]);
-      if constexpr (kPairs) {
-        __syncwarp();
-        send_to_pair(group + block_offset(block[0]), group + block_offset(block[1]), kGroupBytes, full, cluster_rank() ^ 1);
-      } else {
-        arrive_once_per_warp(full);
-      }
+      hand_on<Map>(group + block_offset(block[0]), group + block_offset(block[1]), control.block_full[block[1]]);
     };
     convert_half(zero);
     begin_next();

@@ -122,7 +122,7 @@ __device__ __forceinline__ void load_tiles_tma(const FmDecodeParams& p, const CU
   const uint32_t ctas = has_turn(p, warp()) ? (1u << p.multicast) - 1 : 0;
   const uint64_t policy = tile_policy<Map>(p);
   TilePlace<Map> place;
-  InStep step(Map::kSplits && warp() == 0 && leader && first.exists() && !is_short(first.block) && !p.waits_aside);
+  InStep step(Map::kFewRows && warp() == 0 && leader && first.exists() && !is_short(first.block) && !p.waits_aside);
   // Waits for the tile's place, unless it is the CTA's first; held() before its latent block.
   const auto load_tile = [&](int kv_head, const TileBox& box, bool waits, auto held) {
     const uint32_t boxes = __ballot_sync(~0u, box.page >= 0);
@@ -142,15 +142,16 @@ __device__ __forceinline__ void load_tiles_tma(const FmDecodeParams& p, const CU
     const uint32_t full = shared_address(&control.block_full[block]);
     if (waits) mbarrier_wait(shared_address(&control.block_empty[block]), place.block_parity(warp()) ^ 1);
     held();
-    if (leader) mbarrier_arrive_expect(full, 2 * box_bytes(p, boxes));
+    if (leader) mbarrier_arrive_expect(full, FM_LATENT_BOX_CHUNKS * box_bytes(p, boxes));
     __syncwarp();
-    box.load(p, latent_map, kv_head * p.head_chunks_nope + 2 * warp(), smem + block_offset(block), 2, full, ctas, policy);
+    box.load(p, latent_map, kv_head * p.head_chunks_nope + FM_LATENT_BOX_CHUNKS * warp(), smem + block_offset(block),
+             FM_LATENT_BOX_CHUNKS, full, ctas, policy);
     place.advance();
   };
   // The first tile of few rows: all but its pages is found before earlier launches are waited for. With 64 rows Q is needed first.
   int window = -1;
   const RowBlock& block = first.block;
-  const bool begins = Map::kSplits && first.exists() && !block.empty();
+  const bool begins = Map::kFewRows && first.exists() && !block.empty();
   const int* entry = begins ? window_entry(p, block, block.tile_begin) : nullptr;
   asm volatile("" : "+l"(entry));
   wait_for_earlier_launches();
@@ -159,7 +160,7 @@ __device__ __forceinline__ void load_tiles_tma(const FmDecodeParams& p, const CU
     load_tile(block.kv_head, locate_box(p, block.tile_begin, window), false, [] {});
   }
   for_each_row_block<Map>(p, first, [&](int item, const RowBlock& r) {
-    const bool begun = Map::kSplits && item == first.number;
+    const bool begun = Map::kFewRows && item == first.number;
     if (!begun) window = page_window<false>(p, r, r.tile_begin);
     const int one_by_one = r.tile_begin + tiles_one_by_one<Map>(p, r, begun);
 #pragma unroll 1
@@ -167,7 +168,7 @@ __device__ __forceinline__ void load_tiles_tma(const FmDecodeParams& p, const CU
       if (tile * (kTileTokens >> opaque(p.box_shift)) % 32 == 0) window = page_window<false>(p, r, tile);
       load_tile(r.kv_head, locate_box(p, tile, window), true, [&] {
         if (holds_tiles<Map>(p, r) && item == first.number && tile == r.tile_begin + 1) named_barrier<kQueryBarrier, 256>();
-        if (Map::kSplits && tile < one_by_one && tile != r.tile_begin) {
+        if (Map::kFewRows && tile < one_by_one && tile != r.tile_begin) {
           const TilePlace<Map> before = place.before();
           mbarrier_wait(shared_address(&control.block_full[before.block(warp())]), before.block_parity(warp()));
         }
@@ -188,7 +189,7 @@ __device__ __forceinline__ void prefetch_tile(const FmDecodeParams& p, const CUt
   const TileBox box = locate_box(p, r.tile_begin, page_window<true>(p, r, r.tile_begin));
   if (box.page < 0 || !has_turn(p, warp)) return;
   if (QkDim > kLatent && warp == 0) tma_prefetch_5d(rope_map, 0, 0, r.kv_head * p.head_chunks_rope, box.group, box.page);
-  tma_prefetch_5d(latent_map, 0, 0, r.kv_head * p.head_chunks_nope + 2 * warp, box.group, box.page);
+  tma_prefetch_5d(latent_map, 0, 0, r.kv_head * p.head_chunks_nope + FM_LATENT_BOX_CHUNKS * warp, box.group, box.page);
 }
 
 }  // namespace fm

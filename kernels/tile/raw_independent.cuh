@@ -15,7 +15,7 @@
 #include "../ptx/math.cuh"
 #include "../ptx/mbarrier.cuh"
 #include "../ptx/shared.cuh"
-#include "few_scores.cuh"
+#include "few_softmax.cuh"
 #include "few_values.cuh"
 #include "merge_parts.cuh"
 #include "raw_map.cuh"
@@ -49,7 +49,7 @@ __device__ __forceinline__ bool weigh_own_tile(RawState<Map>& state, float (&add
 
 // What a warpgroup's sums and accumulators of a row are to be multiplied with, so that they are relative to the higher one of both
 // references. A warpgroup without a reference has only zeros.
-template <class Map, class Control>
+template <class Control>
 __device__ __forceinline__ float own_factor(const Control& control, int own, int row) {
   const float minus = control.own[own].row[row].y;
   return exp2_approx(fminf(minus, control.own[1 - own].row[row].y) - minus);
@@ -73,7 +73,7 @@ __device__ __forceinline__ void finish_independent_rows(const FmDecodeParams& p,
     float sum = 0.f;
     if (!r.empty())
 #pragma unroll
-      for (int i = 0; i < 2; ++i) sum += own_factor<Map>(control, i, thread) * state.found(control.own[i].warp_top, thread, add);
+      for (int i = 0; i < 2; ++i) sum += own_factor(control, i, thread) * state.found(control.own[i].warp_top, thread, add);
     const float reference = -fminf(control.own[0].row[thread].y, control.own[1].row[thread].y);
     leave_raw_row<Map>(p, r, thread, reference, sum, control, [&] {
       const float peak = found_peak(control.own[0], thread);
@@ -90,7 +90,7 @@ __device__ __forceinline__ void finish_independent_rows(const FmDecodeParams& p,
   }
   float factor[Layout::kColumns];  // number i of a block is in column i / 4 * 2 + i % 2
 #pragma unroll
-  for (int c = 0; c < Layout::kColumns; ++c) factor[c] = own_factor<Map>(control, own, Layout::row(c, thread % 32));
+  for (int c = 0; c < Layout::kColumns; ++c) factor[c] = own_factor(control, own, Layout::row(c, thread % 32));
   // A thread's numbers are for the same thread of the other warpgroup.
   const uint32_t slot = smem + Map::kQueryOffset + thread * 16, from = slot + own * kHalfBytes, to = slot + (1 - own) * kHalfBytes;
 #pragma unroll

@@ -46,8 +46,8 @@ __device__ __forceinline__ int lane_token(int token) {
 template <int Rows, int QkDim, bool Bare, bool Fine, int Cluster>
 struct RawMap {
   static constexpr bool kBare = Bare, kFine = Fine;
-  static constexpr int kCluster = Cluster, kShare = 0, kQkDim = QkDim, kRows = Rows, kPlaces = Rows == kTileRows ? 3 : 4;
-  static constexpr bool kTokens = true, kCodes = true, kRaw = true, kPeaks = true, kSplits = Rows < kTileRows,
+  static constexpr int kCluster = Cluster, kShare = 0, kRows = Rows, kPlaces = Rows == kTileRows ? 3 : 4;
+  static constexpr bool kTokens = true, kCodes = true, kRaw = true, kPeaks = true, kFewRows = Rows < kTileRows,
                         kHandsQueryOn = false, kShortOfRegisters = true;
   static constexpr bool kSteps = false;
   // Whether 64 rows have up to 64 pieces (split_rows.cuh). With scales the compiler orders the loop of tiles anew then: b=128 takes 3 to 5 % longer.
@@ -62,7 +62,7 @@ struct RawMap {
   // Whether it is found while a cluster's parts are waited for where rows go: worth 4 % for few requests, and 1 % for `fp8` with
   // 16 rows, but of rows of 576 with scales the compiler orders the loop anew then (4 % longer).
   static constexpr bool kEarlyEnds = Rows == 16 && !kFloatScaled;
-  static constexpr bool kSumsOfBlocks = kFloatScaled && kSplits;  // where those have mantissas (raw_products.cuh)
+  static constexpr bool kSumsOfBlocks = kFloatScaled && kFewRows;  // where those have mantissas (raw_products.cuh)
   // What rows mostly count in, as a power of two, and the units of others are relative to. Halves hold all bits of codes with float32
   // scales of 2^-15 up to 2^-3 that count in 2^-10, of codes with powers of two of 2^-14 up to 2 that count in one.
   static constexpr int kUnitLog2 = kFloatScaled ? -10 : 0;
@@ -70,9 +70,9 @@ struct RawMap {
   static constexpr int kKeyGroups = (kBare ? QkDim : kLatent) / 32;  // of 32 columns of K that are codes
   // How much is under way at a time, as registers allow: groups of 32 columns of K that are multiplied while the next ones are
   // converted, and groups of products of V, each with a block of 64 columns; groups and pairs of blocks whose codes are being loaded.
-  static constexpr int kKeysAhead = kSplits && !kTight ? 4 : 2, kKeyCodesAhead = Rows == 16 && !kBare ? 1 : 2;
+  static constexpr int kKeysAhead = kFewRows && !kTight ? 4 : 2, kKeyCodesAhead = Rows == 16 && !kBare ? 1 : 2;
   static constexpr int kValuesTogether = Rows == 16 ? 1 : 2, kValuesAhead = 4 / kValuesTogether;
-  static constexpr int kValueCodesAhead = kSplits && !kTight ? 3 : 2;
+  static constexpr int kValueCodesAhead = kFewRows && !kTight ? 3 : 2;
   // Of a row: an odd multiple of 16, for ldmatrix.
   static constexpr uint32_t kRowBytes =
       kBare ? QkDim + FM_BARE_ROW_GAP : kHasRope ? FM_RAW_ROW_BYTES_576 : kFine ? kLatent + 16 : FM_RAW_ROW_BYTES_512;
@@ -86,7 +86,7 @@ struct RawMap {
   static constexpr uint32_t kWeightsOffset = QkDim / 64 * kQueryChunkBytes;
   static constexpr uint32_t kPartOffset = 0;
   static constexpr uint32_t kWeightsEnd = kWeightsOffset + kPlaces * kQueryChunkBytes;
-  static constexpr uint32_t kUsedBefore = kSplits && kPartBytes > kWeightsEnd ? kPartBytes : kWeightsEnd;
+  static constexpr uint32_t kUsedBefore = kFewRows && kPartBytes > kWeightsEnd ? kPartBytes : kWeightsEnd;
   static constexpr uint32_t kCodesOffset = kSwizzled ? (kUsedBefore + kAtomBytes - 1) / kAtomBytes * kAtomBytes : kUsedBefore;
   static constexpr bool kTwice = Rows == kTileRows && !kHasRope && !kFine;  // scales of K are stored twice
   using Scales = RawScales<kGroups, kTwice>;

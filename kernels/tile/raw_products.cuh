@@ -15,19 +15,12 @@
 #include "../ptx/shared.cuh"
 #include "../ptx/wgmma.cuh"
 #include "codes.cuh"
-#include "few_scores.cuh"
+#include "few_softmax.cuh"
 #include "raw_fragments.cuh"
 #include "raw_map.cuh"
 #include "shared_map.cuh"
 
 namespace fm {
-
-// One k16 step of S^T += K Q^T.
-template <class M, class Map>
-__device__ __forceinline__ void multiply_keys(float (&s)[Map::kRows / 2], const uint32_t (&keys)[4], uint64_t query,
-                                              bool accumulate) {
-  wgmma_rs(M(), s, keys, query, accumulate);
-}
 
 // The first column of k16 step k of a group. Where blocks have sums of their own, steps take turns with these.
 template <bool Blocks, int Group>
@@ -144,8 +137,7 @@ __device__ __forceinline__ void multiply_rope(float (&s)[Map::kRows / 2], uint64
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 2; ++k)
-      multiply_keys<T, Map>(s, keys[i].a[k], q + (8 * Map::kQueryChunkBytes + i * 64 + k * 32) / 16,
-                            add || i + k > 0);
+      wgmma_rs(T(), s, keys[i].a[k], q + (8 * Map::kQueryChunkBytes + i * 64 + k * 32) / 16, add || i + k > 0);
     wgmma_commit();
   }
 }
@@ -191,8 +183,8 @@ __device__ __forceinline__ void multiply_group(KeySums<Map, Blocks>& s, KeyFragm
 #pragma unroll
   for (int k = 0; k < 2; ++k) {
     const int column = key_column<Blocks, Group>(k), turn = 2 * Group + k;
-    multiply_keys<M, Map>(s[turn % kTurns<Map, Blocks>], own.a[k],
-                          q + (column / 64 * Map::kQueryChunkBytes + column % 64 * 2) / 16, turn >= kTurns<Map, Blocks>);
+    wgmma_rs(M(), s[turn % kTurns<Map, Blocks>], own.a[k],
+             q + (column / 64 * Map::kQueryChunkBytes + column % 64 * 2) / 16, turn >= kTurns<Map, Blocks>);
   }
   wgmma_commit();
 }

@@ -84,7 +84,7 @@ template <int QkDim, class Map, class Control>
 __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const RowMaps& maps, const FirstItem& first_item,
                                              uint32_t smem, Control& control) {
   const int warp = TokenWarps<Map>::warp(), lane = TokenWarps<Map>::lane();
-  const bool shared = !Map::kSplits && p.multicast > 1;
+  const bool shared = !Map::kFewRows && p.multicast > 1;
   constexpr uint16_t kBoth = 3;
   const auto policy = [&] { return opaque(p.reads_once) ? kEvictFirst : kEvictNormal; };  // of boxes; registers are short
   RawPlace<Map> place;
@@ -104,7 +104,7 @@ __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const RowM
     const uint32_t to = Map::row(smem, at, 32 * warp + lane);
     const uint32_t present = __ballot_sync(~0u, token.page >= 0);
     const uint8_t* from = nullptr;
-    if constexpr (Map::kSplits) {  // found while the place is waited for
+    if constexpr (Map::kFewRows) {  // found while the place is waited for
       from = row_at(kv, token);
       asm volatile("" : "+l"(from));
     }
@@ -114,7 +114,8 @@ __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const RowM
       control.format[at] = format;
     }
     if (p.box_shift >= 0) {
-      const int rows = 1 << p.box_shift;  // of a warp's 32
+      static_assert(FM_RAW_BOX_ROWS <= 32, "boxes of a warp's rows");
+      const int rows = 1 << p.box_shift;
       const bool first = lane % rows == 0 && token.page >= 0;
       const int boxes = __popc(__ballot_sync(~0u, first));
       if (lane == 0) mbarrier_arrive_expect(barrier, boxes * rows * (Map::kSwizzled ? QkDim : Map::kRowBytes));
@@ -137,13 +138,13 @@ __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const RowM
       if (lane == 0) mbarrier_arrive_expect(barrier, __popc(present) * bytes);
       __syncwarp();
       if (!Map::kHasRope && !Map::kBare) {
-        if (token.page >= 0) ask_for_scales<Map>(format, to, (Map::kSplits ? from : row_at(kv, token)) + scales_after(kv, token.offset));
-        if (!Map::kSplits) asm volatile("" : "+r"(token.page), "+r"(token.offset));  // the row is found anew: registers
+        if (token.page >= 0) ask_for_scales<Map>(format, to, (Map::kFewRows ? from : row_at(kv, token)) + scales_after(kv, token.offset));
+        if (!Map::kFewRows) asm volatile("" : "+r"(token.page), "+r"(token.offset));  // the row is found anew: registers
       }
-      const bool together = Map::kSplits && present == ~0u;
+      const bool together = Map::kFewRows && present == ~0u;
       if (together) ask_for_32_rows(uniform(to), Map::kRowBytes, from, bytes, barrier);
       if (token.page >= 0) {
-        if (!Map::kSplits) from = row_at(kv, token);
+        if (!Map::kFewRows) from = row_at(kv, token);
         if (!shared && !together)
           bulk_load(to, from, bytes, barrier);
         else if (shared && lane / 16 == (int)cluster_rank())
@@ -453,7 +454,7 @@ __device__ __forceinline__ void prepare_rows(const FmDecodeParams& p, const Firs
     arrive_once_per_warp(shared_address(&control.rest_full(at)));
     place.advance();
   };
-  if constexpr (Map::kSplits) {
+  if constexpr (Map::kFewRows) {
     for_each_row_block<Map>(p, first, [&](int, const RowBlock& r) {
 #pragma unroll 1
       for (int tiles = r.tile_end - r.tile_begin; tiles > 0; --tiles) prepare_next();
@@ -476,7 +477,7 @@ __device__ __forceinline__ void load_raw_tiles(const FmDecodeParams& p, const Ro
       prepare_rows<T, Map>(p, first, smem, control);
   };
   // What comes first lies first in the instruction cache, which is worth 1 to 3 %, either way (docs/tried-sparse.md, "Instructions").
-  if constexpr (Map::kSplits) {
+  if constexpr (Map::kFewRows) {
     if (!asks)
       prepare();
     else

@@ -13,7 +13,7 @@
 #include "../ptx/mbarrier.cuh"
 #include "../ptx/shared.cuh"
 #include "../ptx/wgmma.cuh"
-#include "few_scores.cuh"
+#include "few_softmax.cuh"
 #include "last_adds.cuh"
 #include "few_values.cuh"
 #include "merge_parts.cuh"
@@ -315,7 +315,7 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
         }
         const auto used = [&] {
           const uint32_t empty = shared_address(&control.tile_empty[before]);
-          if constexpr (Map::kSplits) {
+          if constexpr (Map::kFewRows) {
             if (lane() == 0) mbarrier_arrive(empty);
           } else {
             if (lane() < p.multicast) mbarrier_arrive_at(empty, lane());
@@ -343,7 +343,7 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
     if constexpr (LastAdds<Map>::kExists)
       if (r.slot >= 0 && LastAdds<Map>::comes()) come = LastAdds<Map>::come(p, r.merge, r.parts);
     finish_raw_rows<Map>(p, r, state, smem, place.at(), control, own());
-    if constexpr (Map::kSplits) {
+    if constexpr (Map::kFewRows) {
       finish_few_raw_rows<T, Map>(p, r, item, o, own, smem, control, come, parts_parity);
     } else if (r.slot < 0) {
       store_raw_rows<T, Map>(p, o, own(), control);

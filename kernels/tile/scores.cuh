@@ -77,7 +77,7 @@ __device__ __forceinline__ void multiply_step(float (&s)[32], const QueryFragmen
                                               Operand q_shared, uint32_t step, Operand keys, uint32_t from, bool accumulate) {
   const uint64_t b = keys.at(from + step * 32);
   if constexpr (Chunk < Map::kRegisterChunks)
-    wgmma_rs_n64(T(), s, q.at[Chunk][step], b, accumulate);
+    wgmma_rs(T(), s, q.at[Chunk][step], b, accumulate);
   else
     wgmma_ss_n64(T(), s,
                  q_shared.at(Chunk % Map::kQuerySlots * kRopeBytes + step * 32), b, accumulate);

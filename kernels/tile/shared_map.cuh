@@ -23,7 +23,7 @@ namespace fm {
 
 constexpr int kTileTokens = FM_TILE_TOKENS;
 constexpr int kTileRows = FM_TILE_ROWS;
-constexpr int kLatent = 512;  // width of the latent part, which is also V
+constexpr int kLatent = FM_LATENT;
 constexpr int kBlockWidth = 128;
 constexpr int kTileBlocks = kLatent / kBlockWidth;
 constexpr int kMostBlocks = 11;
@@ -121,7 +121,7 @@ struct SharedMap : Sizes {
   // Of single tokens: whether their loader takes registers that other roles could use.
   static constexpr bool kShortOfRegisters = (Sizes::kTokens && (Sizes::kCodes || kRows == kTileRows)) || (Steps && kRows == 32);
   static constexpr bool kManyPieces = !Sizes::kCodes;  // whether 64 rows have up to 64 pieces (split_rows.cuh)
-  static constexpr bool kSplits = kRows < kTileRows;  // few rows: there are kernels of which CTAs of a cluster share the tiles of an item
+  static constexpr bool kFewRows = kRows < kTileRows;  // there are kernels of which CTAs of a cluster share the tiles of an item
   static constexpr int kCluster = Cluster;
   static constexpr bool kSteps = Steps;
   static constexpr bool kStoresSteps = Steps && kRows == kTileRows;  // each in a slot
@@ -149,9 +149,9 @@ struct SharedMap : Sizes {
   static constexpr int kQuerySlots = kSharedChunks + (Sizes::kShare > 0 ? 0 : 1);  // and one of the rope part
   static constexpr uint32_t kQueryBytes = kQuerySlots * kQueryChunkBytes;
   // Whether the part takes the place of Q, which the values role then hands on: with 32 rows that makes room for two more blocks.
-  static constexpr bool kHandsQueryOn = kSplits && kPartBytes <= kQueryBytes;
+  static constexpr bool kHandsQueryOn = kFewRows && kPartBytes <= kQueryBytes;
   static constexpr uint32_t kPartOffset = kQueryOffset + (kHandsQueryOn ? 0 : kQueryBytes);
-  static constexpr uint32_t kUnitsOffset = kQueryOffset + kQueryBytes + (kSplits && !kHandsQueryOn ? kPartBytes : 0);
+  static constexpr uint32_t kUnitsOffset = kQueryOffset + kQueryBytes + (kFewRows && !kHandsQueryOn ? kPartBytes : 0);
   static constexpr uint32_t kStageOffset = kUnitsOffset + (Sizes::kCodes ? sizeof(Units) : 0);
   static constexpr uint32_t kControlOffset = kStageOffset + stage_bytes<Sizes>();
   static_assert(kBlocks <= kMostBlocks && (!Sizes::kCodes || kRopes == Units::kTiles));
@@ -175,7 +175,9 @@ struct DecodeControl {
   int first_masked;               // scores only: from this tile on, some row of the block does not see every token
   int first_shared;               // and this one on, some tokens are seen by some rows and not by others
   alignas(8) float result[kTileRows];  // what the accumulated rows are multiplied with at the end
-  uint32_t pieces;                // values: of a split unit's rows, that this CTA adds up, or of many parts that have been given up; last_adds.cuh: how many CTAs have come before
+  // values: of a split unit's rows, that this CTA adds up, or of many parts that have been given up; last_adds.cuh: how many CTAs
+  // have come before
+  uint32_t pieces;
   int own_piece;                  // values: of many parts, this CTA's own piece; -1: it has given that up, or has none
 };
 

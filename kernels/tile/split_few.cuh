@@ -1,6 +1,6 @@
 // How the parts of a split unit are added up in a CTA of 16 or 32 rows (split_unit.cuh has the rest). A slot has the rows one
-// after another (of few parts of single CTAs: last_adds.cuh). Where a cluster shares an item's tiles, each of its CTAs has a share of every 16 rows (merge_parts.cuh), of
-// which it adds up the parts with the CTAs in the same place of the other clusters.
+// after another (of few parts of single CTAs: last_adds.cuh). Where a cluster shares an item's tiles, each of its CTAs has a share
+// of every 16 rows (merge_parts.cuh), of which it adds up the parts with the CTAs in the same place of the other clusters.
 #pragma once
 #include <stdint.h>
 

@@ -102,7 +102,7 @@ template <class Map>
 __device__ __forceinline__ SplitUnit load_split_unit(const FmDecodeParams& p, const RowBlock& r) {
   FmMerge* merge = p.merges + r.merge;
   const int4 v = load_once(reinterpret_cast<const int4*>(&merge->q_len));  // first_slot and parts are in it
-  const unsigned block = Map::kSplits ? cluster_rank() : (unsigned)r.block;
+  const unsigned block = Map::kFewRows ? cluster_rank() : (unsigned)r.block;
   return {{merge, block, v.z, turn_of(*merge, block)}, r.slot - v.y, next_worker_item(p)};
 }
 
@@ -124,7 +124,6 @@ __device__ __forceinline__ RowBlock left_row_block(const FmDecodeParams& p, cons
   };
   return row_block_of<Map>(p, load(0), load(1), load(2));
 }
-template <class Map>
 __device__ __forceinline__ SplitUnit left_split_unit(const FmDecodeParams& p, const WideControl& control) {
   const uint4 v = load_shared_4(shared_address(&control.item[2]));  // slot, merge, main_len, parts
   const int part = load_shared_word(shared_address(&control.part));

@@ -94,7 +94,7 @@ struct TileCursor {
   __device__ __forceinline__ bool has_tiles(const FmDecodeParams& p, const RowBlock& r) {
     // main_len is never negative. It is looked at so that none of the plan's numbers is on its way where ways meet: ptxas waits
     // there for a register that one of them has asked for, and with it for the next tile's entries.
-    const bool own = (Map::kSplits || r.row_begin < r.rows || p.multicast > 1) && r.main_len >= 0;
+    const bool own = (Map::kFewRows || r.row_begin < r.rows || p.multicast > 1) && r.main_len >= 0;
     left = own ? max(r.tile_end - r.tile_begin, 0) : 0;
     return left > 0;
   }

@@ -83,7 +83,7 @@ __device__ __forceinline__ void finish_part_in_two(const FmDecodeParams& p, int 
   const auto thread = [] { return block_thread() - 128; };
   const auto own = [&] { return left_row_block<Map>(p, control); };
   const auto part = [&] {
-    const SplitUnit unit = left_split_unit<Map>(p, control);
+    const SplitUnit unit = left_split_unit(p, control);
     return PartInTwo{unit, item + 1 >= unit.next_worker};
   };
   const auto other_part = [&] {

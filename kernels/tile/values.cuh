@@ -332,7 +332,7 @@ __device__ __forceinline__ void accumulate_values(const FmDecodeParams& p, const
           [&](const RowBlock& r) { load_partial_result<Map>(p, r, o[1], quarter(half, 1)); });
     } else {
       store_partial_halves<Map>(p, r, o, half, last);
-      finish_part_of_pairs<T, Map>(p, item, control, [&] { return left_split_unit<Map>(p, control); });
+      finish_part_of_pairs<T, Map>(p, item, control, [&] { return left_split_unit(p, control); });
     }
   });
 }

@@ -1,7 +1,7 @@
 // What weights count in where V is converted to half: P x (the unit of the token's row) is stored as a half, times a factor
 // of each query row's own, so that the largest weight of a tile becomes 2^10 or a little more or less. The factor moves, as
 // the softmax's reference does, when it is off by more than some slack; accumulators move with it. 64 rows; few rows have
-// the same in their softmax state (few_scores.cuh).
+// the same in their softmax state (few_softmax.cuh).
 #pragma once
 #include <stdint.h>
 

@@ -71,7 +71,7 @@ __device__ __forceinline__ int page_offset(const FmKvCache& kv, int token) { ret
 template <class Map>
 __device__ __forceinline__ RowBlock row_block_of(const FmDecodeParams& p, int4 a, int4 b, int4 c) {
   RowBlock r;
-  r.block = Map::kSplits ? 0 : cta_of_team();
+  r.block = Map::kFewRows ? 0 : cta_of_team();
   r.request = a.x, r.kv_head = a.y, r.row_begin = a.z + r.block * Map::kRows, r.q_begin = a.w;
   r.q_len = b.x, r.seq_len = min(b.y, p.max_tokens), r.tile_begin = b.z, r.tile_end = b.w,
   r.slot = Map::kCluster == kMostCluster ? -1 : c.x, r.merge = c.y, r.main_len = c.z;
@@ -122,7 +122,7 @@ __device__ __forceinline__ FirstItem load_first_item(const FmDecodeParams& p) {
 constexpr int kQueryBarrier = 4;  // named barrier of scores and loader
 template <class Map>
 __device__ __forceinline__ bool holds_tiles(const FmDecodeParams& p, const RowBlock& first) {
-  return !Map::kSplits && !Map::kTokens && !p.waits_aside && first.tile_end - first.tile_begin > 1;
+  return !Map::kFewRows && !Map::kTokens && !p.waits_aside && first.tile_end - first.tile_begin > 1;
 }
 
 // Calls body(item, row block) for each item of this CTA's worker; items whose rows do not reach this CTA's block are
@@ -133,14 +133,14 @@ __device__ __forceinline__ void for_each_row_block(const FmDecodeParams& p, cons
   if constexpr (Map::kShortOfRegisters) {  // read anew
     for (int item = load_once(worker_items(p)); item < next_worker_item(p); ++item) {
       const RowBlock r = load_row_block<Map>(p, item);
-      if (Map::kSplits || r.row_begin < r.rows || p.multicast > 1) body(item, r);
+      if (Map::kFewRows || r.row_begin < r.rows || p.multicast > 1) body(item, r);
     }
     return;
   }
   if (!first.exists()) return;
   RowBlock r = first.block;
   for (int item = first.number;;) {
-    if (Map::kSplits || r.row_begin < r.rows || p.multicast > 1) body(item, r);
+    if (Map::kFewRows || r.row_begin < r.rows || p.multicast > 1) body(item, r);
     if (++item >= next_worker_item(p)) break;
     r = load_row_block<Map>(p, item);
   }
@@ -150,7 +150,7 @@ __device__ __forceinline__ void for_each_row_block(const FmDecodeParams& p, cons
 // body's end, and calls use(it) if there is one.
 template <class Map, bool Ahead, class Body>
 __device__ __forceinline__ void for_each_row_block_ahead(const FmDecodeParams& p, const FirstItem& first, Body body) {
-  static_assert(Map::kSplits, "no item is left out");
+  static_assert(Map::kFewRows, "no item is left out");
   if constexpr (!Ahead) {
     for_each_row_block<Map>(p, first, [&](int item, const RowBlock& r) { body(item, r, [](auto) {}); });
     return;

@@ -7,7 +7,7 @@ use ferromla_format::LAYOUTS;
 use crate::dtype::{DType, KvFormat};
 use crate::error::Result;
 use crate::params::{
-    FM_OFFSETS_THREADS, FmAppendParams, FmByteCache, FmDequantiseParams, FmGatherParams,
+    FM_LATENT, FM_OFFSETS_THREADS, FmAppendParams, FmByteCache, FmDequantiseParams, FmGatherParams,
     FmOffsetsParams, FmQuantiseParams, FmTokenSource,
 };
 use crate::problem::{
@@ -19,6 +19,9 @@ use crate::view::Stream;
 use super::engine::{Engine, Launch};
 use super::kernel::{Kernel, Numbers};
 use super::ops::{pointer, rows_launch};
+
+// Kernels are compiled for it.
+const _: () = assert!(NOPE_DIM == FM_LATENT as i64);
 
 fn two(part: &Strided<3>) -> [i64; 2] {
     [part.strides[0], part.strides[1]]
@@ -89,9 +92,7 @@ fn append_params(problem: &AppendProblem, cache_rows: &TwoParts<3>) -> FmAppendP
         tokens: problem.tokens,
         num_pages: cache.num_pages.into(),
         page_size: cache.page_size,
-        nope_dim: NOPE_DIM as i32,
         rope_dim: rope_dim(cache),
-        reserved: 0,
     }
 }
 
@@ -246,10 +247,8 @@ fn gather_params(problem: &GatherProblem, cache_rows: &TwoParts<3>) -> FmGatherP
         out_stride: problem.out.strides[0],
         tokens: problem.tokens,
         num_pages: cache.num_pages.into(),
-        nope_dim: NOPE_DIM as i32,
         rope_dim: rope_dim(cache),
         source_fp16: (cache.format == KvFormat::Fp16).into(),
-        reserved: 0,
     }
 }
 

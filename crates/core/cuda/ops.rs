@@ -110,7 +110,7 @@ pub(crate) unsafe fn merge(ordinal: u32, problem: &MergeProblem) -> Result<()> {
         out: problem.out.ptr as *mut c_void,
         lse: problem.lse.ptr as *mut f32,
         dim: problem.dims,
-        d_v: crate::problem::NOPE_DIM as i32,
+        reserved: 0,
         out_a_stride: problem.out_a.strides,
         out_b_stride: problem.out_b.strides,
         out_stride: problem.out.strides,

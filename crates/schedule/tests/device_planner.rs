@@ -11,13 +11,13 @@ use ferromla_schedule::plan_layout::{
     FM_PLAN_CLUSTER, FM_PLAN_CLUSTER_THREADS, FM_PLAN_THREADS, FM_SPLIT_AUTO, FM_SPLIT_FIXED,
     FM_SPLIT_INVARIANT, FM_SPLIT_REST,
 };
-use ferromla_schedule::{PlanShape, PlanView, PlannerKernel, PlannerLaunch};
+use ferromla_schedule::{PlanHeader, PlanShape, PlanView, PlannerKernel, PlannerLaunch, layout};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use support::batches::{
     around_the_longest_small_line, dealt_whole, decode_step, equal_and_more_than_workers,
     equal_units, few_ranges, fixed_parts, longest, many_ranges, many_requests, many_units,
-    one_part_each, parts_by_count, ragged, too_long_for_32_bits,
+    one_part_each, overlapping_ranges, parts_by_count, ragged, too_long_for_32_bits,
 };
 use support::few_units;
 use support::line::unit_key;
@@ -37,7 +37,8 @@ const STRIDE: usize = 3;
 #[test]
 fn the_device_writes_the_plan_of_the_host() {
     let jobs: Vec<Job> = dense_jobs().into_iter().chain(sparse_jobs()).collect();
-    let plans = emulator::run(jobs.iter().flat_map(Job::bytes).collect());
+    let alike = with_too_many_units();
+    let plans = emulator::run(jobs.iter().chain(&alike).flat_map(Job::bytes).collect());
     let mut rest = plans.as_slice();
     let (mut cut, mut whole, mut dealt, mut empty, mut beside) = (0, 0, 0, 0, 0);
     let mut by_cluster = [0; 2];
@@ -58,7 +59,15 @@ fn the_device_writes_the_plan_of_the_host() {
             by_cluster[usize::from(ours.header.whole != 0)] += 1;
         }
     }
-    assert!(rest.is_empty());
+    let (by_cluster_of_too_many, by_block) = rest.split_at(rest.len() / 2);
+    assert_eq!(rest.len(), 2 * alike[0].planned.layout.words());
+    assert!(
+        by_cluster_of_too_many == by_block,
+        "{}: units {} and {}",
+        alike[0].context,
+        header_of(by_cluster_of_too_many).units,
+        header_of(by_block).units
+    );
     assert!(
         cut > 50
             && whole > 10
@@ -89,6 +98,49 @@ fn assert_same_plan(job: &Job, theirs: &[i32]) {
     same("worker_begin", at.worker_begin, (plan.workers() + 1) * 4);
     same("merges", at.merges, size_of_val(plan.merges()));
     same("items", at.items, size_of_val(plan.items()));
+}
+
+fn header_of(plan: &[i32]) -> PlanHeader {
+    bytemuck::pod_read_unaligned(bytemuck::cast_slice(&plan[..size_of::<PlanHeader>() / 4]))
+}
+
+/// Overlapping ranges that ask for 2^32 units, and one more, of one CTA of the cluster: for it and for one block, which must plan the units
+/// that the layout has. That is one for fewer query tokens, as one for all would be a quarter of a gigabyte.
+fn with_too_many_units() -> [Job; 2] {
+    let case = overlapping_ranges();
+    let fewer = PlanShape {
+        q_tokens: 64,
+        ..case.shape
+    };
+    let layout = layout(&fewer).unwrap();
+    let lens = |data: &[i32]| Lens {
+        data: data.to_vec(),
+        stride: [1, 0],
+    };
+    [
+        (PlannerKernel::Cluster, FM_PLAN_CLUSTER),
+        (PlannerKernel::Many, 1),
+    ]
+    .map(|(kernel, cluster)| Job {
+        planned: Planned {
+            shape: case.shape,
+            layout,
+            header: PlanHeader::default(),
+            words: Vec::new(),
+        },
+        launch: PlannerLaunch {
+            blocks: 1,
+            cluster: cluster as u32,
+            threads: FM_PLAN_CLUSTER_THREADS as u32,
+            kernel,
+        },
+        arrays: [
+            Some(lens(&case.seq_lens)),
+            None,
+            Some(lens(&case.qo_indptr)),
+        ],
+        context: "overlapping ranges".to_string(),
+    })
 }
 
 /// What the device plans, and the plan of the host.

@@ -29,10 +29,6 @@ void ask_for_product(T, float (&d)[D], const uint32_t* fragment, uint64_t a, uin
 }
 
 template <class T>
-void wgmma_rs_n64(T t, float (&d)[32], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
-  ask_for_product(t, d, a, 0, b, accumulate, false, false);
-}
-template <class T>
 void wgmma_ss_n64(T t, float (&d)[32], uint64_t a, uint64_t b, bool accumulate) {
   ask_for_product(t, d, nullptr, a, b, accumulate, false, false);
 }

@@ -1,7 +1,9 @@
 //! Batches to plan for of every way that the device has of planning.
 
 use ferromla_schedule::PlanShape;
-use ferromla_schedule::plan_layout::{FM_SPLIT_AUTO, FM_SPLIT_FIXED};
+use ferromla_schedule::plan_layout::{
+    FM_PLAN_CLUSTER, FM_PLAN_CLUSTER_REQUESTS, FM_SPLIT_AUTO, FM_SPLIT_FIXED,
+};
 use proptest::prelude::prop;
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
@@ -215,6 +217,18 @@ pub fn few_ranges(split_mode: i32, batch: i32, tokens: i32) -> Case {
     q_lens[batch as usize / 2] = tokens - 1;
     q_lens[batch as usize - 1] += 1;
     ragged(case, &q_lens)
+}
+
+/// A CTA of the cluster that plans has requests every second of which has all query tokens, 2^22 units: 2^32 altogether.
+pub fn overlapping_ranges() -> Case {
+    let of_cta = FM_PLAN_CLUSTER_REQUESTS as usize;
+    let mut case = many_units(FM_SPLIT_AUTO, FM_PLAN_CLUSTER * FM_PLAN_CLUSTER_REQUESTS);
+    (case.shape.ragged, case.shape.q_len) = (1, 0);
+    (case.shape.q_tokens, case.shape.unit_rows) = (1 << 16, 1);
+    case.qo_indptr = vec![case.shape.q_tokens; case.seq_lens.len() + 1];
+    let begins = case.qo_indptr[..of_cta].iter_mut().step_by(2);
+    begins.for_each(|begin| *begin = 0);
+    case
 }
 
 pub fn ragged(mut case: Case, q_lens: &[i32]) -> Case {
