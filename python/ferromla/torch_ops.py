@@ -34,12 +34,13 @@ _SPARSE_INPUTS = "Tensor q, Tensor kv_cache, Tensor indices"
 _SPARSE_OPTIONS = (
     f"{_LISTS}, Tensor? extra_kv_cache=None, Tensor? extra_indices=None, Tensor? extra_topk_lengths=None, "
     "str? kv_format=None, str? extra_kv_format=None, float? softmax_scale=None, int? num_splits=None, "
-    "bool batch_invariant=False, float? empty_lse=None"
+    "bool batch_invariant=False, float? empty_lse=None, float? kv_scale=None"
 )
 _SPARSE_PREFILL_INPUTS = "Tensor q, Tensor kv, Tensor indices"
 _SPARSE_PREFILL_OUTPUTS = "Tensor(a!) out, Tensor(b!) max_logits, Tensor(c!) lse"
 _SPARSE_PREFILL_OPTIONS = (
-    f"{_LISTS}, float? softmax_scale=None, str? kv_format=None, bool batch_invariant=False, float? empty_lse=None"
+    f"{_LISTS}, float? softmax_scale=None, str? kv_format=None, bool batch_invariant=False, "
+    "float? empty_lse=None, float? kv_scale=None"
 )
 _STATES = "Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b"
 _ROWS = "Tensor kv_c, Tensor? k_pe, Tensor(a!) kv_cache, Tensor slots"

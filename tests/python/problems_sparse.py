@@ -118,14 +118,15 @@ class Decode:
 
     def call(self, **options):
         """The operation, into outputs of its own where none are given."""
-        return ferromla.sparse_decode(self.q, self.main.cache, self.main.indices, **self._lists(), **options)
+        return ferromla.sparse_decode(self.q, self.main.cache, self.main.indices, **self.lists(), **options)
 
     def run(self, **options):
         """The operation, into NaN-poisoned outputs."""
         out, lse = problems.poisoned_outputs(self.q)
         return self.call(**self.options | {"out": out, "lse": lse} | options)
 
-    def _lists(self) -> dict:
+    def lists(self) -> dict:
+        """The keyword arguments that say what the lists are."""
         given = {"topk_lengths": self.main.lens, "kv_format": self.main.kv_format}
         if self.extra is not None:
             given["extra_kv_format"] = self.extra.kv_format

@@ -10,6 +10,7 @@ import torch
 
 import covering
 import ferromla
+import ferromla.torch_ops  # registers torch.ops.ferromla
 import problems
 import problems_sparse
 import tolerance
@@ -147,7 +148,10 @@ def test_the_scale_of_fp8_caches(device, h, extra):
     problem.main = problem.main.quantised("fp8", **scale)
     problem.extra = problem.extra.quantised("fp8", **scale) if extra else None
     problem.options |= scale
-    problem.check()
+    out, _ = problem.check()
+    options = problem.lists() | scale
+    by_torch, _ = torch.ops.ferromla.sparse_decode(problem.q, problem.main.cache, problem.main.indices, **options)
+    assert torch.equal(by_torch, out)
     prefill = problems_sparse.prefill(t=5, h=h, page=4, device=device)
     prefill.keys = prefill.keys.quantised("fp8", **scale)
     prefill.options |= scale
