@@ -8,15 +8,31 @@ namespace fm {
 // read soon (what createpolicy gives for evict_first and evict_last). The first is as without a policy, as measured.
 constexpr uint64_t kEvictNormal = 0x1000000000000000, kEvictFirst = 0x12f0000000000000, kEvictLast = 0x14f0000000000000;
 
-// Loads that are volatile so that a second read does not keep the first one's registers alive. Early ones are for what is
-// read while earlier launches may be running: past the L1, which would keep it.
+// Loads that are volatile so that a second read does not keep the first one's registers alive. None is `.nc`: as what such a load
+// reads never changes, the assembler moves it ahead of the wait for earlier launches, which may still write it. Early ones are for
+// what is read while these may be running: past the L1, which would keep it.
 template <bool Early = false>
 __device__ __forceinline__ int load_once(const int* at) {
   int v;
   if (Early)
     asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(at));
   else
-    asm volatile("ld.global.nc.s32 %0, [%1];" : "=r"(v) : "l"(at));
+    asm volatile("ld.global.s32 %0, [%1];" : "=r"(v) : "l"(at));
+  return v;
+}
+__device__ __forceinline__ float load_once(const float* at) {
+  float v;
+  asm volatile("ld.global.f32 %0, [%1];" : "=f"(v) : "l"(at));
+  return v;
+}
+__device__ __forceinline__ uint4 load_once(const uint4* at) {
+  uint4 v;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
+  return v;
+}
+__device__ __forceinline__ uint2 load_once(const uint2* at) {
+  uint2 v;
+  asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at));
   return v;
 }
 template <bool Early = false>
@@ -25,7 +41,7 @@ __device__ __forceinline__ int4 load_once(const int4* at) {
   if (Early)
     asm volatile("ld.relaxed.gpu.global.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
   else
-    asm volatile("ld.global.nc.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
+    asm volatile("ld.global.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
   return v;
 }
 
@@ -37,7 +53,7 @@ __device__ __forceinline__ int load_entry(const int* at, bool here) {
       ".reg .pred p;\n"
       "setp.ne.u32 p, %2, 0;\n"
       "mov.s32 %0, -1;\n"
-      "@p ld.global.nc.s32 %0, [%1];\n"
+      "@p ld.global.s32 %0, [%1];\n"
       "}"
       : "=r"(v)
       : "l"(at), "r"((uint32_t)here));
@@ -49,23 +65,23 @@ __device__ __forceinline__ int load_entry(const int* at, bool here) {
 template <int At = 0>
 __device__ __forceinline__ uint4 load_16(const uint8_t* from) {
   uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4+%5];"
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4+%5];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "l"(from), "n"(At));
   return v;
 }
 template <int At = 0>
 __device__ __forceinline__ void load_8(uint2& v, const uint8_t* from) {
-  asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2+%3];" : "=r"(v.x), "=r"(v.y) : "l"(from), "n"(At));
+  asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2+%3];" : "=r"(v.x), "=r"(v.y) : "l"(from), "n"(At));
 }
 template <int At = 0>
 __device__ __forceinline__ void load_8(uint64_t& v, const uint8_t* from) {
-  asm volatile("ld.global.nc.L1::no_allocate.u64 %0, [%1+%2];" : "=l"(v) : "l"(from), "n"(At));
+  asm volatile("ld.global.L1::no_allocate.u64 %0, [%1+%2];" : "=l"(v) : "l"(from), "n"(At));
 }
 template <int At = 0>
 __device__ __forceinline__ uint32_t load_4(const uint8_t* from) {
   uint32_t v;
-  asm volatile("ld.global.nc.u32 %0, [%1+%2];" : "=r"(v) : "l"(from), "n"(At));
+  asm volatile("ld.global.u32 %0, [%1+%2];" : "=r"(v) : "l"(from), "n"(At));
   return v;
 }
 // Where `present`; else v stays as it is.
@@ -75,7 +91,7 @@ __device__ __forceinline__ void load_16_if(bool present, uint4& v, const uint8_t
       "{\n"
       ".reg .pred p;\n"
       "setp.ne.u32 p, %6, 0;\n"
-      "@p ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4+%5];\n"
+      "@p ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4+%5];\n"
       "}"
       : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
       : "l"(from), "n"(At), "r"((uint32_t)present));

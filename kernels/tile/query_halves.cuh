@@ -37,7 +37,7 @@ struct QueryPieces {
     const uint4* nope = reinterpret_cast<const uint4*>(row.nope) + first;
 #pragma unroll
     for (int i = 0; i < kCount; ++i)
-      piece[i] = __ldg(i < 8 ? nope + 8 * i : reinterpret_cast<const uint4*>(row.rope) + first);
+      piece[i] = load_once(i < 8 ? nope + 8 * i : reinterpret_cast<const uint4*>(row.rope) + first);
   }
   // From what the pieces have as T.
   __device__ __forceinline__ float to_half() {
@@ -61,7 +61,7 @@ struct QueryPieces {
     const uint2* nope = reinterpret_cast<const uint2*>(row.nope) + first;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const uint2 codes = __ldg(i < 8 ? nope + 8 * i : reinterpret_cast<const uint2*>(row.rope) + first);
+      const uint2 codes = load_once(i < 8 ? nope + 8 * i : reinterpret_cast<const uint2*>(row.rope) + first);
       piece[i] = e4m3_to_half(codes.x ^ sign, codes.y ^ sign);
       if (i >= Halves) piece[i] = half_to(T(), piece[i]);
     }

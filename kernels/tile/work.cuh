@@ -229,7 +229,7 @@ struct RowEnd {
   __device__ __forceinline__ float* partial_lse() const { return p.partial_lse + slot_lse<Map>(p, r, block_row); }
   __device__ __forceinline__ bool has_sink() const { return p.attn_sink != nullptr; }
   __device__ __forceinline__ float sink() const {
-    return __ldg(p.attn_sink + r.kv_head * p.group + row - token_of(p, row) * p.group);
+    return load_once(p.attn_sink + r.kv_head * p.group + row - token_of(p, row) * p.group);
   }
 };
 
@@ -297,7 +297,7 @@ __device__ __forceinline__ void write_peak(const FmDecodeParams& p, const RowBlo
 // What a row's scores are multiplied with besides scale_log2: the scale of its e4m3 query.
 __device__ __forceinline__ float query_scale(const FmDecodeParams& p, const RowBlock& r, int block_row) {
   const int row = r.row_begin + block_row;
-  return p.q_scale == nullptr || row >= r.rows ? 1.f : __ldg(p.q_scale + row_offset(p, r, row, p.q_scale_stride));
+  return p.q_scale == nullptr || row >= r.rows ? 1.f : load_once(p.q_scale + row_offset(p, r, row, p.q_scale_stride));
 }
 
 // A row of Q, for copies to shared memory: latent part, rope part, and whether it exists. What does not is some row.

@@ -16,6 +16,11 @@ int4 load_once(const int4* at) {
   if (!Early) emulation::require_earlier_launches();
   return *at;
 }
+template <class T>
+T load_once(const T* at) {
+  emulation::require_earlier_launches();
+  return *at;
+}
 inline int load_entry(const int* at, bool here) {
   emulation::require_earlier_launches();
   return here ? *at : -1;
