@@ -49,11 +49,12 @@ def test_a_side_without_keys_does_not_count(device):
 @pytest.mark.parametrize("other", [-INF, 0.5])
 @pytest.mark.parametrize("is_first", [True, False])
 def test_an_lse_of_nan_makes_nan(device, other, is_first):
-    """Also beside a side without keys, whose weight is 0; other rows are as ever."""
+    """Of a row that is NaN itself, also beside a side without keys, whose weight is 0; other rows are as ever."""
     out_a, lse_a, out_b, lse_b = _random((4, 16), torch.bfloat16, device, 4)
     want_out, want_lse = _expected(out_a, lse_a, out_b, lse_b)
     wrong, right = (lse_a, lse_b) if is_first else (lse_b, lse_a)
     wrong[1], right[1] = problems.NAN, other
+    (out_a if is_first else out_b)[1] = problems.NAN
     out, lse = ferromla.merge_states(out_a, lse_a, out_b, lse_b)
     assert bool(out[1].isnan().all())
     assert bool(lse[1].isnan().all())
