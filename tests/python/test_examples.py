@@ -1,4 +1,4 @@
-"""The examples of more than one process, which exit with 1 where their results are wrong."""
+"""The examples of more than one process, which exit with 1 where their results are wrong, and the README's on a GPU."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
-EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+import ferromla
+
+ROOT = pathlib.Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
 
 
 @pytest.mark.parametrize(
@@ -28,3 +32,15 @@ def test_context_parallel(kind, ranks):
     run = subprocess.run(program, env=os.environ | hidden, capture_output=True, text=True, timeout=120, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.count(f"of {ranks} on {kind}") == ranks
+
+
+@pytest.mark.gpu
+def test_the_step_that_the_readme_captures(cuda):
+    readme = (ROOT / "README.md").read_text()
+    (program,) = (block for block in readme.split("```python\n")[1:] if "CUDAGraph" in block.partition("```")[0])
+    names = {"ferromla": ferromla}
+    exec(program.partition("```")[0], names)
+    names["cache"].zero_()
+    names["graph"].replay()
+    assert torch.allclose(names["lse"][:, 0].exp(), names["seq_lens"][:, None].float())
+    assert bool((names["out"] == 0).all())
