@@ -46,7 +46,7 @@ static_assert(kThreads >= 32 * kCutWords, "a thread for each cut");
 /* What threads, or CTAs, have of the line. */
 struct Stretch {
   uint32_t cost; /* from kMaxLine on: too long for this way */
-  uint32_t units; /* from too_many on: overlapping ranges ask for more than there are, or the line is too long */
+  uint32_t units;
   uint32_t filled; /* units that have tiles; from kMany on: there is a request of many units, whose tiles nobody has looked at */
   uint32_t longest; /* what the longest unit costs */
 };
@@ -88,7 +88,6 @@ struct Planner {
   const FmPlanShape& shape;
   Shared& shared;
   const int32_t thread, rank;
-  const uint32_t too_many; /* units: as many as kMaxLine cost that much */
   int32_t begin, count; /* requests of this CTA */
   Divisor<Position> group, unit_rows, workers;
   Stretch all; /* of all CTAs */
@@ -112,8 +111,7 @@ struct Planner {
   Parts<Position> parts; /* if units are cut */
 
   __device__ __forceinline__ Planner(const FmPlanParams& p, Shared& s)
-      : params(p), shape(p.shape), shared(s), thread(threadIdx.x), rank(fm::cluster_rank()),
-        too_many(min(uint32_t(p.layout.units) + 1, kMaxLine)), group(1), unit_rows(1), workers(1) {
+      : params(p), shape(p.shape), shared(s), thread(threadIdx.x), rank(fm::cluster_rank()), group(1), unit_rows(1), workers(1) {
     const int32_t requests = all_requests(shape), each = (uint32_t(requests) + kCtas - 1) / kCtas;
     begin = min(rank * each, requests);
     count = min(each, requests - begin);
@@ -240,7 +238,7 @@ struct Planner {
       Request request = make_request(begin + i, entries);
       shared.request[i] = request;
       enter(request);
-      units = min(uint32_t(units) + left, too_many);
+      units += left;
       if (request.units > kManyUnits) of_thread.filled += kMany, left = 0;
 #pragma unroll 1
       while (left > 0) count_in(step(), of_thread);
@@ -252,8 +250,12 @@ struct Planner {
     Stretch before;
     Stretch of_cta = scan(of_thread, before);
     if (of_cta.filled >= kMany) {
-      share_out(before.units, of_cta.units, of_thread);
-      of_cta = scan(of_thread, before);
+      if (asks_for_too_many()) {
+        of_cta.cost = kMaxLine;
+      } else {
+        share_out(before.units, of_cta.units, of_thread);
+        of_cta = scan(of_thread, before);
+      }
     }
     if (thread < kCtas) {
       const auto there = [&](const void* own) { return fm::cluster_address(fm::shared_address(own), thread); };
@@ -266,11 +268,21 @@ struct Planner {
     if (helps) own_begin -= span.end, --units_before;
   }
 
+  /* Whether the ranges of this CTA's requests, which may overlap, ask for more units than the layout has: for so many, perhaps, that 32 bits
+     do not count them. A barrier before it and one in it. */
+  __device__ __forceinline__ bool asks_for_too_many() const {
+    Stretch asked{}, before;
+#pragma unroll 1
+    for (int32_t i = from; place == 0 && i < to; ++i) asked.cost = min(asked.cost + shared.request[i].units, kMaxLine);
+    __syncthreads();
+    return scan(asked, before).cost > min(uint32_t(params.layout.units), kMaxLine - 1);
+  }
+
   /* Gives each thread as many of the `all_units` of this CTA, and measures them. `first`: of this thread's requests. A barrier. */
-  __device__ __forceinline__ void share_out(uint32_t first, int32_t all_units, Stretch& of_thread) {
+  __device__ __forceinline__ void share_out(int32_t first, int32_t all_units, Stretch& of_thread) {
 #pragma unroll 1
     for (int32_t i = from; place == 0 && i < to; ++i) {
-      shared.request[i].first_unit = first = min(first, too_many);
+      shared.request[i].first_unit = first;
       first += shared.request[i].units;
     }
     __syncthreads();
@@ -295,15 +307,15 @@ struct Planner {
     const int32_t lane = thread % 32;
     const uint4 one = lane < number ? of[lane] : uint4{0, 0, 0, 0};
     before = {__reduce_add_sync(~0u, lane < which ? one.x : 0), __reduce_add_sync(~0u, lane < which ? one.y : 0), 0, 0};
-    return {min(__reduce_add_sync(~0u, one.x), kMaxLine), min(__reduce_add_sync(~0u, one.y), too_many),
-            __reduce_add_sync(~0u, one.z), __reduce_max_sync(~0u, one.w)};
+    return {min(__reduce_add_sync(~0u, one.x), kMaxLine), __reduce_add_sync(~0u, one.y), __reduce_add_sync(~0u, one.z),
+            __reduce_max_sync(~0u, one.w)};
   }
 
   /* What all threads have, and what those before this one do. A barrier, and one more before it may be called again. */
   __device__ __forceinline__ Stretch scan(const Stretch& of_thread, Stretch& before) const {
     const uint32_t cost = scan_warp(of_thread.cost), units = scan_warp(of_thread.units);
     const uint32_t filled = __reduce_add_sync(~0u, of_thread.filled), longest = __reduce_max_sync(~0u, of_thread.longest);
-    if (thread % 32 == 31) shared.of_warp[thread / 32] = {min(cost, kMaxLine), min(units, too_many), filled, longest};
+    if (thread % 32 == 31) shared.of_warp[thread / 32] = {min(cost, kMaxLine), units, filled, longest};
     __syncthreads();
     const Stretch of_cta = sum_before(shared.of_warp, kThreads / 32, thread / 32, before);
     before.cost += cost - of_thread.cost, before.units += units - of_thread.units;
@@ -313,7 +325,7 @@ struct Planner {
   /* Whether what was measured can be planned this way; and, where it is known whether units stay whole, whether it can be written so. */
   __device__ __forceinline__ bool can_be_planned() const {
     const bool few = int32_t(all.units) <= kMostFewUnits && has_few_requests(shape);
-    return all.cost < kMaxLine && all.units < too_many && !few;
+    return all.cost < kMaxLine && int32_t(all.units) <= params.layout.units && !few;
   }
   __device__ __forceinline__ bool can_be_written(const Line<Position>& line, bool may_be_equal) const {
     if (may_be_equal && are_equal(shape, line, int32_t(all.filled))) return false;
