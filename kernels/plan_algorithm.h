@@ -328,13 +328,15 @@ FM_BOTH int32_t all_requests(const FmPlanShape& shape) { return shape.batch * (s
 
 FM_BOTH bool has_few_requests(const FmPlanShape& shape) { return all_requests(shape) <= kMostFewUnits; }
 
+/* Whether both are few. Of lists there are no more than units. */
+FM_BOTH bool are_few(const FmPlanShape& shape, int32_t units) { return units <= kMostFewUnits && shape.batch <= kMostFewUnits; }
+
 /* The longest stretch of whole units of which `filled` have tiles, of all on a line. Few ones, if each has a worker, get parts of a common
    length otherwise, or are dealt out longest first. */
 template <class P>
 FM_BOTH int64_t fair_whole_stretch(const FmPlanShape& shape, const Line<P>& line, int32_t filled) {
   const int64_t most = fair_uneven_stretch(shape, line.share.by);
-  const bool few = line.units <= kMostFewUnits && has_few_requests(shape);
-  return few && filled <= shape.workers ? fair_beside_own_parts(shape, most) : most;
+  return are_few(shape, line.units) && filled <= shape.workers ? fair_beside_own_parts(shape, most) : most;
 }
 
 /* An even share of the units of a line of which `filled` have tiles, without the others. */

@@ -239,7 +239,10 @@ struct Planner {
       shared.request[i] = request;
       enter(request);
       units += left;
-      if (request.units > kManyUnits) of_thread.filled += kMany, left = 0;
+      if (request.units > kManyUnits) { /* each costs one at least: overlapping ranges may ask for more than 32 bits count */
+        of_thread.cost = min(of_thread.cost + left, kMaxLine);
+        of_thread.filled += kMany, left = 0;
+      }
 #pragma unroll 1
       while (left > 0) count_in(step(), of_thread);
       if (uint32_t(span.end) >= kMaxLine) span = {0, 0}, of_thread.cost = kMaxLine;
@@ -249,13 +252,9 @@ struct Planner {
     if (helps) of_thread = {};
     Stretch before;
     Stretch of_cta = scan(of_thread, before);
-    if (of_cta.filled >= kMany) {
-      if (asks_for_too_many()) {
-        of_cta.cost = kMaxLine;
-      } else {
-        share_out(before.units, of_cta.units, of_thread);
-        of_cta = scan(of_thread, before);
-      }
+    if (of_cta.filled >= kMany && of_cta.cost < kMaxLine) {
+      share_out(before.units, of_cta.units, of_thread);
+      of_cta = scan(of_thread, before);
     }
     if (thread < kCtas) {
       const auto there = [&](const void* own) { return fm::cluster_address(fm::shared_address(own), thread); };
@@ -266,16 +265,6 @@ struct Planner {
     all = sum_before(shared.of_cta, kCtas, rank, ctas_before);
     own_begin = ctas_before.cost + before.cost, units_before = ctas_before.units + before.units;
     if (helps) own_begin -= span.end, --units_before;
-  }
-
-  /* Whether the ranges of this CTA's requests, which may overlap, ask for more units than the layout has: for so many, perhaps, that 32 bits
-     do not count them. A barrier before it and one in it. */
-  __device__ __forceinline__ bool asks_for_too_many() const {
-    Stretch asked{}, before;
-#pragma unroll 1
-    for (int32_t i = from; place == 0 && i < to; ++i) asked.cost = min(asked.cost + shared.request[i].units, kMaxLine);
-    __syncthreads();
-    return scan(asked, before).cost > min(uint32_t(params.layout.units), kMaxLine - 1);
   }
 
   /* Gives each thread as many of the `all_units` of this CTA, and measures them. `first`: of this thread's requests. A barrier. */
@@ -324,8 +313,7 @@ struct Planner {
 
   /* Whether what was measured can be planned this way; and, where it is known whether units stay whole, whether it can be written so. */
   __device__ __forceinline__ bool can_be_planned() const {
-    const bool few = int32_t(all.units) <= kMostFewUnits && has_few_requests(shape);
-    return all.cost < kMaxLine && int32_t(all.units) <= params.layout.units && !few;
+    return all.cost < kMaxLine && int32_t(all.units) <= params.layout.units && !are_few(shape, int32_t(all.units));
   }
   __device__ __forceinline__ bool can_be_written(const Line<Position>& line, bool may_be_equal) const {
     if (may_be_equal && are_equal(shape, line, int32_t(all.filled))) return false;

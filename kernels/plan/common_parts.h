@@ -18,7 +18,7 @@ constexpr int32_t kMostCommonWorkers = 1024;
 /* Whether units of which `filled` have tiles may be cut this way, as far as their numbers go: most of them can have more than a part. */
 template <class P>
 FM_BOTH bool may_have_common_length(const FmPlanShape& shape, const Line<P>& line, int32_t filled) {
-  return !line.whole && line.units <= kMostFewUnits && has_few_requests(shape) && shape.workers <= kMostCommonWorkers && filled > 0 &&
+  return !line.whole && are_few(shape, line.units) && shape.workers <= kMostCommonWorkers && filled > 0 &&
          8 * filled <= 7 * shape.workers;
 }
 

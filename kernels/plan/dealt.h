@@ -53,7 +53,7 @@ FM_BOTH bool may_be_dealt(const Deal& deal) { return deal.items <= kMostDealtPar
 /* Whether units are so few, and yet more than workers, that they may be dealt whole: if what each worker gets is as good as
    an even share and what cutting costs. */
 FM_BOTH bool may_be_dealt_whole(const FmPlanShape& shape, int32_t units) {
-  return shape.workers < units && units <= kMostFewUnits && has_few_requests(shape);
+  return shape.workers < units && are_few(shape, units);
 }
 
 /* The parts of a unit: so many of `step` tiles, and then one of `last`. */

@@ -413,7 +413,7 @@ __device__ __forceinline__ Tally write_cut_at_shares(Planner& planner, Line<Posi
 /* Units that are few and to be cut: whole, longest first or in parts of a common length, if one of these pays. */
 __device__ __forceinline__ bool write_few(Planner& planner, Line<Position>& line, bool may_be_alike, Tally& all) {
   const FmPlanParams& params = planner.params;
-  if (line.units > kMostFewUnits || !has_few_requests(params.shape)) return false;
+  if (!are_few(params.shape, line.units)) return false;
   planner.leave_units();
   const Position common = may_be_alike ? find_common_length(params.shape, planner.shared, line) : 0;
   if (common == 0 && may_be_dealt_whole(params.shape, line.units) && deal_left_whole(params, planner.shared, line.units, line.share.by)) {
