@@ -290,11 +290,7 @@ fn outputs_in_the_memory_of_others_are_refused() {
         (|c| c.out.ptr = c.q.ptr, "out", "in the memory of q"),
         (|c| c.out.ptr = c.cache.ptr + 64, "out", "of kv_cache"),
         (|c| c.lse.ptr = c.out.ptr + 512, "out", "of lse"),
-        (
-            |c| c.lse.ptr = c.extra_lens.ptr,
-            "lse",
-            "of extra_topk_lengths",
-        ),
+        (|c| c.lse.ptr = c.indices.ptr, "lse", "of indices"),
         (
             |c| c.lse.ptr = c.extra_cache.ptr,
             "lse",
