@@ -23,9 +23,9 @@ pub(crate) fn apart(outputs: usize, args: &[Option<Arg<'_>>]) -> Result<Taken> {
         let Some(arg) = arg else { continue };
         let own = extent(arg.view);
         for (j, &(name, other)) in extents[..i].iter().enumerate() {
-            if j < outputs && cross(own, other) {
-                let meets = args[j].is_some_and(|other| may_meet(other.view, arg.view));
-                refuse_if(meets, name, arg.name)?;
+            let meets = |other: Arg<'_>| may_meet(other.view, arg.view);
+            if j < outputs && cross(own, other) && args[j].is_some_and(meets) {
+                return Err(refused(name, arg.name));
             }
         }
         extents[i] = (arg.name, own);
@@ -39,7 +39,7 @@ impl Taken {
         let own = [ptr, ptr.saturating_add(bytes)];
         let mut all = self.extents.iter();
         match all.find(|(_, other)| cross(own, *other)) {
-            Some((other, _)) => refuse_if(true, name, other),
+            Some((other, _)) => Err(refused(name, other)),
             None => Ok(()),
         }
     }
@@ -49,13 +49,10 @@ fn cross(a: Extent, b: Extent) -> bool {
     a[0] < b[1] && b[0] < a[1]
 }
 
-fn refuse_if(meets: bool, name: &'static str, other: &str) -> Result<()> {
-    if !meets {
-        return Ok(());
-    }
+fn refused(name: &'static str, other: &str) -> Error {
     let value = format!("in the memory of {other}");
     let rule = "what a call writes lies apart from its other arguments";
-    Err(Error::invalid(name, value, rule))
+    Error::invalid(name, value, rule)
 }
 
 /// Nothing without elements.

@@ -155,13 +155,8 @@ impl<'a> SparseDecodeArgs<'a> {
     /// As [`sparse_decode`].
     pub fn check(&self) -> Result<CheckedSparse<'a>> {
         let (problem, taken) = check_sparse::decode(self)?;
-        let plan = PlanSource::of(self.plan, self.plan_args_of(&problem))?;
-        plan.apart_from(&taken)?;
-        Ok(CheckedSparse {
-            problem,
-            plan,
-            taken,
-        })
+        let call = self.plan_args_of(&problem);
+        CheckedSparse::of(problem, taken, self.plan, call)
     }
 }
 
@@ -212,12 +207,28 @@ pub unsafe fn sparse_decode(args: &SparseDecodeArgs<'_>) -> Result<()> {
 /// [`SparseDecodeArgs::check`] and [`SparsePrefillArgs::check`](crate::SparsePrefillArgs::check).
 #[derive(Debug)]
 pub struct CheckedSparse<'a> {
-    pub(crate) problem: SparseProblem,
-    pub(crate) plan: PlanSource<'a>,
-    pub(crate) taken: Taken,
+    problem: SparseProblem,
+    plan: PlanSource<'a>,
+    taken: Taken,
 }
 
-impl CheckedSparse<'_> {
+impl<'a> CheckedSparse<'a> {
+    /// A problem that has been checked, with its plan, or one that is still to be made for `call`.
+    pub(crate) fn of(
+        problem: SparseProblem,
+        taken: Taken,
+        plan: Option<&'a Plan>,
+        call: PlanArgs,
+    ) -> Result<Self> {
+        let plan = PlanSource::of(plan, call)?;
+        plan.apart_from(&taken)?;
+        Ok(Self {
+            problem,
+            plan,
+            taken,
+        })
+    }
+
     /// Bytes of the workspace that [`CheckedSparse::run`] needs, which begins on a multiple of
     /// [`WORKSPACE_ALIGNMENT`](crate::WORKSPACE_ALIGNMENT); 0 with a plan.
     pub fn workspace_bytes(&self) -> u64 {

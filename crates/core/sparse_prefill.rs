@@ -6,7 +6,6 @@ use crate::dtype::{DType, KvFormat};
 use crate::error::Result;
 use crate::plan::Plan;
 use crate::plan_args::{PlanArgs, Queries};
-use crate::plan_source::PlanSource;
 use crate::problem::SparseProblem;
 use crate::sparse::{CheckedSparse, plan_args};
 use crate::view::{Dims, Parts, Stream, View};
@@ -141,13 +140,8 @@ impl<'a> SparsePrefillArgs<'a> {
     /// As [`sparse_prefill`].
     pub fn check(&self) -> Result<CheckedSparse<'a>> {
         let (problem, taken) = check_sparse::prefill(self)?;
-        let plan = PlanSource::of(self.plan, self.plan_args_of(&problem))?;
-        plan.apart_from(&taken)?;
-        Ok(CheckedSparse {
-            problem,
-            plan,
-            taken,
-        })
+        let call = self.plan_args_of(&problem);
+        CheckedSparse::of(problem, taken, self.plan, call)
     }
 }
 

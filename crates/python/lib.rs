@@ -15,6 +15,7 @@ mod quantize;
 mod report;
 mod sparse;
 mod tensor;
+mod workspace;
 
 use pyo3::prelude::*;
 
@@ -31,7 +32,7 @@ fn _ferromla(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(attention::merge_states, module)?)?;
     module.add_function(wrap_pyfunction!(sparse::sparse_decode, module)?)?;
     module.add_function(wrap_pyfunction!(sparse::sparse_prefill, module)?)?;
-    module.add_function(wrap_pyfunction!(plan::workspace_bytes, module)?)?;
+    module.add_function(wrap_pyfunction!(workspace::workspace_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(cache::append_kv, module)?)?;
     module.add_function(wrap_pyfunction!(cache::gather_kv, module)?)?;
     module.add_function(wrap_pyfunction!(quantize::quantize_kv, module)?)?;
