@@ -4,7 +4,6 @@ use crate::cache::{AppendArgs, GatherArgs, GatherSource};
 use crate::check::{Access, Arg, Last, device_dtype};
 use crate::check_paged::CacheArg;
 use crate::check_parts::{CACHE, KV, KV_CACHE, OUT, each, named, page_table, rows};
-
 use crate::dtype::{DType, Device, KvFormat};
 use crate::error::{Error, Result};
 use crate::overlap::apart;
@@ -228,7 +227,8 @@ pub(crate) fn gather(args: &GatherArgs) -> Result<GatherProblem> {
     out.dtype(&[DType::Bf16], "")?;
     out.device(device.0, device.1)?;
     out.memory(Last::Rows, Access::Write)?;
-    let source = match &args.source {
+    // What else is given: `offsets_out`, which is written, and two more.
+    let (source, [offsets, first, second]) = match &args.source {
         GatherSource::Pages {
             block_table,
             seq_lens,
@@ -245,29 +245,20 @@ pub(crate) fn gather(args: &GatherArgs) -> Result<GatherProblem> {
             offsets.dtype(&[DType::I64], "")?;
             offsets.device(device.0, device.1)?;
             offsets.memory(Last::Unit, Access::Write)?;
-            GatherTokens::Pages {
+            let tokens = GatherTokens::Pages {
                 table,
                 offsets: offsets_out.ptr(),
-            }
+            };
+            let table = Arg::new("block_table", block_table);
+            let lens = Arg::new("seq_lens", seq_lens);
+            (tokens, [offsets, table, lens].map(Some))
         }
-        GatherSource::Ids(ids) => self::ids(ids, device, shape[0])?,
+        GatherSource::Ids(ids) => {
+            let tokens = self::ids(ids, device, shape[0])?;
+            (tokens, [None, Some(Arg::new("ids", ids)), None])
+        }
     };
     let [latent, rotary] = each(&args.cache, &CACHE);
-    let (offsets, sources) = match &args.source {
-        GatherSource::Pages {
-            block_table,
-            seq_lens,
-            offsets_out,
-        } => (
-            Some(Arg::new("offsets_out", offsets_out)),
-            [
-                Some(Arg::new("block_table", block_table)),
-                Some(Arg::new("seq_lens", seq_lens)),
-            ],
-        ),
-        GatherSource::Ids(ids) => (None, [Some(Arg::new("ids", ids)), None]),
-    };
-    let [first, second] = sources;
     apart(2, &[Some(out), offsets, latent, rotary, first, second])?;
     Ok(GatherProblem {
         device: device.0,

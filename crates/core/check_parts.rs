@@ -3,6 +3,7 @@
 use crate::check::{Access, Arg, Last};
 use crate::dtype::{DType, Device};
 use crate::error::{Error, Result};
+use crate::plan_args::{PlanArgs, Queries};
 use crate::problem::{NOPE_DIM, PageTable, ROPE_DIM, Strided, TwoParts};
 use crate::view::{Parts, View};
 
@@ -139,6 +140,34 @@ pub(crate) fn seq_lens(lens: &Arg<'_>, device: (Device, &str), batch: (i64, &str
 pub(crate) enum ListTokens {
     OfRequests { batch: i64, q_len: i64 },
     All { num_tokens: i64 },
+}
+
+impl ListTokens {
+    /// Of a plan, if it is for lists.
+    pub fn of(args: &PlanArgs) -> Option<Self> {
+        let batch = args.batch;
+        match args.queries {
+            Queries::Sparse { q_len, .. } => Some(Self::OfRequests { batch, q_len }),
+            Queries::SparsePrefill { num_tokens, .. } => Some(Self::All { num_tokens }),
+            Queries::Uniform { .. } | Queries::Ragged { .. } => None,
+        }
+    }
+
+    /// `[batch, q_len]`, with a batch of 1 for tokens without requests.
+    pub fn size(self) -> [usize; 2] {
+        match self {
+            Self::OfRequests { batch, q_len } => [batch, q_len].map(|dim| dim as usize),
+            Self::All { num_tokens } => [1, num_tokens as usize],
+        }
+    }
+
+    /// Where an argument has what is one token's.
+    pub fn place(self, request: usize, token: usize) -> Vec<usize> {
+        match self {
+            Self::OfRequests { .. } => vec![request, token],
+            Self::All { .. } => vec![token],
+        }
+    }
 }
 
 /// How many entries of each list count, int32 on `device`: `[batch]` or `[batch, q_len]`; `[num_tokens]` for

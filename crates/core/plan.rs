@@ -186,17 +186,10 @@ impl Plan {
         topk_lengths: Option<&View>,
         extra_topk_lengths: Option<&View>,
     ) -> Result<(Lengths, Device)> {
-        let tokens = match self.args.queries {
-            Queries::Sparse { q_len, .. } => ListTokens::OfRequests {
-                batch: self.args.batch,
-                q_len,
-            },
-            Queries::SparsePrefill { num_tokens, .. } => ListTokens::All { num_tokens },
-            Queries::Uniform { .. } | Queries::Ragged { .. } => {
-                let value = format!("for queries {}", self.args.queries.kind());
-                let rule = "a plan for queries with indices takes topk_lengths";
-                return Err(Error::invalid("plan", value, rule));
-            }
+        let Some(tokens) = ListTokens::of(&self.args) else {
+            let value = format!("for queries {}", self.args.queries.kind());
+            let rule = "a plan for queries with indices takes topk_lengths";
+            return Err(Error::invalid("plan", value, rule));
         };
         let given = topk_lengths.or(extra_topk_lengths);
         let device = given.map_or(self.args.device, |view| self.device_for(view));

@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 use ferromla_schedule::PlanView;
 
 use crate::check::MAX_SEQ_LEN;
+use crate::check_parts::ListTokens;
 use crate::cuda;
 use crate::dtype::Device;
 use crate::error::{Error, Result};
@@ -104,7 +105,7 @@ impl Source {
         self,
         argument: &'static str,
         lens: &Option<Strided<2>>,
-        tokens: Tokens,
+        tokens: ListTokens,
         most: i64,
     ) -> Result<Vec<usize>> {
         let size = tokens.size();
@@ -155,30 +156,6 @@ impl Source {
     }
 }
 
-/// The query tokens that have lists: whose they are, and how an argument counts them.
-#[derive(Clone, Copy)]
-enum Tokens {
-    OfRequests { batch: usize, q_len: usize },
-    All(usize),
-}
-
-impl Tokens {
-    fn size(self) -> [usize; 2] {
-        match self {
-            Self::OfRequests { batch, q_len } => [batch, q_len],
-            Self::All(tokens) => [1, tokens],
-        }
-    }
-
-    /// Where an argument has what is one token's.
-    fn place(self, request: usize, token: usize) -> Vec<usize> {
-        match self {
-            Self::OfRequests { .. } => vec![request, token],
-            Self::All(_) => vec![token],
-        }
-    }
-}
-
 pub(crate) fn offender(argument: &'static str, index: &[usize], value: i64, rule: String) -> Error {
     Error::invalid(argument, format!("{value} at {index:?}"), rule)
 }
@@ -196,21 +173,9 @@ pub(crate) unsafe fn plan_lengths(
     let source = Source::new(device, stream);
     let args = plan.args();
     let (batch, capacity) = (args.batch as i32, args.max_seq_len.unwrap_or(MAX_SEQ_LEN));
-    let lists = match args.queries {
-        Queries::Sparse {
-            q_len,
-            topk,
-            extra_topk,
-        } => {
-            let (batch, q_len) = (batch as usize, q_len as usize);
-            Some((Tokens::OfRequests { batch, q_len }, topk, extra_topk))
-        }
-        Queries::SparsePrefill { num_tokens, topk } => {
-            Some((Tokens::All(num_tokens as usize), topk, 0))
-        }
-        _ => None,
-    };
-    if let Some((tokens, topk, extra_topk)) = lists {
+    if let Some(tokens) = ListTokens::of(args) {
+        let shape = &plan.schedule.shape;
+        let (topk, extra_topk) = (shape.topk.into(), shape.extra_topk.into());
         // SAFETY: the caller's promise.
         return unsafe {
             source.list_lens("topk_lengths", &lengths.seq_lens, tokens, topk)?;
@@ -239,47 +204,52 @@ pub(crate) unsafe fn plan_lengths(
 /// # Safety
 /// Plan and lengths are live memory of the plan's device.
 pub(crate) unsafe fn planned(plan: &Plan, lengths: &Lengths, stream: Stream) -> Result<()> {
-    let source = Source::new(plan.args().device, stream);
-    let (shape, words) = (&plan.schedule.shape, plan.schedule.layout.words());
+    let (args, shape) = (plan.args(), &plan.schedule.shape);
+    let (source, lists) = (Source::new(args.device, stream), ListTokens::of(args));
     // SAFETY: the caller's promise.
-    let words: Vec<i32> = unsafe { source.read(plan.workspace.plan, words, 1)? };
+    let (words, lens): (Vec<i32>, Vec<i64>) = unsafe {
+        let words = source.read(plan.workspace.plan, plan.schedule.layout.words(), 1)?;
+        let lens = match lists {
+            Some(tokens) => {
+                let lens = &lengths.seq_lens;
+                let lens = source.list_lens("topk_lengths", lens, tokens, shape.topk.into())?;
+                lens.into_iter().map(|len| len as i64).collect()
+            }
+            None => {
+                let lens = lengths.seq_lens.unwrap_or(Strided::NONE).first();
+                let lens = source.lens(&lens, shape.batch, MAX_SEQ_LEN)?;
+                lens.into_iter().map(i64::from).collect()
+            }
+        };
+        (words, lens)
+    };
     let plan = PlanView::new(shape, &words).map_err(plan_error)?;
     let stale = |what: String, now: i64| {
         let rule = format!("{now}, as in this call: the plan is updated before it is used");
         Err(Error::invalid("plan", what, rule))
     };
-    let [batch, tokens] = [shape.batch, shape.sparse_q_len.max(1)].map(|dim| dim as usize);
-    let lists = shape.sparse_q_len > 0;
-    let (most, name) = match lists {
-        true => (shape.topk, "topk_lengths"),
-        false => (shape.max_seq_len, "seq_lens"),
-    };
-    let mut lens = vec![most; batch * tokens];
-    if let Some(Strided { ptr, strides }) = lengths.seq_lens {
-        for (request, lens) in lens.chunks_mut(tokens).enumerate() {
-            let row = ptr.wrapping_add_signed(4 * request as i64 * strides[0]);
-            // SAFETY: the caller's promise.
-            lens.copy_from_slice(&unsafe { source.read::<i32>(row, tokens, strides[1])? });
-        }
-    }
     for item in plan.items() {
-        let (request, token) = (item.request as usize, if lists { item.q_begin } else { 0 });
-        let now = lens[request * tokens + token as usize].clamp(0, most);
-        let made = if lists { item.main_len } else { item.seq_len };
-        if made != now {
-            let place = if lists {
-                format!("{request}, {token}")
-            } else {
-                request.to_string()
-            };
-            return stale(format!("made for {name}[{place}] = {made}"), now.into());
+        let (request, token) = (item.request as usize, item.q_begin as usize);
+        let (name, made, index) = match lists {
+            Some(of) => (
+                "topk_lengths",
+                item.main_len,
+                request * of.size()[1] + token,
+            ),
+            None => ("seq_lens", item.seq_len, request),
+        };
+        let now = lens[index].min(shape.max_seq_len.into());
+        if i64::from(made) != now {
+            let place = lists.map_or(vec![request], |of| of.place(request, token));
+            return stale(format!("made for {name}{place:?} = {made}"), now);
         }
     }
     let Some(indptr) = lengths.qo_indptr else {
         return Ok(());
     };
     // SAFETY: the caller's promise.
-    let indptr: Vec<i32> = unsafe { source.read(indptr.ptr, batch + 1, indptr.strides[0])? };
+    let indptr: Vec<i32> =
+        unsafe { source.read(indptr.ptr, shape.batch as usize + 1, indptr.strides[0])? };
     for item in plan.items() {
         let begin = indptr[item.request as usize];
         if item.q_begin != begin {
@@ -412,11 +382,14 @@ unsafe fn lists(
     [lens_name, indices_name]: [&'static str; 2],
 ) -> Result<()> {
     let source = Source::new(problem.device, problem.stream);
-    let (batch, q_len) = (problem.batch as usize, problem.q_len as usize);
+    let q_len = problem.q_len.into();
     // Of a prefill, which alone has `max_logits`, the tokens are of no request.
     let query_tokens = match problem.max_logits {
-        None => Tokens::OfRequests { batch, q_len },
-        Some(_) => Tokens::All(q_len),
+        None => ListTokens::OfRequests {
+            batch: problem.batch.into(),
+            q_len,
+        },
+        Some(_) => ListTokens::All { num_tokens: q_len },
     };
     let most = i64::from(lists.topk);
     // SAFETY: the caller's promise.
@@ -424,7 +397,8 @@ unsafe fn lists(
     let tokens = i64::from(lists.cache.num_pages) * i64::from(lists.cache.page_size);
     let Strided { ptr, strides } = lists.indices;
     for (row, len) in lens.into_iter().enumerate() {
-        let [request, token] = [row / q_len, row % q_len];
+        let [_, of_request] = query_tokens.size();
+        let [request, token] = [row / of_request, row % of_request];
         let offset = request as i64 * strides[0] + token as i64 * strides[1];
         // SAFETY: the caller's promise; the length is within the list.
         let entries: Vec<i32> =

@@ -46,18 +46,20 @@ fn stream_of(py: Python<'_>, kind: tensor::Kind, ordinal: u32) -> PyResult<Strea
     Ok(Stream(handle.extract()?))
 }
 
+fn is_loaded(py: Python<'_>, module: &str) -> PyResult<bool> {
+    let modules = py.import(intern!(py, "sys"))?;
+    modules.getattr(intern!(py, "modules"))?.contains(module)
+}
+
 /// The current device of the framework that is loaded, torch's where both are; 0 where none has one.
 pub fn current_device(py: Python<'_>) -> PyResult<u32> {
-    let modules = py
-        .import(intern!(py, "sys"))?
-        .getattr(intern!(py, "modules"))?;
-    if modules.contains("torch")? {
+    if is_loaded(py, "torch")? {
         let cuda = py.import("torch.cuda")?;
         if cuda.call_method0("is_initialized")?.extract()? {
             return cuda.call_method0("current_device")?.extract();
         }
     }
-    if modules.contains("cupy")? {
+    if is_loaded(py, "cupy")? {
         let runtime = py.import("cupy.cuda.runtime")?;
         return runtime.call_method0("getDevice")?.extract();
     }
@@ -140,9 +142,7 @@ pub fn bytes_anywhere(py: Python<'_>, device: Device, count: u64) -> PyResult<Te
     let shape = [i64::try_from(count).unwrap_or(i64::MAX)];
     let object = match device {
         Device::Cpu => numpy(py, &shape, DType::U8)?,
-        _ if py.import("sys")?.getattr("modules")?.contains("torch")? => {
-            torch(py, device, &shape, DType::U8)?
-        }
+        _ if is_loaded(py, "torch")? => torch(py, device, &shape, DType::U8)?,
         _ if py.import("cupy").is_ok() => cupy(py, device, &shape, DType::U8)?,
         _ => {
             return Err(errors::invalid(
