@@ -24,7 +24,7 @@
 // Caches of e4m3 codes have CTAs of another kind (decode_raw):
 //
 //   warpgroup 0      loader: rows as they lie in the cache                             tile/raw_rows.cuh
-//   warpgroups 1, 2  scores of every other tile, values of all, half of the columns    tile/raw_scores.cuh, raw_values.cuh
+//   warpgroups 1, 2  scores of every other tile, values of all, half of the columns    tile/raw_halves.cuh
 //                    with 16 rows, and 32 of fp8: both of every other tile             tile/raw_independent.cuh
 //
 // docs/kernels.md and docs/sparse.md have figures of all.
@@ -45,10 +45,10 @@
 #include "tile/load_staged.cuh"
 #include "tile/load_tma.cuh"
 #include "tile/load_tokens.cuh"
+#include "tile/raw_halves.cuh"
 #include "tile/raw_independent.cuh"
 #include "tile/raw_map.cuh"
 #include "tile/raw_rows.cuh"
-#include "tile/raw_values.cuh"
 #include "tile/scores.cuh"
 #include "tile/shared_map.cuh"
 #include "tile/token_cursor.cuh"
@@ -235,6 +235,8 @@ __device__ __forceinline__ void decode_raw(const CUtensorMap& rows_map, const CU
     registers_grow<kCompute>();
     if constexpr (Map::kIndependent)
       compute_independent<T, __half, QkDim, Map>(p, first, smem, control);
+    else if constexpr (Map::kFewRows)
+      compute_few_raw<T, __half, QkDim, Map>(p, first, smem, control);
     else
       compute_raw<T, __half, QkDim, Map>(p, first, smem, control);
   }

@@ -127,8 +127,11 @@ __device__ __forceinline__ void finish_independent_rows(const FmDecodeParams& p,
 template <class T, class M, int QkDim, class Map, class Control>
 __device__ __forceinline__ void compute_independent(const FmDecodeParams& p, const FirstItem& first, uint32_t smem,
                                                     Control& control) {
-  const auto own = [] { return (int)((unsigned)block_thread() / 128) - 1; };
-  const auto lane = [] { return (unsigned)block_thread() % 32; };
+  const unsigned thread = block_thread();
+  const auto own = [&] { return (int)(thread / 128) - 1; };
+  const unsigned lane = thread % 32;
+  const ValuePlace<Map> first_values(smem, 0, 0, p.box_shift);
+  const KeyPlace<Map, false> first_keys(smem, 0, p.box_shift);
   RawPlace<Map> place;  // of the item's first tile
   uint32_t parts_parity = 0;
   QueryAhead<T, QkDim, Map> query;
@@ -156,12 +159,13 @@ __device__ __forceinline__ void compute_independent(const FmDecodeParams& p, con
       const uint32_t scaled = Map::kBare ? 0 : control.scaled_tile(at);
       const OwnUnits units = load_own_units<Map>(smem, at, scaled);
       const bool masked = i >= first_shared || control.present[at] != ~0ull;
-      multiply_raw_query<T, M, Map>(s, smem, control, of_tile, scaled, units, p.box_shift);
+      multiply_raw_query<T, M, Map>(s, smem, control, of_tile, scaled, units, p.box_shift,
+                                      [&](int at) { return first_keys.plus(at); });
       if (masked) {
         mask_raw_tile<Map>(s, p, item, i, first_shared, smem, control, at, own);
         named_barrier_of_warpgroup(kOwnBarrier + own());  // V is read before the next one
       }
-      const ValuePlace<Map> values(smem, at, 0, p.box_shift);
+      const ValuePlace<Map> values = first_values.plus(at);
       ValueCodes<Map, 8> codes(values);
       if (p.max_logits != nullptr) keep_peaks<Map>(s, mine, i < 2);
       // Two places of P in turn: before one is written again every warp has come to a barrier when it had multiplied with it.
@@ -169,9 +173,9 @@ __device__ __forceinline__ void compute_independent(const FmDecodeParams& p, con
       const Operand p_at = tile_weights<Map>(smem, weights);
       float added[RawState<Map>::kColumns];
       const bool moved = weigh_own_tile<Map>(state, added, s, units, mine, Map::weights(smem, weights), kOwnBarrier + own(), i < 2);
-      if (moved && i >= 2) scale_few_rows<Map::kRows>(all, mine.factor[0], lane());  // its first tile is added to nothing
+      if (moved && i >= 2) scale_few_rows<Map::kRows>(all, mine.factor[0], lane);  // its first tile is added to nothing
       const auto used = [&] {
-        if (lane() == 0) mbarrier_arrive(shared_address(&control.tile_empty[at]));
+        if (lane == 0) mbarrier_arrive(shared_address(&control.tile_empty[at]));
         if (i + 2 < tiles) wait_for_tile(i + 2);  // while the last products are made
       };
       if (Map::kMayBePlain && control.format[at] == FM_KV_FP8_V4)

@@ -37,6 +37,7 @@ struct KeyPlace {
   uint32_t all[2][Blocks ? 4 : 2];  // where there are four: pairs, or each twice
   uint32_t block_stride, swizzle, tail, tail_swizzle;  // of rows that may be swizzled
 
+  KeyPlace() = default;
   __device__ __forceinline__ KeyPlace(uint32_t smem, int place, int box_shift) {
     const int lane = warpgroup_thread() % 32, first = warpgroup_thread() / 32 * 16;
     const int token = first + lane % 16;
@@ -50,6 +51,17 @@ struct KeyPlace {
     }
     own = Map::row(smem, place, first + lane / 4) + Map::kFloatScales;
     scales = Map::scales(smem, place) + (first + lane / 4) * Map::Scales::kTokenBytes;
+  }
+  // Of a tile that many places on.
+  __device__ __forceinline__ KeyPlace plus(int places) const {
+    KeyPlace r = *this;
+    const uint32_t rows = places * (kTileTokens * Map::kRowBytes);
+    if constexpr (Map::kSwizzled) r.tail += rows;
+    r.matrices += rows, r.own += rows, r.scales += places * (uint32_t)sizeof(typename Map::Scales);
+    return r;
+  }
+  // The float32 scales of this thread's tokens, when they are there.
+  __device__ __forceinline__ void load_all_scales() {
     if constexpr (Map::kFloatScaled) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
@@ -114,6 +126,15 @@ struct KeyPlace {
     const float mantissa = mantissa_of(load_shared_word(from));
     return Block == 3 ? mantissa : __fdividef(mantissa, mantissa_of(load_shared_word(from + 4)));
   }
+};
+
+// Those of tiles, found anew each time.
+template <class Map>
+struct KeyPlaces {
+  uint32_t smem;
+  int box_shift;
+
+  __device__ __forceinline__ KeyPlace<Map, false> operator()(int place) const { return KeyPlace<Map, false>(smem, place, box_shift); }
 };
 
 // Calls body with the constants 0 .. Count.
@@ -189,16 +210,20 @@ __device__ __forceinline__ void multiply_group(KeySums<Map, Blocks>& s, KeyFragm
   wgmma_commit();
 }
 
+// Of Q. Its upper half the compiler must not know: it makes four operations a product of an addition to a constant.
+template <class Map>
+__device__ __forceinline__ uint64_t query_descriptor(uint32_t smem) {
+  const uint64_t from = smem_descriptor(smem + Map::kQueryOffset, 0, kAtomBytes);
+  return (uint64_t)uniform(opaque((int)(from >> 32))) << 32 | uniform((uint32_t)from);
+}
+
 // The products of a tile, of all of a row that its unit is for. Factors: sums are multiplied with those of mantissas. `rest` waits for
 // what of the rows is not codes, and says whether the last columns of rows of 512 are such.
 template <class T, class M, class Map, bool Factors, bool Blocks, class Rest>
-__device__ __forceinline__ void multiply_raw(KeySums<Map, Blocks>& sums, uint32_t smem, const KeyPlace<Map, Blocks>& at, Rest rest) {
+__device__ __forceinline__ void multiply_raw(KeySums<Map, Blocks>& sums, uint64_t q, const KeyPlace<Map, Blocks>& at, Rest rest) {
   using Layout = FewLayout<Map::kRows>;
   static_assert(!Factors || kTurns<Map, Blocks> == 1, "one sum is multiplied with factors");
-  // Its upper half the compiler must not know: it makes four operations a product of an addition to a constant.
-  const uint64_t from = smem_descriptor(smem + Map::kQueryOffset, 0, kAtomBytes);
-  const uint64_t q = (uint64_t)uniform(opaque((int)(from >> 32))) << 32 | uniform((uint32_t)from);
-  KeyFragments keys[Factors ? 1 : Map::kKeysAhead];
+  KeyFragments keys[Factors ? 1 : Blocks && Map::kRows == 32 ? 2 : Map::kKeysAhead];
   KeyCodes<Map> codes[Map::kKeyCodesAhead + 1];
   for_each_constant<Map::kKeyCodesAhead>([&](auto number) {
     constexpr int kGroup = decltype(number)::value;
@@ -254,9 +279,10 @@ __device__ __forceinline__ void add_up_blocks(float (&s)[Map::kRows / 2], const 
 }
 
 // S^T of a tile, without what Q counts in, and what rows mostly count in unless their rope part does not.
-template <class T, class M, class Map, class Control>
-__device__ __forceinline__ void multiply_raw_query(float (&s)[Map::kRows / 2], uint32_t smem, Control& control,
-                                                   RawPlace<Map> place, uint32_t scaled, const OwnUnits& units, int box_shift) {
+// `keys`: KeyPlace of a place.
+template <class T, class M, class Map, class Control, class Keys>
+__device__ __forceinline__ void multiply_raw_query(float (&s)[Map::kRows / 2], uint32_t smem, Control& control, RawPlace<Map> place,
+                                                   uint32_t scaled, const OwnUnits& units, int box_shift, Keys keys) {
   using Layout = FewLayout<Map::kRows>;
   const int place_at = place.at();
   const auto rest = [&] {
@@ -265,20 +291,22 @@ __device__ __forceinline__ void multiply_raw_query(float (&s)[Map::kRows / 2], u
     return !Map::kHasRope && control.format[at] == FM_KV_FP8_V4;
   };
   const auto without_blocks = [&] {
-    const KeyPlace<Map, false> at(smem, place_at, box_shift);
+    KeyPlace<Map, false> at = keys(place_at);
+    at.load_all_scales();
     constexpr bool kFactors = Map::kFloatScaled && !Map::kSumsOfBlocks;
     KeySums<Map, false> sums;  // the same of both ways: registers
     if (kFactors && (scaled & kFractions))
-      multiply_raw<T, M, Map, kFactors>(sums, smem, at, rest);
+      multiply_raw<T, M, Map, kFactors>(sums, query_descriptor<Map>(smem), at, rest);
     else
-      multiply_raw<T, M, Map, false>(sums, smem, at, rest);
+      multiply_raw<T, M, Map, false>(sums, query_descriptor<Map>(smem), at, rest);
     add_up<Map>(s, sums);
   };
   if constexpr (Map::kSumsOfBlocks) {
     if (scaled & kFractions) {
-      const KeyPlace<Map, true> at(smem, place_at, box_shift);
+      KeyPlace<Map, true> at(smem, place_at, box_shift);
+      at.load_all_scales();
       KeySums<Map, true> sums;
-      multiply_raw<T, M, Map, false>(sums, smem, at, rest);
+      multiply_raw<T, M, Map, false>(sums, query_descriptor<Map>(smem), at, rest);
       add_up_blocks<T, Map>(s, sums, at);
     } else {
       without_blocks();

@@ -39,6 +39,7 @@ struct ValuePlace {
   uint32_t block_stride;  // of rows that may be swizzled
   int shift;
 
+  ValuePlace() = default;
   __device__ __forceinline__ ValuePlace(uint32_t smem, int place, int half, int box_shift) {
     const int lane = warpgroup_thread() % 32, warp = warpgroup_thread() / 32, column = half * 256 + warp * 16;
     if constexpr (Map::kSwizzled) {
@@ -51,6 +52,12 @@ struct ValuePlace {
     }
     scales = Map::scales(smem, place) + offsetof(typename Map::Scales, of_column) +
              column / (kLatent / Map::kGroups) * (kTileTokens * 2) + lane % 4 * 32;
+  }
+  // Of a tile so many places on.
+  __device__ __forceinline__ ValuePlace plus(int places) const {
+    ValuePlace r = *this;
+    r.matrices += places * (kTileTokens * Map::kRowBytes), r.scales += places * (uint32_t)sizeof(typename Map::Scales);
+    return r;
   }
   // Tokens 16 step + 2 (lane % 4) + {0, 1} and those 8 on, for block `block` of 64 columns.
   __device__ __forceinline__ void load_scales(uint32_t (&scale)[2], int step, int block) const {
@@ -264,97 +271,6 @@ __device__ __forceinline__ void finish_few_raw_rows(const FmDecodeParams& p, con
     store_raw_partial<Map>(p, r, o, own(), control);
   }
   finish_part_of_rows<T, Map>(p, unit, item, control);
-}
-
-// Both warpgroups: each the scores of every other tile, and of all tiles the products with its half of V's columns. Where
-// Map::kIndependent, raw_independent.cuh instead.
-//
-//   warpgroup 0   Q K^T of 0 | softmax of 0 | P V of 0 | Q K^T of 2 | P V of 1 | softmax of 2 | P V of 2 | Q K^T of 4 ...
-//   warpgroup 1   Q K^T of 1 | P V of 0 | softmax of 1 | P V of 1 | Q K^T of 3 | P V of 2 | softmax of 3 ...
-//
-// T: of Q and the output; M: what is multiplied.
-template <class T, class M, int QkDim, class Map, class Control>
-__device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const FirstItem& first, uint32_t smem,
-                                            Control& control) {
-  const auto own = [] { return (unsigned)block_thread() / 128 - 1; };  // read anew each time: registers are short
-  const auto lane = [] { return (unsigned)block_thread() % 32; };
-  RawPlace<Map> place;  // of the tile whose scores are next
-  uint32_t parts_parity = 0;
-  for_each_row_block<Map>(p, first, [&](int item, const RowBlock& range) {
-    RawState<Map> state;
-    FewAccumulators<Map::kRows> o;
-    clear_accumulators(o);
-    const int tiles = max(range.tile_end - range.tile_begin, 0);
-    const int first_shared = range.rows_differ(p) ? range.first_masked(p) - range.tile_begin : kNoTile;
-    if constexpr (kSharesTiles<Map>)  // the last item's part, which others read, lies where Q goes
-      mbarrier_wait_acquire_cluster(shared_address(&control.parts_empty), parts_parity ^ 1);
-    if (tiles > 0) load_raw_query<T, QkDim, Map>(p, range, smem, control);
-    for (int i = 0; tiles > 0 && i <= tiles; ++i) {
-      const bool scores = i % 2 == own() && i < tiles;
-      float s[Map::kRows / 2];
-      OwnUnits units;
-      const int at = place.at();
-      if (scores) {
-        mbarrier_wait(shared_address(&control.tile_full[at]), place.parity());
-        const uint32_t scaled = Map::kBare ? 0 : control.scaled_tile(at);
-        units = load_own_units<Map>(smem, at, scaled);
-        const bool masked = i >= first_shared || control.present[at] != ~0ull;
-        multiply_raw_query<T, M, Map>(s, smem, control, place, scaled, units, p.box_shift);
-        if (masked) mask_raw_tile<Map>(s, p, item, i, first_shared, smem, control, at, own);
-      }
-      if (i > 0) {
-        const RawPlace<Map> last = place.last();
-        const int before = last.at();
-        mbarrier_wait(shared_address(&control.weights_full[before]), last.parity());
-        // P is overwritten when both warpgroups have gone on for more than a tile from here.
-        const ValuePlace<Map> values(smem, before, own(), p.box_shift);
-        ValueCodes<Map, 4> codes(values);
-        if (control.rescale[before][0]) {
-          scale_few_rows<Map::kRows>(o, control.factor[before], lane());
-          if (i % 2 == own()) state.rescale(control, before);  // that was the other warpgroup's tile
-        }
-        const auto used = [&] {
-          const uint32_t empty = shared_address(&control.tile_empty[before]);
-          if constexpr (Map::kFewRows) {
-            if (lane() == 0) mbarrier_arrive(empty);
-          } else {
-            if (lane() < p.multicast) mbarrier_arrive_at(empty, lane());
-          }
-        };
-        if (Map::kMayBePlain && own() == 1 && control.format[before] == FM_KV_FP8_V4)
-          multiply_raw_values<M, Map, Map::kMayBePlain>(o, values, codes, tile_weights<Map>(smem, before), used);
-        else
-          multiply_raw_values<M, Map, false>(o, values, codes, tile_weights<Map>(smem, before), used);
-      }
-      if (scores) {
-        if (p.max_logits != nullptr) keep_peaks<Map>(s, control, i == 0);
-        uint32_t weights[Map::kRows / 4];
-        float added[RawState<Map>::kColumns];
-        state.weigh(weights, added, s, units, control, at, kOwnBarrier + own(), i == 0);
-        store_few_weights<Map::kRows>([&](int i) { return weights[i]; }, Map::weights(smem, at));
-        fence_async_shared();
-        arrive_once_per_warp(shared_address(&control.weights_full[at]));
-        state.add(added);
-      }
-      if (i < tiles) place.advance();
-    }
-    const RowBlock r = load_row_block<Map>(p, item);
-    int come = 0;
-    if constexpr (LastAdds<Map>::kExists)
-      if (r.slot >= 0 && LastAdds<Map>::comes()) come = LastAdds<Map>::come(p, r.merge, r.parts);
-    finish_raw_rows<Map>(p, r, state, smem, place.at(), control, own());
-    if constexpr (Map::kFewRows) {
-      finish_few_raw_rows<T, Map>(p, r, item, o, own, smem, control, come, parts_parity);
-    } else if (r.slot < 0) {
-      store_raw_rows<T, Map>(p, o, own(), control);
-    } else {
-      store_raw_halves<Map>(p, r, o, own(), control);
-      const SplitUnit unit = load_split_unit<Map>(p, r);
-      finish_part_of_pairs<T, Map>(p, item, control, [&] { return unit; });
-    }
-  });
-  if constexpr (kSharesTiles<Map>)  // no CTA leaves while another may still read its part
-    mbarrier_wait_acquire_cluster(shared_address(&control.parts_empty), parts_parity ^ 1);
 }
 
 }  // namespace fm
