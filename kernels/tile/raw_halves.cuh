@@ -31,6 +31,7 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
                                             Control& control) {
   const auto own = [] { return (unsigned)block_thread() / 128 - 1; };  // read anew each time: registers are short
   const auto lane = [] { return (unsigned)block_thread() % 32; };
+  const auto keys_of = places<Map>([&](int place) { return KeyPlace<Map, false>(smem, place, p.box_shift); });
   RawPlace<Map> place;  // of the tile whose scores are next
   for_each_row_block<Map>(p, first, [&](int item, const RowBlock& range) {
     RawState<Map> state;
@@ -49,7 +50,7 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
         const uint32_t scaled = Map::kBare ? 0 : control.scaled_tile(at);
         units = load_own_units<Map>(smem, at, scaled);
         const bool masked = i >= first_shared || control.present[at] != ~0ull;
-        multiply_raw_query<T, M, Map>(s, smem, control, place, scaled, units, p.box_shift, KeyPlaces<Map>{smem, p.box_shift});
+        multiply_raw_query<T, M, Map>(s, smem, control, place, scaled, units, p.box_shift, keys_of);
         if (masked) mask_raw_tile<Map>(s, p, item, i, first_shared, smem, control, at, own);
       }
       if (i > 0) {
@@ -103,8 +104,8 @@ __device__ __forceinline__ void compute_few_raw(const FmDecodeParams& p, const F
   const unsigned thread = block_thread();
   const auto own = [&] { return thread / 128 - 1; };
   const unsigned lane = thread % 32;
-  const ValuePlace<Map> first_values(smem, 0, own(), p.box_shift);
-  const KeyPlace<Map, false> first_keys(smem, 0, p.box_shift);
+  const auto values_of = places<Map>([&](int place) { return ValuePlace<Map>(smem, place, own(), p.box_shift); });
+  const auto keys_of = places<Map>([&](int place) { return KeyPlace<Map, false>(smem, place, p.box_shift); });
   RawPlace<Map> place;  // of the item's first tile
   uint32_t parts_parity = 0;
   for_each_row_block<Map>(p, first, [&](int item, const RowBlock& range) {
@@ -122,14 +123,14 @@ __device__ __forceinline__ void compute_few_raw(const FmDecodeParams& p, const F
       const uint32_t scaled = control.scaled_tile(at);
       units = load_own_units<Map>(smem, at, scaled);
       const bool masked = i >= first_shared || control.present[at] != ~0ull;
-      multiply_raw_query<T, M, Map>(s, smem, control, of_tile, scaled, units, p.box_shift, [&](int at) { return first_keys.plus(at); });
+      multiply_raw_query<T, M, Map>(s, smem, control, of_tile, scaled, units, p.box_shift, keys_of);
       if (masked) mask_raw_tile<Map>(s, p, item, i, first_shared, smem, control, at, own);
     };
     const auto multiply_values = [&](RawPlace<Map> of_tile, bool mine) {
       const int at = of_tile.at();
       mbarrier_wait(shared_address(&control.weights_full[at]), of_tile.parity());
       // P is overwritten when both warpgroups have gone on for more than a tile from here.
-      const ValuePlace<Map> values = first_values.plus(at);
+      const ValuePlace<Map> values = values_of(at);
       ValueCodes<Map, 4> codes(values);
       if (control.rescale[at][0]) {
         scale_few_rows<Map::kRows>(o, control.factor[at], lane);

@@ -130,8 +130,8 @@ __device__ __forceinline__ void compute_independent(const FmDecodeParams& p, con
   const unsigned thread = block_thread();
   const auto own = [&] { return (int)(thread / 128) - 1; };
   const unsigned lane = thread % 32;
-  const ValuePlace<Map> first_values(smem, 0, 0, p.box_shift);
-  const KeyPlace<Map, false> first_keys(smem, 0, p.box_shift);
+  const auto values_of = places<Map>([&](int place) { return ValuePlace<Map>(smem, place, 0, p.box_shift); });
+  const auto keys_of = places<Map>([&](int place) { return KeyPlace<Map, false>(smem, place, p.box_shift); });
   RawPlace<Map> place;  // of the item's first tile
   uint32_t parts_parity = 0;
   QueryAhead<T, QkDim, Map> query;
@@ -159,13 +159,12 @@ __device__ __forceinline__ void compute_independent(const FmDecodeParams& p, con
       const uint32_t scaled = Map::kBare ? 0 : control.scaled_tile(at);
       const OwnUnits units = load_own_units<Map>(smem, at, scaled);
       const bool masked = i >= first_shared || control.present[at] != ~0ull;
-      multiply_raw_query<T, M, Map>(s, smem, control, of_tile, scaled, units, p.box_shift,
-                                      [&](int at) { return first_keys.plus(at); });
+      multiply_raw_query<T, M, Map>(s, smem, control, of_tile, scaled, units, p.box_shift, keys_of);
       if (masked) {
         mask_raw_tile<Map>(s, p, item, i, first_shared, smem, control, at, own);
         named_barrier_of_warpgroup(kOwnBarrier + own());  // V is read before the next one
       }
-      const ValuePlace<Map> values = first_values.plus(at);
+      const ValuePlace<Map> values = values_of(at);
       ValueCodes<Map, 8> codes(values);
       if (p.max_logits != nullptr) keep_peaks<Map>(s, mine, i < 2);
       // Two places of P in turn: before one is written again every warp has come to a barrier when it had multiplied with it.

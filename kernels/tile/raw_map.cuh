@@ -62,6 +62,8 @@ struct RawMap {
   // Whether it is found while a cluster's parts are waited for where rows go: worth 4 % for few requests, and 1 % for `fp8` with
   // 16 rows, but of rows of 576 with scales the compiler orders the loop anew then (4 % longer).
   static constexpr bool kEarlyEnds = Rows == 16 && !kFloatScaled;
+  // Whether what a thread's places of all tiles have in common stays in registers; rows that come in boxes have too much of it.
+  static constexpr bool kKeepsPlaces = kFewRows && !kSwizzled;
   static constexpr bool kSumsOfBlocks = kFloatScaled && kFewRows;  // where those have mantissas (raw_products.cuh)
   // What rows mostly count in, as a power of two, and the units of others are relative to. Halves hold all bits of codes with float32
   // scales of 2^-15 up to 2^-3 that count in 2^-10, of codes with powers of two of 2^-14 up to 2 that count in one.
@@ -106,6 +108,15 @@ struct RawMap {
 
 // What scales make necessary: factors between products (raw_products.cuh), as some are not powers of two; and units other than the common one.
 constexpr uint32_t kFractions = 1, kUnits = 2;
+
+// What a thread needs to find its operands of a tile in a place: found once, for the first place, or anew each time, as `find(place)` does.
+template <class Map, class Find>
+__device__ __forceinline__ auto places(Find find) {
+  if constexpr (Map::kKeepsPlaces)
+    return [first = find(0)](int place) { return first.plus(place); };
+  else
+    return find;
+}
 
 template <class Map>
 __device__ __forceinline__ constexpr float common_unit() {

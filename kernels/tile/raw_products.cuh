@@ -37,7 +37,6 @@ struct KeyPlace {
   uint32_t all[2][Blocks ? 4 : 2];  // where there are four: pairs, or each twice
   uint32_t block_stride, swizzle, tail, tail_swizzle;  // of rows that may be swizzled
 
-  KeyPlace() = default;
   __device__ __forceinline__ KeyPlace(uint32_t smem, int place, int box_shift) {
     const int lane = warpgroup_thread() % 32, first = warpgroup_thread() / 32 * 16;
     const int token = first + lane % 16;
@@ -56,7 +55,6 @@ struct KeyPlace {
   __device__ __forceinline__ KeyPlace plus(int places) const {
     KeyPlace r = *this;
     const uint32_t rows = places * (kTileTokens * Map::kRowBytes);
-    if constexpr (Map::kSwizzled) r.tail += rows;
     r.matrices += rows, r.own += rows, r.scales += places * (uint32_t)sizeof(typename Map::Scales);
     return r;
   }
@@ -126,15 +124,6 @@ struct KeyPlace {
     const float mantissa = mantissa_of(load_shared_word(from));
     return Block == 3 ? mantissa : __fdividef(mantissa, mantissa_of(load_shared_word(from + 4)));
   }
-};
-
-// Those of tiles, found anew each time.
-template <class Map>
-struct KeyPlaces {
-  uint32_t smem;
-  int box_shift;
-
-  __device__ __forceinline__ KeyPlace<Map, false> operator()(int place) const { return KeyPlace<Map, false>(smem, place, box_shift); }
 };
 
 // Calls body with the constants 0 .. Count.

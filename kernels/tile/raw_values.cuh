@@ -39,7 +39,6 @@ struct ValuePlace {
   uint32_t block_stride;  // of rows that may be swizzled
   int shift;
 
-  ValuePlace() = default;
   __device__ __forceinline__ ValuePlace(uint32_t smem, int place, int half, int box_shift) {
     const int lane = warpgroup_thread() % 32, warp = warpgroup_thread() / 32, column = half * 256 + warp * 16;
     if constexpr (Map::kSwizzled) {
