@@ -24,7 +24,7 @@
 // Caches of e4m3 codes have CTAs of another kind (decode_raw):
 //
 //   warpgroup 0      loader: rows as they lie in the cache                             tile/raw_rows.cuh
-//   warpgroups 1, 2  scores of every other tile, values of all, half of the columns    tile/raw_halves.cuh
+//   warpgroups 1, 2  scores of every other tile, values of all, half of the columns    tile/raw_together.cuh
 //                    with 16 rows, and 32 of fp8: both of every other tile             tile/raw_independent.cuh
 //
 // docs/kernels.md and docs/sparse.md have figures of all.
@@ -45,7 +45,7 @@
 #include "tile/load_staged.cuh"
 #include "tile/load_tma.cuh"
 #include "tile/load_tokens.cuh"
-#include "tile/raw_halves.cuh"
+#include "tile/raw_together.cuh"
 #include "tile/raw_independent.cuh"
 #include "tile/raw_map.cuh"
 #include "tile/raw_rows.cuh"

@@ -5,7 +5,7 @@
 //   warpgroup 1   Q K^T of 1 | softmax of 1 | P V of 1 | Q K^T of 3 | softmax of 3 | P V of 3 | ...
 //
 // Each has references, sums and accumulators of its own. At the end these are brought to the higher of the two references, and
-// each warpgroup hands over the half of the columns that the other one stores: then all is as raw_values.cuh has it.
+// each warpgroup hands over the half of the columns that the other one stores: then all is as raw_together.cuh has it.
 #pragma once
 #include <stdint.h>
 

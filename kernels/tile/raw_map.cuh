@@ -52,7 +52,7 @@ struct RawMap {
   static constexpr bool kSteps = false;
   // Whether 64 rows have up to 64 pieces (split_rows.cuh). With scales the compiler orders the loop of tiles anew then: b=128 takes 3 to 5 % longer.
   static constexpr bool kManyPieces = kBare;
-  // Whether a computing warpgroup has whole tiles (raw_independent.cuh), or half of the columns of all (raw_values.cuh).
+  // Whether a computing warpgroup has whole tiles (raw_independent.cuh), or half of the columns of all (raw_together.cuh).
   // With 32 rows and scales that is as fast or slower (docs/tried-sparse.md, "Whole tiles"); without scales registers are tight.
   static constexpr bool kIndependent = Rows == 16 || (Rows == 32 && Bare), kTight = Rows == 32 && kIndependent;
   static constexpr bool kHasRope = QkDim > kLatent;

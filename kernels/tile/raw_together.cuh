@@ -1,5 +1,5 @@
-// Both computing warpgroups of a CTA of raw rows: each the scores of every other tile, and of all tiles the products with its half of V's
-// columns. Where Map::kIndependent, raw_independent.cuh instead.
+// Both computing warpgroups of a CTA of raw rows, at every tile together: each the scores of every other tile, and of all tiles the products with
+// its half of V's columns. Where Map::kIndependent, raw_independent.cuh instead.
 //
 //   warpgroup 0   Q K^T of 0 | softmax of 0 | P V of 0 | Q K^T of 2 | P V of 1 | softmax of 2 | P V of 2 | Q K^T of 4 ...
 //   warpgroup 1   Q K^T of 1 | P V of 0 | softmax of 1 | P V of 1 | Q K^T of 3 | P V of 2 | softmax of 3 ...
