@@ -7,10 +7,8 @@
 #include <stdint.h>
 
 #include "../params.h"
-#include "../ptx/cluster.cuh"
 #include "../ptx/control.cuh"
 #include "../ptx/math.cuh"
-#include "../ptx/mbarrier.cuh"
 #include "../ptx/shared.cuh"
 #include "../ptx/wgmma.cuh"
 #include "few_softmax.cuh"
@@ -20,9 +18,6 @@
 #include "numbers.cuh"
 #include "raw_fragments.cuh"
 #include "raw_map.cuh"
-#include "raw_products.cuh"
-#include "raw_query.cuh"
-#include "raw_scores.cuh"
 #include "shared_map.cuh"
 #include "split_few.cuh"
 #include "split_rows.cuh"
