@@ -97,8 +97,8 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
   });
 }
 
-// With 32 rows, where registers allow to keep what places of all tiles have in common: loading a warp's operands takes a third of its
-// time of issuing (docs/tried-loop.md, "What products take"), so that every other instruction counts.
+// With 32 rows, where registers allow to keep what places of all tiles have in common. While operands are fetched from registers, a third of
+// the time, it seems that nothing is issued (docs/tried-loop.md, "What products take"), so that instructions count.
 template <class T, class M, int QkDim, class Map, class Control>
 __device__ __forceinline__ void compute_few_raw(const FmDecodeParams& p, const FirstItem& first, uint32_t smem, Control& control) {
   const unsigned thread = block_thread();
