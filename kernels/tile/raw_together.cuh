@@ -25,6 +25,20 @@
 
 namespace fm {
 
+// The softmax of this warpgroup's tile `i` of an item, in place `at`: leaves its P for both. `own()`: the warpgroup.
+template <class Map, class Control, class Own>
+__device__ __forceinline__ void leave_weights(const FmDecodeParams& p, RawState<Map>& state, const float (&s)[Map::kRows / 2],
+                                              const OwnUnits& units, int i, int at, uint32_t smem, Control& control, Own own) {
+  if (p.max_logits != nullptr) keep_peaks<Map>(s, control, i == 0);
+  uint32_t weights[Map::kRows / 4];
+  float added[RawState<Map>::kColumns];
+  state.weigh(weights, added, s, units, control, at, kOwnBarrier + own(), i == 0);
+  store_few_weights<Map::kRows>([&](int i) { return weights[i]; }, Map::weights(smem, at));
+  fence_async_shared();
+  arrive_once_per_warp(shared_address(&control.weights_full[at]));
+  state.add(added);
+}
+
 // With 64 rows. T: of Q and the output; M: what is multiplied.
 template <class T, class M, int QkDim, class Map, class Control>
 __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const FirstItem& first, uint32_t smem,
@@ -73,16 +87,7 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
         else
           multiply_raw_values<M, Map, false>(o, values, codes, tile_weights<Map>(smem, before), used);
       }
-      if (scores) {
-        if (p.max_logits != nullptr) keep_peaks<Map>(s, control, i == 0);
-        uint32_t weights[Map::kRows / 4];
-        float added[RawState<Map>::kColumns];
-        state.weigh(weights, added, s, units, control, at, kOwnBarrier + own(), i == 0);
-        store_few_weights<Map::kRows>([&](int i) { return weights[i]; }, Map::weights(smem, at));
-        fence_async_shared();
-        arrive_once_per_warp(shared_address(&control.weights_full[at]));
-        state.add(added);
-      }
+      if (scores) leave_weights<Map>(p, state, s, units, i, at, smem, control, own);
       if (i < tiles) place.advance();
     }
     const RowBlock r = load_row_block<Map>(p, item);
@@ -144,16 +149,6 @@ __device__ __forceinline__ void compute_few_raw(const FmDecodeParams& p, const F
       else
         multiply_raw_values<M, Map, false>(o, values, codes, tile_weights<Map>(smem, at), used);
     };
-    const auto weigh = [&](const float (&s)[Map::kRows / 2], const OwnUnits& units, int i, int at) {
-      if (p.max_logits != nullptr) keep_peaks<Map>(s, control, i == 0);
-      uint32_t weights[Map::kRows / 4];
-      float added[RawState<Map>::kColumns];
-      state.weigh(weights, added, s, units, control, at, kOwnBarrier + own(), i == 0);
-      store_few_weights<Map::kRows>([&](int i) { return weights[i]; }, Map::weights(smem, at));
-      fence_async_shared();
-      arrive_once_per_warp(shared_address(&control.weights_full[at]));
-      state.add(added);
-    };
     if constexpr (Map::kMayBePlain) {  // two ways to multiply V: three times both is too much code
       for (int i = 0; tiles > 0 && i <= tiles; ++i) {
         const bool scores = i % 2 == own() && i < tiles;
@@ -162,7 +157,7 @@ __device__ __forceinline__ void compute_few_raw(const FmDecodeParams& p, const F
         OwnUnits units;
         if (scores) multiply_keys(s, units, i, of_tile);
         if (i > 0) multiply_values(of_tile.last(), i % 2 != own());
-        if (scores) weigh(s, units, i, of_tile.at());
+        if (scores) leave_weights<Map>(p, state, s, units, i, of_tile.at(), smem, control, own);
       }
     } else {
       int i = own();
@@ -173,7 +168,7 @@ __device__ __forceinline__ void compute_few_raw(const FmDecodeParams& p, const F
         OwnUnits units;
         multiply_keys(s, units, i, of_tile);
         if (i > 0) multiply_values(of_tile.last(), false);
-        weigh(s, units, i, of_tile.at());
+        leave_weights<Map>(p, state, s, units, i, of_tile.at(), smem, control, own);
         multiply_values(of_tile, true);
       }
       if (i == tiles && tiles > 0) multiply_values(place.plus(tiles - 1), false);
