@@ -140,8 +140,8 @@ __device__ __forceinline__ void compute_independent(const FmDecodeParams& p, con
     RawState<Map> state;
     float all[8][Map::kRows / 2];  // unnormalised O^T, all columns
     clear_accumulators(all);
-    const int tiles = max(range.tile_end - range.tile_begin, 0);
-    const int first_shared = range.rows_differ(p) ? range.first_masked(p) - range.tile_begin : kNoTile;
+    const int tiles = range.tiles();
+    const int first_shared = range.first_shared(p);
     if constexpr (kSharesTiles<Map>)  // the last item's part, which others read, lies where Q goes
       mbarrier_wait_acquire_cluster(shared_address(&control.parts_empty), parts_parity ^ 1);
     if (tiles > 0) query.place(p, range, smem, control);

@@ -53,6 +53,7 @@ struct KeyPlace {
   }
   // Of a tile that many places on.
   __device__ __forceinline__ KeyPlace plus(int places) const {
+    static_assert(!Map::kSwizzled, "the tail's place is not moved");
     KeyPlace r = *this;
     const uint32_t rows = places * (kTileTokens * Map::kRowBytes);
     r.matrices += rows, r.own += rows, r.scales += places * (uint32_t)sizeof(typename Map::Scales);

@@ -410,7 +410,7 @@ struct RowPreparation {
 template <class Map>
 __device__ __forceinline__ int count_tiles(const FmDecodeParams& p, const FirstItem& first) {
   int tiles = 0;
-  for_each_row_block<Map>(p, first, [&](int, const RowBlock& r) { tiles += max(r.tile_end - r.tile_begin, 0); });
+  for_each_row_block<Map>(p, first, [&](int, const RowBlock& r) { tiles += r.tiles(); });
   return tiles;
 }
 

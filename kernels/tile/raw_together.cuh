@@ -51,8 +51,8 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
     RawState<Map> state;
     FewAccumulators<Map::kRows> o;
     clear_accumulators(o);
-    const int tiles = max(range.tile_end - range.tile_begin, 0);
-    const int first_shared = range.rows_differ(p) ? range.first_masked(p) - range.tile_begin : kNoTile;
+    const int tiles = range.tiles();
+    const int first_shared = range.first_shared(p);
     if (tiles > 0) load_raw_query<T, QkDim, Map>(p, range, smem, control);
     for (int i = 0; tiles > 0 && i <= tiles; ++i) {
       const bool scores = i % 2 == own() && i < tiles;
@@ -117,8 +117,8 @@ __device__ __forceinline__ void compute_few_raw(const FmDecodeParams& p, const F
     RawState<Map> state;
     FewAccumulators<Map::kRows> o;
     clear_accumulators(o);
-    const int tiles = max(range.tile_end - range.tile_begin, 0);
-    const int first_shared = range.rows_differ(p) ? range.first_masked(p) - range.tile_begin : kNoTile;
+    const int tiles = range.tiles();
+    const int first_shared = range.first_shared(p);
     if constexpr (kSharesTiles<Map>)  // the last item's part, which others read, lies where Q goes
       mbarrier_wait_acquire_cluster(shared_address(&control.parts_empty), parts_parity ^ 1);
     if (tiles > 0) load_raw_query<T, QkDim, Map>(p, range, smem, control);

@@ -47,7 +47,7 @@ struct ValuePlace {
     scales = Map::scales(smem, place) + offsetof(typename Map::Scales, of_column) +
              column / (kLatent / Map::kGroups) * (kTileTokens * 2) + lane % 4 * 32;
   }
-  // Of a tile so many places on.
+  // Of a tile that many places on.
   __device__ __forceinline__ ValuePlace plus(int places) const {
     ValuePlace r = *this;
     r.matrices += places * (kTileTokens * Map::kRowBytes), r.scales += places * (uint32_t)sizeof(typename Map::Scales);

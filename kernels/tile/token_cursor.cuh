@@ -95,7 +95,7 @@ struct TileCursor {
     // main_len is never negative. It is looked at so that none of the plan's numbers is on its way where ways meet: ptxas waits
     // there for a register that one of them has asked for, and with it for the next tile's entries.
     const bool own = (Map::kFewRows || r.row_begin < r.rows || p.multicast > 1) && r.main_len >= 0;
-    left = own ? max(r.tile_end - r.tile_begin, 0) : 0;
+    left = own ? r.tiles() : 0;
     return left > 0;
   }
   // To its first one.

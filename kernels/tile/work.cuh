@@ -45,12 +45,17 @@ struct RowBlock {
     return v < 0 ? 0 : v;
   }
   __device__ __forceinline__ bool empty() const { return tile_begin >= tile_end; }
+  __device__ __forceinline__ int tiles() const { return max(tile_end - tile_begin, 0); }
   // The first tile of the sequence that not all rows see whole.
   __device__ __forceinline__ int first_masked(const FmDecodeParams& p) const {
     return min(visible(p, row_begin), seq_len) / kTileTokens;
   }
   // Whether rows see different tokens: from that tile on, if they do.
   __device__ __forceinline__ bool rows_differ(const FmDecodeParams& p) const { return p.causal && q_len > 1; }
+  // The first of its tiles, counted from tile_begin, of which some rows see what others do not.
+  __device__ __forceinline__ int first_shared(const FmDecodeParams& p) const {
+    return rows_differ(p) ? first_masked(p) - tile_begin : kNoTile;
+  }
   // Of the last tile's tokens those before the end of the sequence: kTileTokens and more if it ends later.
   __device__ __forceinline__ int in_last_tile() const { return seq_len - (tile_end - 1) * kTileTokens; }
 };
@@ -82,7 +87,7 @@ __device__ __forceinline__ RowBlock row_block_of(const FmDecodeParams& p, int4 a
     last_seen = r.visible(p, min(r.row_begin + Map::kRows, r.rows) - 1);
   r.tile_end = min(r.tile_end, (last_seen + kTileTokens - 1) / kTileTokens);
   if (kSharesTiles<Map>) {  // this CTA's share of the item's tiles
-    const int tiles = max(r.tile_end - r.tile_begin, 0), share = cluster_rank(), begin = r.tile_begin;
+    const int tiles = r.tiles(), share = cluster_rank(), begin = r.tile_begin;
     r.tile_begin = begin + (unsigned)(tiles * share) / Map::kCluster;
     r.tile_end = begin + (unsigned)(tiles * (share + 1)) / Map::kCluster;
   }
