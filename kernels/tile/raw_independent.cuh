@@ -28,19 +28,20 @@
 
 namespace fm {
 
-// Turns scores into P at `to`, and returns whether references have moved: then control.factor has what accumulators are to be
-// multiplied with. `first`: they have to move. `added` is for add(). By the whole warpgroup; after it all of P can be multiplied.
+// Turns scores of the tile in place `at` into P at `to`, and returns whether references have moved: then control.factor has what
+// accumulators are to be multiplied with. `first`: they have to move. `added` is for add(). By the whole warpgroup; after it all of P can be
+// multiplied.
 template <class Map, class Control>
 __device__ __forceinline__ bool weigh_own_tile(RawState<Map>& state, float (&added)[RawState<Map>::kColumns],
                                                const float (&s)[Map::kRows / 2], const OwnUnits& units, Control& control, uint32_t to,
-                                               int barrier, bool first) {
+                                               uint32_t smem, int at, int barrier, bool first) {
   bool moved = false;
 #pragma unroll 1
   for (bool move = first;; move = true) {
     if (move) state.move_references(s, units, control, 0, barrier, first), moved = true;
     uint32_t weights[Map::kRows / 4];
     const bool over = state.weigh_once(weights, added, s, units, control);
-    store_few_weights<Map::kRows>([&](int i) { return weights[i]; }, to);
+    store_raw_weights<Map>(weights, to, smem, at, units);
     fence_async_shared();
     const bool any = named_barrier_any_of_warpgroup(barrier, over);
     if (moved || !any) return moved;
@@ -171,7 +172,8 @@ __device__ __forceinline__ void compute_independent(const FmDecodeParams& p, con
       const int weights = own() * 2 + i / 2 % 2;
       const Operand p_at = tile_weights<Map>(smem, weights);
       float added[RawState<Map>::kColumns];
-      const bool moved = weigh_own_tile<Map>(state, added, s, units, mine, Map::weights(smem, weights), kOwnBarrier + own(), i < 2);
+      const bool moved = weigh_own_tile<Map>(state, added, s, units, mine, Map::weights(smem, weights), smem, at,
+                                              kOwnBarrier + own(), i < 2);
       if (moved && i >= 2) scale_few_rows<Map::kRows>(all, mine.factor[0], lane);  // its first tile is added to nothing
       const auto used = [&] {
         if (lane == 0) mbarrier_arrive(shared_address(&control.tile_empty[at]));

@@ -2,7 +2,7 @@
 // their way to the tensor cores (raw_scores.cuh, raw_values.cuh):
 //
 //   Q as halves, and its rope part, in chunks of 64 columns; each 16 columns in the order of raw_query.cuh
-//   places of a tile's weights P, [rows][64 tokens]
+//   places of a tile's weights P, [rows][64 tokens]; where these have the scales of V, one for each block of 128 columns
 //   instead of those two, between items with fewer than 64 rows: what warpgroups hand over (raw_independent.cuh), and this
 //     CTA's part of rows that the cluster merges
 //   places of a tile's rows of bytes, kRowBytes apart
@@ -31,7 +31,7 @@ struct alignas(16) RawScales {
   // Each half once; or twice, as products need it. Where those of a token fill banks, the next one's begin 16 bytes on.
   static constexpr uint32_t kTokenBytes = Twice ? Groups * 4 + 16 : Groups == 32 ? Groups * 2 + 16 : Groups * 2;
   uint8_t of_token[kTileTokens][kTokenBytes];  // -> scores: powers of two
-  uint16_t of_column[Groups][kTileTokens];  // -> values: whole scales, halves, in the order of lane_token
+  uint16_t of_value[Groups * kTileTokens];  // -> values, or P: whole scales, halves, where RawMap::value_scale says
   float unit[kTileTokens];                  // what the row counts in, over what rows mostly do; 0: absent
 };
 
@@ -57,17 +57,23 @@ struct RawMap {
   static constexpr bool kIndependent = Rows == 16 || (Rows == 32 && Bare), kTight = Rows == 32 && kIndependent;
   static constexpr bool kHasRope = QkDim > kLatent;
   static constexpr bool kFloatScaled = kHasRope && !kBare;  // by blocks of 128 columns
+  // Whether P is multiplied with the scales of V, once for each block, instead of V: fewer instructions with few query rows, but P takes four
+  // times the memory. With 32 rows that costs a place of rows, or two of P (docs/tried-loop.md, "Scales by way of P").
+  static constexpr bool kScaledWeights = kFloatScaled && Rows == 16, kScaledValues = !kBare && !kScaledWeights;
+  static constexpr int kWeightCopies = kScaledWeights ? 4 : 1;
   static constexpr bool kSwizzled = kBare && Rows == FM_SWIZZLED_ROWS;  // rows that come in boxes; RowLayout
   static constexpr bool kMayBePlain = !kHasRope && !kBare && !kFine;  // the last columns of V may be halves
   // Whether it is found while a cluster's parts are waited for where rows go: worth 4 % for few requests, and 1 % for `fp8` with
   // 16 rows, but of rows of 576 with scales the compiler orders the loop anew then (4 % longer).
-  static constexpr bool kEarlyEnds = Rows == 16 && !kFloatScaled;
+  static constexpr bool kEarlyEnds = Rows == 16;
   // Whether what a thread's places of all tiles have in common stays in registers; rows that come in boxes have too much of it.
   static constexpr bool kKeepsPlaces = kFewRows && !kSwizzled;
   static constexpr bool kSumsOfBlocks = kFloatScaled && kFewRows;  // where those have mantissas (raw_products.cuh)
   // What rows mostly count in, as a power of two, and the units of others are relative to. Halves hold all bits of codes with float32
   // scales of 2^-15 up to 2^-3 that count in 2^-10, of codes with powers of two of 2^-14 up to 2 that count in one.
   static constexpr int kUnitLog2 = kFloatScaled ? -10 : 0;
+  // What accumulators mostly count in: P times a scale is no more than P.
+  static constexpr int kResultUnitLog2 = kUnitLog2 + (kScaledWeights ? 7 : 0);
   static constexpr int kGroups = kHasRope ? 4 : kFine ? 32 : 16;  // of columns
   static constexpr int kKeyGroups = (kBare ? QkDim : kLatent) / 32;  // of 32 columns of K that are codes
   // How much is under way at a time, as registers allow: groups of 32 columns of K that are multiplied while the next ones are
@@ -87,7 +93,7 @@ struct RawMap {
   static constexpr uint32_t kQueryOffset = 0;
   static constexpr uint32_t kWeightsOffset = QkDim / 64 * kQueryChunkBytes;
   static constexpr uint32_t kPartOffset = 0;
-  static constexpr uint32_t kWeightsEnd = kWeightsOffset + kPlaces * kQueryChunkBytes;
+  static constexpr uint32_t kWeightsEnd = kWeightsOffset + kPlaces * kWeightCopies * kQueryChunkBytes;
   static constexpr uint32_t kUsedBefore = kFewRows && kPartBytes > kWeightsEnd ? kPartBytes : kWeightsEnd;
   static constexpr uint32_t kCodesOffset = kSwizzled ? (kUsedBefore + kAtomBytes - 1) / kAtomBytes * kAtomBytes : kUsedBefore;
   static constexpr bool kTwice = Rows == kTileRows && !kHasRope && !kFine;  // scales of K are stored twice
@@ -96,13 +102,18 @@ struct RawMap {
   static constexpr uint32_t kControlOffset = kScalesOffset + kPlaces * sizeof(Scales);
 
   static __device__ __forceinline__ uint32_t weights(uint32_t smem, int place) {
-    return smem + kWeightsOffset + place * kQueryChunkBytes;
+    return smem + kWeightsOffset + place * (kWeightCopies * kQueryChunkBytes);
   }
   static __device__ __forceinline__ uint32_t row(uint32_t smem, int place, int token) {
     return smem + kCodesOffset + (place * kTileTokens + token) * kRowBytes;
   }
   static __device__ __forceinline__ uint32_t scales(uint32_t smem, int place) {
     return smem + kScalesOffset + place * sizeof(Scales);
+  }
+  // Where V's scale of a group of columns and a token lies: those of a token together where P is multiplied with them, else as lane_token says.
+  static __device__ __forceinline__ uint32_t value_scale(uint32_t scales, int group, int token) {
+    const int i = kScaledWeights ? token * kGroups + group : group * kTileTokens + lane_token(token);
+    return scales + offsetof(Scales, of_value) + i * 2;
   }
 };
 
@@ -118,11 +129,17 @@ __device__ __forceinline__ auto places(Find find) {
     return find;
 }
 
+// What rows mostly count in.
 template <class Map>
 __device__ __forceinline__ constexpr float common_unit() {
   return 1.f / (1 << -Map::kUnitLog2);
 }
-// One over it, twice, as bfloat16.
+// What accumulators mostly count in.
+template <class Map>
+__device__ __forceinline__ constexpr float result_unit() {
+  return 1.f / (1 << -Map::kResultUnitLog2);
+}
+// One over the common unit, twice, as bfloat16.
 template <class Map>
 __device__ __forceinline__ constexpr uint32_t common_unit_inverse_pair() {
   return (uint32_t)(127 - Map::kUnitLog2 << 7) * 0x10001u;

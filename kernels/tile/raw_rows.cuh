@@ -219,8 +219,13 @@ struct RowPreparation {
     }
   }
   // And for the values.
-  __device__ __forceinline__ void leave_of_column(const uint32_t (&halves)[kPairs]) const {
-    const uint32_t to = scales + offsetof(typename Map::Scales, of_column) + lane_token(opaque(token)) * 2;
+  __device__ __forceinline__ void leave_of_value(const uint32_t (&halves)[kPairs]) const {
+    const uint32_t to = Map::value_scale(scales, 0, opaque(token));
+    if constexpr (Map::kScaledWeights) {
+      constexpr uint32_t kShrink = 0x20002000u;  // 2^-7 twice
+      store_shared(to, present ? make_uint2(multiply_halves(halves[0], kShrink), multiply_halves(halves[1], kShrink)) : make_uint2(0, 0));
+      return;
+    }
     const auto store = [&](int group, uint32_t half) {
       store_shared_bytes<2>(to + group * (kTileTokens * 2), present ? half & 0xFFFF : 0);
     };
@@ -268,12 +273,12 @@ struct RowPreparation {
   // And their scales for the values, when the scores may begin. `fractions`: some row of the warp's has more than powers of two.
   __device__ __forceinline__ void prepare_value_scales(RowUnit unit, const uint32_t (&pairs)[2], bool fractions) const {
     if (!fractions) {
-      leave_of_column({pairs[0], pairs[1]});
+      leave_of_value({pairs[0], pairs[1]});
       return;
     }
     const uint4 v = load_shared_4(row + Map::kFloatScales);
     const auto scale = [&](uint32_t bits) { return __uint_as_float(bits) * unit.inverse(); };
-    leave_of_column({pack(__half(), scale(v.x), scale(v.y)), pack(__half(), scale(v.z), scale(v.w))});
+    leave_of_value({pack(__half(), scale(v.x), scale(v.y)), pack(__half(), scale(v.z), scale(v.w))});
   }
   // Their rope part. T: of Q. Where it counts in the row's unit the factor between the common one and one is with Q, so that rows that
   // count in that have theirs as it is.
@@ -284,6 +289,10 @@ struct RowPreparation {
       uint4 codes[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) codes[i] = load_shared_4(row + 512 + 16 * i);
+      if constexpr (Map::kScaledWeights) {
+        const uint32_t one = __float_as_uint(1.f);
+        store_shared(row + Map::kFloatScales, make_uint4(one, one, one, one));
+      }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         store_shared(row + Map::kRope + 32 * i, rope_from(T(), e4m3_to_half(codes[i].x, codes[i].y), factor));
@@ -447,7 +456,7 @@ __device__ __forceinline__ void prepare_rows(const FmDecodeParams& p, const Firs
       row.prepare_latent(format, unit, pairs);
       const bool units = leave_scaled(false);
       arrive_once_per_warp(shared_address(&control.tile_full[at]));
-      row.leave_of_column(pairs);
+      row.leave_of_value(pairs);
       if (Map::kMayBePlain && format == FM_KV_FP8_V4) row.prepare_plain(unit, units);
     }
     fence_async_shared();  // before the next copies to the place

@@ -52,9 +52,12 @@ __device__ __forceinline__ void clean_raw_values(const FmDecodeParams& p, uint32
                                   finite_or_zero(__half(), v.z), finite_or_zero(__half(), v.w)));
     }
     if (!Map::kBare && lane < Map::kGroups) {
-      const uint32_t to = Map::scales(smem, place) + offsetof(typename Map::Scales, of_column) +
-                          (lane * kTileTokens + lane_token(token)) * 2;
+      const uint32_t to = Map::value_scale(Map::scales(smem, place), lane, token);
       store_shared_bytes<2>(to, finite_or_zero(__half(), load_shared_half(to)));
+      if constexpr (Map::kScaledWeights) {
+        const uint32_t whole = Map::row(smem, place, token) + Map::kFloatScales + lane * 4;
+        store_shared_if((load_shared_word(whole) & 0x7F800000u) == 0x7F800000u, whole, 0.f);
+      }
     }
   }
 }
@@ -78,6 +81,45 @@ __device__ __forceinline__ void mask_raw_tile(float (&s)[Map::kRows / 2], const 
   named_barrier_of_warpgroup(kOwnBarrier + own());  // every warp has read K
   const bool plain = Map::kMayBePlain && control.format[at] == FM_KV_FP8_V4;
   clean_raw_values<Map>(p, smem, at, plain, clean);
+}
+
+// Leaves P of the tile in place `at`, at `to`; where it has the scales of V, once for each block of 128 columns. `units`: of this thread's
+// tokens. When scales are there, and cleaned.
+template <class Map>
+__device__ __forceinline__ void store_raw_weights(const uint32_t (&weights)[Map::kRows / 4], uint32_t to, uint32_t smem, int at,
+                                                  const OwnUnits& units) {
+  if constexpr (!Map::kScaledWeights) {
+    store_few_weights<Map::kRows>([&](int i) { return weights[i]; }, to);
+  } else {
+    const int token = FewLayout<Map::kRows>::token(0);  // pairs of weights are in turn of this one and of that 8 on
+    if (units.needed) {  // halves would not hold the smallest of such scales
+      const uint32_t row = Map::row(smem, at, token) + Map::kFloatScales;
+#pragma unroll 1
+      for (int block = 0; block < 4; ++block) {
+        const auto scale_of = [&](int h) {  // zero of absent tokens, and 2^127 one over the unit
+          const uint32_t own = load_shared_word(row + block * 4 + h * (8 * Map::kRowBytes));
+          return __uint_as_float(own) * (1.f / result_unit<Map>()) * units.inverse(h);
+        };
+        const float scale[2] = {scale_of(0), scale_of(1)};
+        const auto scaled = [&](int i) {
+          const float2 v = unpack(__half(), weights[i]);
+          return pack(__half(), v.x * scale[i % 2], v.y * scale[i % 2]);
+        };
+        store_few_weights<Map::kRows>(scaled, to + block * Map::kQueryChunkBytes);
+      }
+      return;
+    }
+    const uint32_t from = Map::value_scale(Map::scales(smem, at), 0, token);
+    const float2 all[2] = {load_shared_2(from), load_shared_2(from + 8 * Map::kGroups * 2)};
+#pragma unroll
+    for (int block = 0; block < 4; ++block) {
+      const auto scaled = [&](int i) {
+        const float two = block < 2 ? all[i % 2].x : all[i % 2].y;
+        return multiply_halves(weights[i], __byte_perm(__float_as_uint(two), 0, block % 2 ? 0x3232 : 0x1010));
+      };
+      store_few_weights<Map::kRows>(scaled, to + block * Map::kQueryChunkBytes);
+    }
+  }
 }
 
 // The softmax of a thread's rows; what rows have in common is in the control block.
@@ -288,7 +330,7 @@ __device__ __forceinline__ void leave_raw_row(const FmDecodeParams& p, const Row
                                               float sum, Control& control, Peak peak) {
   if (p.max_logits != nullptr) write_peak<Map>(p, r, block_row, r.empty() ? kNegInf : peak());
   // Accumulators count in the rows' common unit: so does the sum from here on, and lse stays as it is.
-  reference += Map::kUnitLog2, sum /= common_unit<Map>();
+  reference += Map::kResultUnitLog2, sum /= result_unit<Map>();
   if constexpr (kSharesTiles<Map>)
     control.row_state[block_row] = make_float2(r.empty() ? kNegInf : reference, sum);
   else

@@ -33,7 +33,7 @@ __device__ __forceinline__ void leave_weights(const FmDecodeParams& p, RawState<
   uint32_t weights[Map::kRows / 4];
   float added[RawState<Map>::kColumns];
   state.weigh(weights, added, s, units, control, at, kOwnBarrier + own(), i == 0);
-  store_few_weights<Map::kRows>([&](int i) { return weights[i]; }, Map::weights(smem, at));
+  store_raw_weights<Map>(weights, Map::weights(smem, at), smem, at, units);
   fence_async_shared();
   arrive_once_per_warp(shared_address(&control.weights_full[at]));
   state.add(added);

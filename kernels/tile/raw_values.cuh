@@ -44,7 +44,7 @@ struct ValuePlace {
     } else {
       matrices = Map::row(smem, place, lane % 16) + column + lane / 16 * 64;
     }
-    scales = Map::scales(smem, place) + offsetof(typename Map::Scales, of_column) +
+    scales = Map::scales(smem, place) + offsetof(typename Map::Scales, of_value) +
              column / (kLatent / Map::kGroups) * (kTileTokens * 2) + lane % 4 * 32;
   }
   // Of a tile that many places on.
@@ -87,7 +87,7 @@ struct ValueCodes {
   __device__ __forceinline__ explicit ValueCodes(const ValuePlace<Map>& values) {
 #pragma unroll
     for (int i = 0; i < Map::kValueCodesAhead; ++i) values.load(codes[i], i / kPairs, i % kPairs);
-    if (!Map::kBare) load_scales(values, 0);
+    if (Map::kScaledValues) load_scales(values, 0);
   }
   // Of pair `i` of all of a tile's.
   __device__ __forceinline__ void load_scales(const ValuePlace<Map>& values, int i) {
@@ -116,7 +116,7 @@ __device__ __forceinline__ void multiply_raw_values(float (&o)[Blocks][Map::kRow
   for (int i = 0; i < kAll; ++i) {
     const int step = i / kPairs, pair = i % kPairs, next = i + kCodesAhead;
     if (next < kAll) values.load(codes[next % kCodes], next / kPairs, next % kPairs);
-    if (!Map::kBare && i + 1 < kAll) under_way.load_scales(values, i + 1);
+    if (Map::kScaledValues && i + 1 < kAll) under_way.load_scales(values, i + 1);
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       const int group = i * kGroups + g;
@@ -128,13 +128,13 @@ __device__ __forceinline__ void multiply_raw_values(float (&o)[Blocks][Map::kRow
         if (Plain && 2 * pair + b == Blocks - 1)
           values.template load_plain<Blocks>(own.a, step);
         else
-          own.template convert<!Map::kBare>(codes[i % kCodes][b * 2], codes[i % kCodes][b * 2 + 1],
+          own.template convert<Map::kScaledValues>(codes[i % kCodes][b * 2], codes[i % kCodes][b * 2 + 1],
                                             scale[i % 2][b % under_way.kScales]);
       }
       wgmma_fence();
+      const uint64_t p = weights.at((Map::kScaledWeights ? pair * Map::kQueryChunkBytes : 0) + step * 32);
 #pragma unroll
-      for (int j = 0; j < kTogether; ++j)
-        wgmma_rs(M(), o[2 * pair + g * kTogether + j], v[group % kAhead][j].a, weights.at(step * 32), true);
+      for (int j = 0; j < kTogether; ++j) wgmma_rs(M(), o[2 * pair + g * kTogether + j], v[group % kAhead][j].a, p, true);
       wgmma_commit();
     }
     if (i == kAll - 1) used();
