@@ -290,8 +290,8 @@ struct RowPreparation {
 #pragma unroll
       for (int i = 0; i < 4; ++i) codes[i] = load_shared_4(row + 512 + 16 * i);
       if constexpr (Map::kScaledWeights) {
-        const uint32_t one = __float_as_uint(1.f);
-        store_shared(row + Map::kFloatScales, make_uint4(one, one, one, one));
+        const uint32_t scale = present ? __float_as_uint(1.f) : 0;  // as codes have none
+        store_shared(row + Map::kFloatScales, make_uint4(scale, scale, scale, scale));
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
