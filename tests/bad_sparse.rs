@@ -244,37 +244,42 @@ fn what_cuda_asks_of_quantised_caches_and_of_lists() {
 
 /// Kernels of two kinds of caches read both by units of 16 bytes, which 32 bits count.
 #[test]
-fn a_bf16_cache_beside_codes_is_reached_as_these_are() {
+fn a_bf16_cache_and_codes_beside_it_are_reached_by_units() {
     type Bend = fn(&mut Array);
     let cases: &[(Bend, &'static str)] = &[
         (|c| c.strides[0] *= -1, "follow one another"),
         (|c| c.strides[0] = 1 << 34, "at most 64 GiB"),
-        (|c| c.shape[1] = 1 << 21, "smaller than 2 GiB"),
+        (|c| c.shape[1] = 1 << 22, "smaller than 2 GiB"),
     ];
-    for extra_codes in [false, true] {
+    for (extra_codes, bends_codes) in [(false, false), (false, true), (true, false), (true, true)] {
         for (bend, says) in cases {
             let mut call = Decode::right().moved_to_cuda();
-            let (codes, format, plain, name) = if extra_codes {
+            let (codes, format, plain, names) = if extra_codes {
                 let call = &mut call;
                 let format = &mut call.extra_kv_format;
-                (&mut call.extra_cache, format, &mut call.cache, "kv_cache")
+                (
+                    &mut call.extra_cache,
+                    format,
+                    &mut call.cache,
+                    ["extra_kv_cache", "kv_cache"],
+                )
             } else {
                 let format = &mut call.kv_format;
                 (
                     &mut call.cache,
                     format,
                     &mut call.extra_cache,
-                    "extra_kv_cache",
+                    ["kv_cache", "extra_kv_cache"],
                 )
             };
-            *codes = Array::zeros(DType::U8, &[4, 16, 656]);
+            *codes = Array::zeros(DType::U8, &[9, 16, 656]);
             codes.device = Device::Cuda(0);
             *format = Some(KvFormat::Fp8V32);
             plain.reshape(&[9, 16, 576]);
-            bend(plain);
+            bend(if bends_codes { codes } else { plain });
             call.extra_kv_format = call.extra_kv_format.or(Some(KvFormat::Bf16));
             let expected = Expected {
-                argument: name,
+                argument: names[usize::from(!bends_codes)],
                 unsupported: true,
                 says,
             };

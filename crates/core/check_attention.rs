@@ -2,7 +2,7 @@
 
 use crate::attention::{AttentionArgs, QScale, QoIndptr};
 use crate::check::{Access, Arg, Last, device_dtype};
-use crate::check_paged::{CacheArg, in_reach, positive, positive_f32};
+use crate::check_paged::{CacheArg, Rows, in_reach, positive, positive_f32};
 use crate::check_parts::{KV_CACHE, Q, each, lead, named, page_table, qo_indptr, rows};
 use crate::dtype::{DType, KvFormat};
 use crate::error::{Error, Result};
@@ -70,7 +70,7 @@ pub(crate) fn inputs<I: QoIndptr>(args: &AttentionArgs<'_, I>) -> Result<Attenti
     };
     let cache = cache_arg.check(device, Access::Read)?;
     dense(cache.format)?;
-    in_reach(&cache_arg.lead(), &cache)?;
+    in_reach(&cache_arg.lead(), &cache, Rows::Anywhere)?;
     fits(&cache_arg.lead(), &query, &cache)?;
     let batch = match indptr {
         None => Some((query.leading[0], "the batch of q")),

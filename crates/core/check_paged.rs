@@ -185,19 +185,31 @@ fn page_strides(arg: &Arg<'_>, layout: &Layout) -> Result<()> {
     Ok(())
 }
 
-/// Bytes from the beginning of a quantised cache, and of one beside it, that attention on CUDA reaches: it counts them
-/// in units of 16, in 32 bits.
+/// How kernels on CUDA find the rows of a quantised cache, and of one beside it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rows {
+    /// Wherever they are: rows that stay codes in shared memory.
+    Anywhere,
+    /// In units of 16 bytes from the cache's beginning, in 32 bits: rows that are converted on their way there.
+    ByUnits,
+}
+
+/// What units reach.
 const CUDA_REACH: i64 = 1 << 36;
-/// And from the beginning of a page.
+/// Bytes from the beginning of a page that are reached.
 const CUDA_PAGE_REACH: i64 = 1 << 31;
 
 /// Attention reaches every token of a quantised cache.
-pub(crate) fn in_reach(arg: &Arg<'_>, cache: &PagedCache) -> Result<()> {
+pub(crate) fn in_reach(arg: &Arg<'_>, cache: &PagedCache, rows: Rows) -> Result<()> {
     match &cache.rows {
         CacheRows::Half(_) => Ok(()),
         CacheRows::Bytes { layout, pages } => {
             let row = layout.bytes() as i64;
-            reached(arg, cache, pages.strides, row, "a quantised cache")
+            let kind = match rows {
+                Rows::Anywhere => "a quantised cache",
+                Rows::ByUnits => "a quantised cache of rows of 512, or beside 16-bit numbers",
+            };
+            reached(arg, cache, pages.strides, row, kind, rows)
         }
     }
 }
@@ -207,7 +219,8 @@ pub(crate) fn in_reach_beside_codes(arg: &Arg<'_>, cache: &PagedCache) -> Result
     let size = arg.view.dtype().size() as i64;
     let strides = arg.strided::<2>().strides.map(|stride| stride * size);
     let row = arg.shape().last().map_or(0, |width| width * size);
-    reached(arg, cache, strides, row, "a cache beside a quantised one")
+    let kind = "a cache beside a quantised one";
+    reached(arg, cache, strides, row, kind, Rows::ByUnits)
 }
 
 /// Strides of page and token, and the length of a row, in bytes.
@@ -217,6 +230,7 @@ fn reached(
     [page, token]: [i64; 2],
     row: i64,
     kind: &str,
+    rows: Rows,
 ) -> Result<()> {
     if !arg.view.device().is_cuda() || arg.shape().contains(&0) {
         return Ok(());
@@ -239,7 +253,7 @@ fn reached(
         );
     }
     let end = (num_pages - 1) * page + bytes.max((page_size - 1) * token + row);
-    if end > CUDA_REACH {
+    if rows == Rows::ByUnits && end > CUDA_REACH {
         let rule = format!("on CUDA attention reads at most 64 GiB of {kind}");
         return refuse(format!("of {end} bytes"), rule);
     }

@@ -2,7 +2,7 @@
 
 use crate::check::{Access, Arg, Last, device_dtype};
 use crate::check_attention::{Query, attn_sink, empty_lse, out, query, row_numbers, scale};
-use crate::check_paged::{CacheArg, in_reach, in_reach_beside_codes};
+use crate::check_paged::{CacheArg, Rows, in_reach, in_reach_beside_codes};
 use crate::check_parts::{KV_CACHE, ListTokens, PartNames, Q, each, lead, list_lens, named};
 use crate::dtype::{DType, Device, KvFormat};
 use crate::error::{Error, Result};
@@ -180,7 +180,7 @@ fn beside_codes(
         return Ok(());
     };
     let formats = [main.cache.format, extra.cache.format];
-    if formats.iter().all(|format| !format.is_quantised()) {
+    if formats[0].is_quantised() == formats[1].is_quantised() {
         return Ok(());
     }
     let caches = [
@@ -188,7 +188,9 @@ fn beside_codes(
         (&given.kv_cache, &EXTRA, &extra.cache),
     ];
     for (parts, names, cache) in caches {
-        if !cache.format.is_quantised() {
+        if cache.format.is_quantised() {
+            in_reach(&lead(parts, names), cache, Rows::ByUnits)?;
+        } else {
             let mut parts = each(parts, names).into_iter().flatten();
             parts.try_for_each(|part| in_reach_beside_codes(&part, cache))?;
         }
@@ -241,7 +243,13 @@ impl GivenLists<'_> {
             scale: self.scale,
         };
         let cache = given.check(device, Access::Read)?;
-        in_reach(&given.lead(), &cache)?;
+        // Of rows of 512 columns some kernels convert codes before they multiply.
+        let rows = if query.rows.rope.is_none() {
+            Rows::ByUnits
+        } else {
+            Rows::Anywhere
+        };
+        in_reach(&given.lead(), &cache, rows)?;
         self.fits(query, &cache)?;
         let (indices, topk) = indices(&self.indices, device, tokens)?;
         let lens = match &self.lens {
