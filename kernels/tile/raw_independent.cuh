@@ -137,7 +137,7 @@ __device__ __forceinline__ void compute_independent(const FmDecodeParams& p, con
   uint32_t parts_parity = 0;
   QueryAhead<T, QkDim, Map> query;
   if (first.exists()) query.ask(p, first.block);
-  for_each_row_block_ahead<Map, kQueryAhead<Map>>(p, first, [&](int item, const RowBlock& range, auto ahead) {
+  for_each_row_block_ahead<Map, kQueryAhead<T, Map>>(p, first, [&](int item, const RowBlock& range, auto ahead) {
     RawState<Map> state;
     float all[8][Map::kRows / 2];  // unnormalised O^T, all columns
     clear_accumulators(all);

@@ -26,12 +26,13 @@ constexpr int kOwnBarrier = 3;  // those of each, two
 constexpr float kNoReference = 3e38f;  // minus a reference that every score exceeds
 
 // What numbers of a tile count in. A row's is a power of two, so that halves hold its numbers; scales are relative to it.
-template <int Groups, bool Twice>
+// Weights: P is multiplied with those of V.
+template <int Groups, bool Twice, bool Weights>
 struct alignas(16) RawScales {
   // Each half once; or twice, as products need it. Where those of a token fill banks, the next one's begin 16 bytes on.
   static constexpr uint32_t kTokenBytes = Twice ? Groups * 4 + 16 : Groups == 32 ? Groups * 2 + 16 : Groups * 2;
   uint8_t of_token[kTileTokens][kTokenBytes];  // -> scores: powers of two
-  uint16_t of_value[Groups * kTileTokens];  // -> values, or P: whole scales, halves, where RawMap::value_scale says
+  uint16_t of_value[Groups * (Weights ? 2 : 1) * kTileTokens];  // -> values, or P: whole scales, halves, where RawMap::value_scale says
   float unit[kTileTokens];                  // what the row counts in, over what rows mostly do; 0: absent
 };
 
@@ -97,7 +98,7 @@ struct RawMap {
   static constexpr uint32_t kUsedBefore = kFewRows && kPartBytes > kWeightsEnd ? kPartBytes : kWeightsEnd;
   static constexpr uint32_t kCodesOffset = kSwizzled ? (kUsedBefore + kAtomBytes - 1) / kAtomBytes * kAtomBytes : kUsedBefore;
   static constexpr bool kTwice = Rows == kTileRows && !kHasRope && !kFine;  // scales of K are stored twice
-  using Scales = RawScales<kGroups, kTwice>;
+  using Scales = RawScales<kGroups, kTwice, kScaledWeights>;
   static constexpr uint32_t kScalesOffset = kCodesOffset + kPlaces * kTileTokens * kRowBytes;
   static constexpr uint32_t kControlOffset = kScalesOffset + kPlaces * sizeof(Scales);
 
@@ -110,9 +111,10 @@ struct RawMap {
   static __device__ __forceinline__ uint32_t scales(uint32_t smem, int place) {
     return smem + kScalesOffset + place * sizeof(Scales);
   }
-  // Where V's scale of a group of columns and a token lies: those of a token together where P is multiplied with them, else as lane_token says.
+  // Where V's scale of a group of columns and a token lies, as lane_token says; where P is multiplied with them those of a token together,
+  // followed by powers of two of which each has one as a factor, too: a half alone does not hold the smallest.
   static __device__ __forceinline__ uint32_t value_scale(uint32_t scales, int group, int token) {
-    const int i = kScaledWeights ? token * kGroups + group : group * kTileTokens + lane_token(token);
+    const int i = kScaledWeights ? token * (2 * kGroups) + group : group * kTileTokens + lane_token(token);
     return scales + offsetof(Scales, of_value) + i * 2;
   }
 };

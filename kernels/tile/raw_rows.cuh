@@ -221,11 +221,6 @@ struct RowPreparation {
   // And for the values.
   __device__ __forceinline__ void leave_of_value(const uint32_t (&halves)[kPairs]) const {
     const uint32_t to = Map::value_scale(scales, 0, opaque(token));
-    if constexpr (Map::kScaledWeights) {
-      constexpr uint32_t kShrink = 0x20002000u;  // 2^-7 twice
-      store_shared(to, present ? make_uint2(multiply_halves(halves[0], kShrink), multiply_halves(halves[1], kShrink)) : make_uint2(0, 0));
-      return;
-    }
     const auto store = [&](int group, uint32_t half) {
       store_shared_bytes<2>(to + group * (kTileTokens * 2), present ? half & 0xFFFF : 0);
     };
@@ -240,6 +235,29 @@ struct RowPreparation {
     } else {
 #pragma unroll
       for (int i = 0; i < Map::kGroups; ++i) store(i, halves[i / 2] >> i % 2 * 16);
+    }
+  }
+
+  // Where P is multiplied with them: relative to what makes the largest one.
+  static constexpr float kShrink = common_unit<Map>() / result_unit<Map>();
+  __device__ __forceinline__ void leave_of_weights(const float (&scale)[4]) const {
+    float large[4], rest[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const bool small = scale[i] < 0x1p-14f;  // as a half it would lose bits
+      large[i] = small ? scale[i] * 0x1p14f : scale[i], rest[i] = small ? 0x1p-14f : 1.f;
+    }
+    const auto pair = [&](const float (&v)[4], int i) { return present ? pack(__half(), v[i], v[i + 1]) : 0; };
+    store_shared(Map::value_scale(scales, 0, token), make_uint4(pair(large, 0), pair(large, 2), pair(rest, 0), pair(rest, 2)));
+  }
+  // Those that halves hold.
+  __device__ __forceinline__ void leave_value_scales(const uint32_t (&pairs)[2]) const {
+    if constexpr (Map::kScaledWeights) {
+      const uint32_t shrink = pack(__half(), kShrink, kShrink), one = pack(__half(), 1.f, 1.f);
+      const auto pair = [&](int i) { return present ? multiply_halves(pairs[i], shrink) : 0; };
+      store_shared(Map::value_scale(scales, 0, token), make_uint4(pair(0), pair(1), one, one));
+    } else {
+      leave_of_value({pairs[0], pairs[1]});
     }
   }
 
@@ -270,15 +288,20 @@ struct RowPreparation {
     leave_unit(unit);
     return present && fractions != 0;
   }
-  // And their scales for the values, when the scores may begin. `fractions`: some row of the warp's has more than powers of two.
-  __device__ __forceinline__ void prepare_value_scales(RowUnit unit, const uint32_t (&pairs)[2], bool fractions) const {
-    if (!fractions) {
-      leave_of_value({pairs[0], pairs[1]});
+  // And their scales for the values, when the scores may begin. `fractions`: some row of the warp's has more than powers of two; `units`:
+  // or another unit than the common one.
+  __device__ __forceinline__ void prepare_value_scales(int format, RowUnit unit, const uint32_t (&pairs)[2], bool fractions,
+                                                       bool units) const {
+    if (!fractions && !(Map::kScaledWeights && units && format != FM_KV_FP8)) {
+      leave_value_scales(pairs);
       return;
     }
     const uint4 v = load_shared_4(row + Map::kFloatScales);
     const auto scale = [&](uint32_t bits) { return __uint_as_float(bits) * unit.inverse(); };
-    leave_of_value({pack(__half(), scale(v.x), scale(v.y)), pack(__half(), scale(v.z), scale(v.w))});
+    if constexpr (Map::kScaledWeights)
+      leave_of_weights({scale(v.x) * kShrink, scale(v.y) * kShrink, scale(v.z) * kShrink, scale(v.w) * kShrink});
+    else
+      leave_of_value({pack(__half(), scale(v.x), scale(v.y)), pack(__half(), scale(v.z), scale(v.w))});
   }
   // Their rope part. T: of Q. Where it counts in the row's unit the factor between the common one and one is with Q, so that rows that
   // count in that have theirs as it is.
@@ -289,10 +312,6 @@ struct RowPreparation {
       uint4 codes[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) codes[i] = load_shared_4(row + 512 + 16 * i);
-      if constexpr (Map::kScaledWeights) {
-        const uint32_t scale = present ? __float_as_uint(1.f) : 0;  // as codes have none
-        store_shared(row + Map::kFloatScales, make_uint4(scale, scale, scale, scale));
-      }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         store_shared(row + Map::kRope + 32 * i, rope_from(T(), e4m3_to_half(codes[i].x, codes[i].y), factor));
@@ -449,7 +468,7 @@ __device__ __forceinline__ void prepare_rows(const FmDecodeParams& p, const Firs
       uint32_t pairs[2];
       const bool fractions = __any_sync(~0u, row.prepare_scales(format, unit, pairs)), units = leave_scaled(fractions);
       arrive_once_per_warp(shared_address(&control.tile_full[at]));
-      row.prepare_value_scales(unit, pairs, fractions);
+      row.prepare_value_scales(format, unit, pairs, fractions, units);
       if (!kRopeCounts<T> || units) row.template prepare_rope<T>(format, unit);
     } else {
       uint32_t pairs[RowPreparation<Map>::kPairs];

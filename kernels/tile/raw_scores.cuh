@@ -54,10 +54,6 @@ __device__ __forceinline__ void clean_raw_values(const FmDecodeParams& p, uint32
     if (!Map::kBare && lane < Map::kGroups) {
       const uint32_t to = Map::value_scale(Map::scales(smem, place), lane, token);
       store_shared_bytes<2>(to, finite_or_zero(__half(), load_shared_half(to)));
-      if constexpr (Map::kScaledWeights) {
-        const uint32_t whole = Map::row(smem, place, token) + Map::kFloatScales + lane * 4;
-        store_shared_if((load_shared_word(whole) & 0x7F800000u) == 0x7F800000u, whole, 0.f);
-      }
     }
   }
 }
@@ -91,31 +87,16 @@ __device__ __forceinline__ void store_raw_weights(const uint32_t (&weights)[Map:
   if constexpr (!Map::kScaledWeights) {
     store_few_weights<Map::kRows>([&](int i) { return weights[i]; }, to);
   } else {
-    const int token = FewLayout<Map::kRows>::token(0);  // pairs of weights are in turn of this one and of that 8 on
-    if (units.needed) {  // halves would not hold the smallest of such scales
-      const uint32_t row = Map::row(smem, at, token) + Map::kFloatScales;
-#pragma unroll 1
-      for (int block = 0; block < 4; ++block) {
-        const auto scale_of = [&](int h) {  // zero of absent tokens, and 2^127 one over the unit
-          const uint32_t own = load_shared_word(row + block * 4 + h * (8 * Map::kRowBytes));
-          return __uint_as_float(own) * (1.f / result_unit<Map>()) * units.inverse(h);
-        };
-        const float scale[2] = {scale_of(0), scale_of(1)};
-        const auto scaled = [&](int i) {
-          const float2 v = unpack(__half(), weights[i]);
-          return pack(__half(), v.x * scale[i % 2], v.y * scale[i % 2]);
-        };
-        store_few_weights<Map::kRows>(scaled, to + block * Map::kQueryChunkBytes);
-      }
-      return;
-    }
-    const uint32_t from = Map::value_scale(Map::scales(smem, at), 0, token);
-    const float2 all[2] = {load_shared_2(from), load_shared_2(from + 8 * Map::kGroups * 2)};
+    // Pairs of weights are in turn of this thread's first token and of its other one.
+    const uint32_t from = Map::value_scale(Map::scales(smem, at), 0, FewLayout<Map::kRows>::token(0));
+    const uint4 all[2] = {load_shared_4(from), load_shared_4(from + 8 * Map::kGroups * 4)};
 #pragma unroll
     for (int block = 0; block < 4; ++block) {
       const auto scaled = [&](int i) {
-        const float two = block < 2 ? all[i % 2].x : all[i % 2].y;
-        return multiply_halves(weights[i], __byte_perm(__float_as_uint(two), 0, block % 2 ? 0x3232 : 0x1010));
+        const uint4& v = all[i % 2];
+        const auto twice = [&](uint32_t pair) { return __byte_perm(pair, 0, block % 2 ? 0x3232 : 0x1010); };
+        const uint32_t weight = multiply_halves(weights[i], twice(block < 2 ? v.x : v.y));
+        return units.needed ? multiply_halves(weight, twice(block < 2 ? v.z : v.w)) : weight;
       };
       store_few_weights<Map::kRows>(scaled, to + block * Map::kQueryChunkBytes);
     }
