@@ -45,7 +45,9 @@ def tokens(form: formats.Format, sizes: torch.Tensor, spread: Spread, drawn: dic
     # The largest code is nearly 2^9.
     powers = sizes[:, None] + spread.whole - 9 - torch.randint(spread.groups + 1, (t, groups), **drawn)
     if form.scale == "float32":
-        scales = (torch.exp2(powers.float()) * (1 + torch.rand(t, groups, **drawn))).view(torch.uint8)
+        scales = torch.exp2(powers.float()) * (1 + torch.rand(t, groups, **drawn))
+        scales[torch.rand(t, groups, **drawn) < 0.25] *= -1
+        scales = scales.view(torch.uint8)
     else:
         scales = torch.nn.functional.pad((powers + 127).to(torch.uint8), (0, form.scale_bytes - groups))
     rope = torch.randn(t, form.d_qk - form.coded, **drawn) * 2.0 ** (spread.rope + spread.whole)
