@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import far_memory
 import ferromla
 import problems
 import problems_sparse
@@ -177,34 +178,32 @@ def test_lists_over_caches_past_4_gib(cuda, main, extra, h):
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
+REACH = 2**36 + 2**32
+
+
 @pytest.mark.gpu
-def test_quantised_pages_over_more_than_64_gib(cuda):
-    """Pages far apart, as those of a layer are where the layers of a page lie together."""
-    memory = torch.empty(2**36 + 2**29, dtype=torch.uint8, device=cuda)
-    for kv_format, page_size, h in [("fp8", 64, 16), ("fp8_v32", 64, 32), ("fp8_v32", 61, 128), ("fp8", 1, 64)]:
-        problem = problems.make(b=2, h=h, lens=[900, 333], page_size=page_size, device=cuda)
-        near = ferromla.quantize_kv(problem.cache.nan_to_num(0.0), kv_format).view(torch.uint8)
-        far = _apart(near, memory)
-        calls = [(cache, problem.table, problem.lens) for cache in (near, far)]
-        want, got = (ferromla.decode(problem.q, *call, kv_format=kv_format) for call in calls)
+@pytest.mark.parametrize(
+    ("kv_format", "page_size", "h"), [("fp8", 64, 16), ("fp8_v32", 64, 32), ("fp8_v32", 61, 128), ("fp8", 1, 64)]
+)
+def test_quantised_pages_over_more_than_64_gib(cuda, kv_format, page_size, h):
+    """As those of one layer are where the layers of a page lie together."""
+    problem = problems.make(b=2, h=h, lens=[300, 133], page_size=page_size, device=cuda)
+    near = ferromla.quantize_kv(problem.cache.nan_to_num(0.0), kv_format).view(torch.uint8)
+    with far_memory.apart(near, REACH) as far:
+        calls = [(problem.q, cache, problem.table, problem.lens) for cache in (near, far)]
+        want, got = (ferromla.decode(*call, kv_format=kv_format) for call in calls)
         assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
-    lists = problems_sparse.decode(h=64, topk=130, page=64, extra=(90, 70, 64), d_qk=576, device=cuda)
-    lists.main, lists.extra = lists.main.quantised("fp8_v32"), lists.extra.quantised("fp8")
-    want = lists.check()
-    lists.main.cache = _apart(lists.main.cache, memory)
-    got = lists.run()
-    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
-    del far, memory, lists
-    torch.cuda.empty_cache()
 
 
-def _apart(cache, memory):
-    """A copy whose first page begins, and whose last one ends, with the memory."""
-    pages, bytes_each = len(cache), cache[0].nbytes
-    stride = (memory.nbytes - bytes_each) // (pages - 1) // 16 * 16
-    assert stride * (pages - 1) > 2**36
-    far = memory.as_strided(cache.shape, (stride, *cache.stride()[1:]))
-    return far.copy_(cache)
+@pytest.mark.gpu
+@pytest.mark.parametrize("h", [16, 64, 128])
+def test_lists_over_more_than_64_gib(cuda, h):
+    problem = problems_sparse.decode(h=h, topk=130, page=64, extra=(90, 70, 64), d_qk=576, device=cuda)
+    problem.main, problem.extra = problem.main.quantised("fp8_v32"), problem.extra.quantised("fp8")
+    want = problem.check()
+    with far_memory.apart(problem.main.cache.view(torch.uint8), REACH) as problem.main.cache:
+        got = problem.run()
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
 @pytest.mark.gpu
