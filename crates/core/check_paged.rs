@@ -205,10 +205,7 @@ pub(crate) fn in_reach(arg: &Arg<'_>, cache: &PagedCache, rows: Rows) -> Result<
         CacheRows::Half(_) => Ok(()),
         CacheRows::Bytes { layout, pages } => {
             let row = layout.bytes() as i64;
-            let kind = match rows {
-                Rows::Anywhere => "a quantised cache",
-                Rows::ByUnits => "a quantised cache of rows of 512, or beside 16-bit numbers",
-            };
+            let kind = "a quantised cache";
             reached(arg, cache, pages.strides, row, kind, rows)
         }
     }
@@ -254,7 +251,10 @@ fn reached(
     }
     let end = (num_pages - 1) * page + bytes.max((page_size - 1) * token + row);
     if rows == Rows::ByUnits && end > CUDA_REACH {
-        let rule = format!("on CUDA attention reads at most 64 GiB of {kind}");
+        let rule = format!(
+            "on CUDA at most 64 GiB of {kind} are reached by lists of rows of 512, \
+             and where one cache has codes and the other 16-bit numbers"
+        );
         return refuse(format!("of {end} bytes"), rule);
     }
     Ok(())

@@ -102,7 +102,7 @@ struct RowPreparation {
     }
   }
 
-  // Where P is multiplied with them: relative to what makes the largest one.
+  // Where P is multiplied with them: so that none is more than one (RawMap::kResultUnitLog2).
   static constexpr float kShrink = common_unit<Map>() / result_unit<Map>();
   __device__ __forceinline__ void leave_of_weights(const float (&scale)[4]) const {
     float large[4], rest[4];

@@ -51,7 +51,7 @@ def _call(name: str, *arguments) -> None:
 
 @contextlib.contextmanager
 def apart(cache: torch.Tensor, reach: int) -> Iterator[torch.Tensor]:
-    """A copy of a cache of bytes, as far as needed that the first page and the last one are ``reach`` bytes apart."""
+    """A copy of a cache of bytes whose first page and last one begin ``reach`` bytes apart, or a little more."""
     pages, size = len(cache), cache[0].nbytes
     assert cache.dtype == torch.uint8, "bytes"
     assert cache[0].is_contiguous()
