@@ -132,7 +132,7 @@ __device__ __forceinline__ void compute_independent(const FmDecodeParams& p, con
   const auto own = [&] { return (int)(thread / 128) - 1; };
   const unsigned lane = thread % 32;
   const auto values_of = places<Map>([&](int place) { return ValuePlace<Map>(smem, place, 0, p.box_shift); });
-  const auto keys_of = places<Map>([&](int place) { return KeyPlace<Map, false>(smem, place, p.box_shift); });
+  const auto keys_of = places<Map>([&](int place) { return KeyPlace<Map, Map::kSumsOfBlocks>(smem, place, p.box_shift); });
   RawPlace<Map> place;  // of the item's first tile
   uint32_t parts_parity = 0;
   QueryAhead<T, QkDim, Map> query;

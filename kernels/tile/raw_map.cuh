@@ -69,7 +69,7 @@ struct RawMap {
   static constexpr bool kEarlyEnds = Rows == 16;
   // Whether what a thread's places of all tiles have in common stays in registers; rows that come in boxes have too much of it.
   static constexpr bool kKeepsPlaces = kFewRows && !kSwizzled;
-  static constexpr bool kSumsOfBlocks = kFloatScaled && kFewRows;  // where those have mantissas (raw_products.cuh)
+  static constexpr bool kSumsOfBlocks = kFloatScaled && kFewRows;  // of products of K (raw_products.cuh)
   // What rows mostly count in, as a power of two, and the units of others are relative to. Halves hold all bits of codes with float32
   // scales of 2^-15 up to 2^-3 that count in 2^-10, of codes with powers of two of 2^-14 up to 2 that count in one.
   static constexpr int kUnitLog2 = kFloatScaled ? -10 : 0;

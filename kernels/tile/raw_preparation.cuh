@@ -147,6 +147,10 @@ struct RowPreparation {
     unit = common ? RowUnit::power(Map::kUnitLog2) : RowUnit(RowUnit::of_largest_code(largest));
 #pragma unroll
     for (int i = 0; i < 4; ++i) power[i] = __uint_as_float(scale[i] & 0xFF800000u) * unit.inverse();
+    if (Map::kSumsOfBlocks && largest == 0x7F800000u) {  // an infinite scale of a block's sum would make minus infinity of some scores
+#pragma unroll
+      for (int i = 0; i < 4; ++i) power[i] += power[i] - power[i];  // NaN of an infinite one
+    }
     pairs[0] = pack(__half(), power[0], power[1]), pairs[1] = pack(__half(), power[2], power[3]);
     leave_of_token({pairs[0], pairs[1]});
     leave_unit(unit);

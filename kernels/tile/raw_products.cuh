@@ -1,9 +1,9 @@
 // S^T = K Q^T of raw rows: 64 tokens on the M side, query rows on the N side. K comes from shared memory as codes and is
 // converted in registers (raw_fragments.cuh), as far as it is codes: a rope part may be 16-bit numbers.
 //
-// Float32 scales may have mantissas, with which scores are multiplied by blocks of 128 columns. With 16 and 32 rows each block has a sum
-// of its own then (`Blocks`), which is multiplied in the end; with 64 rows, for which that takes too many registers, the one sum that
-// there is is multiplied with factors after each block (`Factors`).
+// Float32 scales are of blocks of 128 columns. With 16 and 32 rows each block has a sum of its own (`Blocks`), which is multiplied with them
+// in the end. With 64 rows, for which that takes too many registers, K is multiplied with their powers of two as other rows are with their
+// scales, and, where they have mantissas, the one sum that there is with factors after each block (`Factors`).
 #pragma once
 #include <stdint.h>
 
@@ -16,6 +16,7 @@
 #include "../ptx/wgmma.cuh"
 #include "codes.cuh"
 #include "few_softmax.cuh"
+#include "numbers.cuh"
 #include "raw_fragments.cuh"
 #include "raw_map.cuh"
 #include "shared_map.cuh"
@@ -34,7 +35,7 @@ struct KeyPlace {
   uint32_t matrices;   // this lane's row and half of a group, for ldmatrix
   uint32_t own;        // float32 scales of token lane / 4
   uint32_t scales;     // of it; token 8 on: 8 of them on
-  uint32_t all[2][Blocks ? 4 : 2];  // where there are four: pairs, or each twice
+  uint32_t all[2][2];  // where there are four
   uint32_t block_stride, swizzle, tail, tail_swizzle;  // of rows that may be swizzled
 
   __device__ __forceinline__ KeyPlace(uint32_t smem, int place, int box_shift) {
@@ -59,16 +60,13 @@ struct KeyPlace {
     r.matrices += rows, r.own += rows, r.scales += places * (uint32_t)sizeof(typename Map::Scales);
     return r;
   }
-  // The float32 scales of this thread's tokens, when they are there.
+  // The powers of two of float32 scales of this thread's tokens, pairs of halves, when they are there.
   __device__ __forceinline__ void load_all_scales() {
     if constexpr (Map::kFloatScaled) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float2 v = load_shared_2(scales + h * 64);
-        const uint32_t pairs[2] = {__float_as_uint(v.x), __float_as_uint(v.y)};
-#pragma unroll
-        for (int i = 0; i < (Blocks ? 4 : 2); ++i)
-          all[h][i] = Blocks ? __byte_perm(pairs[i / 2], 0, i % 2 ? 0x3232 : 0x1010) : pairs[i];
+        all[h][0] = __float_as_uint(v.x), all[h][1] = __float_as_uint(v.y);
       }
     }
   }
@@ -92,9 +90,7 @@ struct KeyPlace {
       const uint32_t of_step = k == 0 ? 0x1010 : 0x3232;
       return make_uint2(__byte_perm(loaded[0], 0, of_step), __byte_perm(loaded[1], 0, of_step));
     }
-    if constexpr (!Blocks) return make_uint2(loaded[0], loaded[1]);
-    const int block = key_column<Blocks, Group>(k) / 128;
-    return make_uint2(all[0][block], all[1][block]);
+    return make_uint2(loaded[0], loaded[1]);
   }
   template <int Group>
   __device__ __forceinline__ void load_scales(uint32_t (&scale)[2]) const {
@@ -111,11 +107,18 @@ struct KeyPlace {
       }
     }
   }
-  __device__ __forceinline__ void load_mantissas(float (&mantissas)[4], int h) const {
-    const uint4 v = load_shared_4(own + h * 8 * Map::kRowBytes);
-    const uint32_t scales[4] = {v.x, v.y, v.z, v.w};
+  // Of blocks, when load_all_scales has been called. `fractions`: they may be more than powers of two.
+  __device__ __forceinline__ void load_block_scales(float (&block)[4], int h, bool fractions) const {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) mantissas[i] = mantissa_of(scales[i]);
+    for (int i = 0; i < 2; ++i) {
+      const float2 pair = unpack(__half(), all[h][i]);
+      block[2 * i] = pair.x, block[2 * i + 1] = pair.y;
+    }
+    if (!fractions) return;
+    const uint4 v = load_shared_4(own + h * 8 * Map::kRowBytes);
+    const uint32_t whole[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) block[i] *= mantissa_of(whole[i]);
   }
   // Where there is one sum: what it is multiplied with after block `Block` of 128 columns, its mantissa over the next one's, so that
   // in the end each product has its own block's.
@@ -188,7 +191,7 @@ __device__ __forceinline__ void multiply_group(KeySums<Map, Blocks>& s, KeyFragm
   if (Group >= Ahead) wgmma_wait<Ahead - 1>();
   const auto& loaded = codes[Group % kCodes];
   const uint2 scale[2] = {at.template scales_of<Group>(0, loaded.scale), at.template scales_of<Group>(1, loaded.scale)};
-  own.template convert<kMixed, !Map::kBare>(loaded.codes, scale);
+  own.template convert<kMixed, !Map::kBare && !Blocks>(loaded.codes, scale);
   if (kMixed && plain) own.load_plain(at.matrices + Map::kPlain + (Group - 14) * 64);
   wgmma_fence();
 #pragma unroll
@@ -252,18 +255,18 @@ __device__ __forceinline__ void add_up(float (&s)[Map::kRows / 2], const KeySums
 }
 template <class T, class Map>
 __device__ __forceinline__ void add_up_blocks(float (&s)[Map::kRows / 2], const KeySums<Map, true>& sums,
-                                              const KeyPlace<Map, true>& at) {
+                                              const KeyPlace<Map, true>& at, bool fractions) {
   using Layout = FewLayout<Map::kRows>;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    float mantissas[4];
-    at.load_mantissas(mantissas, h);
+    float scales[4];
+    at.load_block_scales(scales, h, fractions);
 #pragma unroll
     for (int c = 0; c < Layout::kColumns; ++c) {
       const int i = Layout::value(c, h);
       s[i] = kRopeCounts<T> ? sums[4][i] : 0.f;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) s[i] = fmaf(sums[j][i], mantissas[j], s[i]);
+      for (int j = 0; j < 4; ++j) s[i] = fmaf(sums[j][i], scales[j], s[i]);
     }
   }
 }
@@ -280,30 +283,18 @@ __device__ __forceinline__ void multiply_raw_query(float (&s)[Map::kRows / 2], u
     mbarrier_wait(shared_address(&control.rest_full(at)), place.parity());
     return !Map::kHasRope && control.format[at] == FM_KV_FP8_V4;
   };
-  const auto without_blocks = [&] {
-    KeyPlace<Map, false> at = keys(place_at);
-    at.load_all_scales();
-    constexpr bool kFactors = Map::kFloatScaled && !Map::kSumsOfBlocks;
-    KeySums<Map, false> sums;  // the same of both ways: registers
-    if (kFactors && (scaled & kFractions))
-      multiply_raw<T, M, Map, kFactors>(sums, query_descriptor<Map>(smem), at, rest);
-    else
-      multiply_raw<T, M, Map, false>(sums, query_descriptor<Map>(smem), at, rest);
+  auto at = keys(place_at);
+  at.load_all_scales();
+  constexpr bool kBlocks = Map::kSumsOfBlocks, kFactors = Map::kFloatScaled && !kBlocks;
+  KeySums<Map, kBlocks> sums;  // the same of both ways: registers
+  if (kFactors && (scaled & kFractions))
+    multiply_raw<T, M, Map, kFactors>(sums, query_descriptor<Map>(smem), at, rest);
+  else
+    multiply_raw<T, M, Map, false>(sums, query_descriptor<Map>(smem), at, rest);
+  if constexpr (kBlocks)
+    add_up_blocks<T, Map>(s, sums, at, scaled & kFractions);
+  else
     add_up<Map>(s, sums);
-  };
-  if constexpr (Map::kSumsOfBlocks) {
-    if (scaled & kFractions) {
-      KeyPlace<Map, true> at(smem, place_at, box_shift);
-      at.load_all_scales();
-      KeySums<Map, true> sums;
-      multiply_raw<T, M, Map, false>(sums, query_descriptor<Map>(smem), at, rest);
-      add_up_blocks<T, Map>(s, sums, at);
-    } else {
-      without_blocks();
-    }
-  } else {
-    without_blocks();
-  }
   constexpr bool kRopeApart = Map::kFloatScaled && !kRopeCounts<T>;
   if (kRopeApart || (!Map::kBare && units.needed)) {
 #pragma unroll

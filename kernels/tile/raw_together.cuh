@@ -45,7 +45,7 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
                                             Control& control) {
   const auto own = [] { return (unsigned)block_thread() / 128 - 1; };  // read anew each time: registers are short
   const auto lane = [] { return (unsigned)block_thread() % 32; };
-  const auto keys_of = places<Map>([&](int place) { return KeyPlace<Map, false>(smem, place, p.box_shift); });
+  const auto keys_of = places<Map>([&](int place) { return KeyPlace<Map, Map::kSumsOfBlocks>(smem, place, p.box_shift); });
   RawPlace<Map> place;  // of the tile whose scores are next
   for_each_row_block<Map>(p, first, [&](int item, const RowBlock& range) {
     RawState<Map> state;
@@ -110,7 +110,7 @@ __device__ __forceinline__ void compute_few_raw(const FmDecodeParams& p, const F
   const auto own = [&] { return thread / 128 - 1; };
   const unsigned lane = thread % 32;
   const auto values_of = places<Map>([&](int place) { return ValuePlace<Map>(smem, place, own(), p.box_shift); });
-  const auto keys_of = places<Map>([&](int place) { return KeyPlace<Map, false>(smem, place, p.box_shift); });
+  const auto keys_of = places<Map>([&](int place) { return KeyPlace<Map, Map::kSumsOfBlocks>(smem, place, p.box_shift); });
   RawPlace<Map> place;  // of the item's first tile
   uint32_t parts_parity = 0;
   for_each_row_block<Map>(p, first, [&](int item, const RowBlock& range) {
