@@ -79,7 +79,7 @@ struct RawMap {
   static constexpr int kKeyGroups = (kBare ? QkDim : kLatent) / 32;  // of 32 columns of K that are codes
   // How much is under way at a time, as registers allow: groups of 32 columns of K that are multiplied while the next ones are
   // converted, and groups of products of V, each with a block of 64 columns; groups and pairs of blocks whose codes are being loaded.
-  static constexpr int kKeysAhead = kFewRows && !kTight ? 4 : 2, kKeyCodesAhead = Rows == 16 && !kBare ? 1 : 2;
+  static constexpr int kKeysAhead = kFewRows && !kTight ? 4 : 2, kKeyCodesAhead = Rows == 16 && kScaledValues ? 1 : 2;
   static constexpr int kValuesTogether = Rows == 16 ? 1 : 2, kValuesAhead = 4 / kValuesTogether;
   static constexpr int kValueCodesAhead = kFewRows && !kTight ? 3 : 2;
   // Of a row: an odd multiple of 16, for ldmatrix.
