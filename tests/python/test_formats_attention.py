@@ -208,6 +208,25 @@ def test_numbers_of_a_query_reach_no_other(device, name, h, page_size):
             assert value is not problems.NAN or bool(got[0][~others].isnan().all())
 
 
+@pytest.mark.parametrize("h", [16, 32, 64, 128])
+@pytest.mark.parametrize("value", [problems.NAN, float("inf"), -float("inf")])
+def test_a_scale_that_is_not_finite_reaches_who_attends_it(device, value, h):
+    """The last token's, which only the second query token sees."""
+    problem = _problem(FORMS["fp8_v32-576"], h=h, s_q=2, lens=[150, 5, 64, 70], device=device)
+    out, lse = problem.expected(**problem.options)
+    sees = torch.zeros(lse.shape, dtype=torch.bool, device=device)
+    for request in (0, 2):
+        page, token = divmod(int(problem.lens[request]) - 1, 64)
+        scales = problem.cache[problem.table[request, page], token, 512:528].view(torch.float32)
+        scales[1] = value
+        sees[request, 1] = True
+    for splits in (None, 2):
+        got = problem.run(num_splits=splits)
+        tolerance.check(got[0][~sees], got[1][~sees], out[~sees], lse[~sees])
+        assert bool(got[0][sees].isnan().all())
+        assert bool(got[1][sees].isnan().all())
+
+
 @pytest.mark.parametrize("h", [16, 32, 64])
 @pytest.mark.parametrize(
     ("name", "codes"), [(name, False) for name in FORMS] + [(name, True) for name in FORMS if FORMS[name].scale is None]
