@@ -94,7 +94,6 @@ struct KeyPlace {
   }
   template <int Group>
   __device__ __forceinline__ void load_scales(uint32_t (&scale)[2]) const {
-    if constexpr (Blocks) return;
     constexpr int kGroup = Group * Map::kGroups / 16;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -167,6 +166,10 @@ constexpr int kTurns = Blocks                       ? 4
 template <class Map, bool Blocks>
 using KeySums = float[kTurns<Map, Blocks> + Blocks][Map::kRows / 2];
 
+// Whether K is multiplied with scales, not sums.
+template <class Map>
+constexpr bool kScaledKeys = !Map::kBare && !Map::kSumsOfBlocks;
+
 // Codes of 32 columns on their way from shared memory, and their scales.
 template <class Map>
 struct KeyCodes {
@@ -175,7 +178,7 @@ struct KeyCodes {
   template <int Group, bool Blocks>
   __device__ __forceinline__ void load(const KeyPlace<Map, Blocks>& at) {
     load_matrices<false>(codes, at.template group<Group>());
-    if constexpr (!Map::kBare) at.template load_scales<Group>(scale);
+    if constexpr (kScaledKeys<Map>) at.template load_scales<Group>(scale);
   }
 };
 
@@ -190,8 +193,10 @@ __device__ __forceinline__ void multiply_group(KeySums<Map, Blocks>& s, KeyFragm
   if constexpr (kNext < Map::kKeyGroups) codes[kNext % kCodes].template load<kNext>(at);
   if (Group >= Ahead) wgmma_wait<Ahead - 1>();
   const auto& loaded = codes[Group % kCodes];
-  const uint2 scale[2] = {at.template scales_of<Group>(0, loaded.scale), at.template scales_of<Group>(1, loaded.scale)};
-  own.template convert<kMixed, !Map::kBare && !Blocks>(loaded.codes, scale);
+  uint2 scale[2] = {};
+  if constexpr (kScaledKeys<Map>)
+    scale[0] = at.template scales_of<Group>(0, loaded.scale), scale[1] = at.template scales_of<Group>(1, loaded.scale);
+  own.template convert<kMixed, kScaledKeys<Map>>(loaded.codes, scale);
   if (kMixed && plain) own.load_plain(at.matrices + Map::kPlain + (Group - 14) * 64);
   wgmma_fence();
 #pragma unroll
