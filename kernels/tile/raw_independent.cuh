@@ -132,7 +132,7 @@ __device__ __forceinline__ void compute_independent(const FmDecodeParams& p, con
   const auto own = [&] { return (int)(thread / 128) - 1; };
   const unsigned lane = thread % 32;
   const auto values_of = places<Map>([&](int place) { return ValuePlace<Map>(smem, place, 0, p.box_shift); });
-  const auto keys_of = places<Map>([&](int place) { return KeyPlace<Map, Map::kSumsOfBlocks>(smem, place, p.box_shift); });
+  const auto keys_of = places<Map>([&](int place) { return KeyPlace<Map>(smem, place, p.box_shift); });
   RawPlace<Map> place;  // of the item's first tile
   uint32_t parts_parity = 0;
   QueryAhead<T, QkDim, Map> query;
@@ -160,7 +160,7 @@ __device__ __forceinline__ void compute_independent(const FmDecodeParams& p, con
       const uint32_t scaled = Map::kBare ? 0 : control.scaled_tile(at);
       const OwnUnits units = load_own_units<Map>(smem, at, scaled);
       const bool masked = i >= first_shared || control.present[at] != ~0ull;
-      multiply_raw_query<T, M, Map>(s, smem, control, of_tile, scaled, units, p.box_shift, keys_of);
+      multiply_raw_query<T, M, Map>(s, smem, control, of_tile, scaled, units, keys_of);
       if (masked) {
         mask_raw_tile<Map>(s, p, item, i, first_shared, smem, control, at, own);
         named_barrier_of_warpgroup(kOwnBarrier + own());  // V is read before the next one

@@ -65,7 +65,7 @@ struct RawMap {
   static constexpr bool kSwizzled = kBare && Rows == FM_SWIZZLED_ROWS;  // rows that come in boxes; RowLayout
   static constexpr bool kMayBePlain = !kHasRope && !kBare && !kFine;  // the last columns of V may be halves
   // Whether it is found while a cluster's parts are waited for where rows go: worth 4 % for few requests, and 1 % for `fp8` with
-  // 16 rows, but of rows of 576 with scales the compiler orders the loop anew then (4 % longer).
+  // 16 rows.
   static constexpr bool kEarlyEnds = Rows == 16;
   // Whether what a thread's places of all tiles have in common stays in registers; rows that come in boxes have too much of it.
   static constexpr bool kKeepsPlaces = kFewRows && !kSwizzled;

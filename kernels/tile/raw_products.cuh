@@ -1,8 +1,8 @@
 // S^T = K Q^T of raw rows: 64 tokens on the M side, query rows on the N side. K comes from shared memory as codes and is
 // converted in registers (raw_fragments.cuh), as far as it is codes: a rope part may be 16-bit numbers.
 //
-// Float32 scales are of blocks of 128 columns. With 16 and 32 rows each block has a sum of its own (`Blocks`), which is multiplied with them
-// in the end. With 64 rows, for which that takes too many registers, K is multiplied with their powers of two as other rows are with their
+// Float32 scales are of blocks of 128 columns. With 16 and 32 rows each block has a sum of its own (Map::kSumsOfBlocks), which is multiplied with
+// them in the end. With 64 rows, for which that takes too many registers, K is multiplied with their powers of two as other rows are with their
 // scales, and, where they have mantissas, the one sum that there is with factors after each block (`Factors`).
 #pragma once
 #include <stdint.h>
@@ -24,13 +24,13 @@
 namespace fm {
 
 // The first column of k16 step k of a group. Where blocks have sums of their own, steps take turns with these.
-template <bool Blocks, int Group>
+template <class Map, int Group>
 __device__ __forceinline__ constexpr int key_column(int k) {
-  return Blocks ? Group % 2 * 256 + k * 128 + Group / 2 * 16 : Group * 32 + k * 16;
+  return Map::kSumsOfBlocks ? Group % 2 * 256 + k * 128 + Group / 2 * 16 : Group * 32 + k * 16;
 }
 
 // This warp's place in a tile.
-template <class Map, bool Blocks>
+template <class Map>
 struct KeyPlace {
   uint32_t matrices;   // this lane's row and half of a group, for ldmatrix
   uint32_t own;        // float32 scales of token lane / 4
@@ -47,7 +47,7 @@ struct KeyPlace {
       block_stride = layout.block_stride();
       swizzle = layout.swizzle(token) ^ lane / 16 * 16, tail_swizzle = layout.tail_swizzle(token) ^ lane / 16 * 16;
     } else {
-      matrices = Map::row(smem, place, token) + lane / 16 * (Blocks ? 128 : 16);
+      matrices = Map::row(smem, place, token) + lane / 16 * (Map::kSumsOfBlocks ? 128 : 16);
     }
     own = Map::row(smem, place, first + lane / 4) + Map::kFloatScales;
     scales = Map::scales(smem, place) + (first + lane / 4) * Map::Scales::kTokenBytes;
@@ -73,14 +73,14 @@ struct KeyPlace {
   // Where 32 columns are: in a row or, where blocks have sums of their own, 16 of two blocks.
   template <int Group>
   __device__ __forceinline__ uint32_t group() const {
-    if constexpr (Blocks) return matrices + key_column<Blocks, Group>(0);
+    if constexpr (Map::kSumsOfBlocks) return matrices + key_column<Map, Group>(0);
     if constexpr (!Map::kSwizzled) return matrices + Group * 32;
     if constexpr (Group < 16) return matrices + Group / 4 * block_stride + (Group % 4 * 32 ^ swizzle);
     return tail + (Group % 4 * 32 ^ tail_swizzle);
   }
   // Of the rope part, whose 16-bit numbers are in order.
   __device__ __forceinline__ uint32_t rope() const {
-    return matrices + Map::kRope - (Blocks ? warpgroup_thread() % 32 / 16 * 112 : 0);
+    return matrices + Map::kRope - (Map::kSumsOfBlocks ? warpgroup_thread() % 32 / 16 * 112 : 0);
   }
   // The scales of k16 step k of a group, as pairs, of token lane / 4 and that 8 on; `loaded` is what load_scales gave: the scales of
   // both steps, where these have their own.
@@ -138,9 +138,21 @@ __device__ __forceinline__ void for_each_constant(Body body) {
   }
 }
 
-// The products of the rope part, which are added to `s` or begin it. `rest`: waits for it.
-template <class T, class Map, bool Blocks, class Rest>
-__device__ __forceinline__ void multiply_rope(float (&s)[Map::kRows / 2], uint64_t q, const KeyPlace<Map, Blocks>& at, bool add,
+// This warp's place in a tile's rope part, where that is multiplied by itself.
+template <class Map>
+struct RopePlace {
+  uint32_t from;
+
+  __device__ __forceinline__ RopePlace(uint32_t smem, int place) {
+    const int lane = warpgroup_thread() % 32;
+    from = Map::row(smem, place, warpgroup_thread() / 32 * 16 + lane % 16) + lane / 16 * 16 + Map::kRope;
+  }
+  __device__ __forceinline__ uint32_t rope() const { return from; }
+};
+
+// The products of the rope part, which are added to `s` or begin it. `at`: KeyPlace or RopePlace. `rest`: waits for it.
+template <class T, class Map, class Place, class Rest>
+__device__ __forceinline__ void multiply_rope(float (&s)[Map::kRows / 2], uint64_t q, const Place& at, bool add,
                                               Rest rest) {
   rest();
   KeyFragments keys[2];
@@ -157,14 +169,13 @@ __device__ __forceinline__ void multiply_rope(float (&s)[Map::kRows / 2], uint64
 
 // Sums that products are added to in turn, as many as measured best (docs/tried-sparse.md, "Sums in turn"). Those of blocks are followed by
 // that of the rope part.
-template <class Map, bool Blocks>
-constexpr int kTurns = Blocks                       ? 4
+template <class Map>
+constexpr int kTurns = Map::kSumsOfBlocks           ? 4
                        : Map::kRows == kTileRows    ? 1
                        : Map::kBare                 ? (Map::kRows == 16 ? 4 : 1)
-                       : Map::kHasRope              ? (Map::kRows == 16 ? 2 : 1)
                                                     : 2;
-template <class Map, bool Blocks>
-using KeySums = float[kTurns<Map, Blocks> + Blocks][Map::kRows / 2];
+template <class Map>
+using KeySums = float[kTurns<Map> + Map::kSumsOfBlocks][Map::kRows / 2];
 
 // Whether K is multiplied with scales, not sums.
 template <class Map>
@@ -175,18 +186,18 @@ template <class Map>
 struct KeyCodes {
   uint32_t codes[4], scale[2];
 
-  template <int Group, bool Blocks>
-  __device__ __forceinline__ void load(const KeyPlace<Map, Blocks>& at) {
+  template <int Group>
+  __device__ __forceinline__ void load(const KeyPlace<Map>& at) {
     load_matrices<false>(codes, at.template group<Group>());
     if constexpr (kScaledKeys<Map>) at.template load_scales<Group>(scale);
   }
 };
 
 // S^T of the 32 columns `Group`, added up to what the others made.
-template <class M, class Map, int Group, bool Blocks, int Ahead>
-__device__ __forceinline__ void multiply_group(KeySums<Map, Blocks>& s, KeyFragments (&keys)[Ahead],
+template <class M, class Map, int Group, int Ahead>
+__device__ __forceinline__ void multiply_group(KeySums<Map>& s, KeyFragments (&keys)[Ahead],
                                                KeyCodes<Map> (&codes)[Map::kKeyCodesAhead + 1], uint64_t q,
-                                               const KeyPlace<Map, Blocks>& at, bool plain) {
+                                               const KeyPlace<Map>& at, bool plain) {
   constexpr bool kMixed = Map::kMayBePlain && Group >= 14;
   KeyFragments& own = keys[Group % Ahead];
   constexpr int kNext = Group + Map::kKeyCodesAhead, kCodes = Map::kKeyCodesAhead + 1;
@@ -201,9 +212,9 @@ __device__ __forceinline__ void multiply_group(KeySums<Map, Blocks>& s, KeyFragm
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < 2; ++k) {
-    const int column = key_column<Blocks, Group>(k), turn = 2 * Group + k;
-    wgmma_rs(M(), s[turn % kTurns<Map, Blocks>], own.a[k],
-             q + (column / 64 * Map::kQueryChunkBytes + column % 64 * 2) / 16, turn >= kTurns<Map, Blocks>);
+    const int column = key_column<Map, Group>(k), turn = 2 * Group + k;
+    wgmma_rs(M(), s[turn % kTurns<Map>], own.a[k],
+             q + (column / 64 * Map::kQueryChunkBytes + column % 64 * 2) / 16, turn >= kTurns<Map>);
   }
   wgmma_commit();
 }
@@ -217,11 +228,11 @@ __device__ __forceinline__ uint64_t query_descriptor(uint32_t smem) {
 
 // The products of a tile, of all of a row that its unit is for. Factors: sums are multiplied with those of mantissas. `rest` waits for
 // what of the rows is not codes, and says whether the last columns of rows of 512 are such.
-template <class T, class M, class Map, bool Factors, bool Blocks, class Rest>
-__device__ __forceinline__ void multiply_raw(KeySums<Map, Blocks>& sums, uint64_t q, const KeyPlace<Map, Blocks>& at, Rest rest) {
+template <class T, class M, class Map, bool Factors, class Rest>
+__device__ __forceinline__ void multiply_raw(KeySums<Map>& sums, uint64_t q, const KeyPlace<Map>& at, Rest rest) {
   using Layout = FewLayout<Map::kRows>;
-  static_assert(!Factors || kTurns<Map, Blocks> == 1, "one sum is multiplied with factors");
-  KeyFragments keys[Factors ? 1 : Blocks && Map::kRows == 32 ? 2 : Map::kKeysAhead];
+  static_assert(!Factors || kTurns<Map> == 1, "one sum is multiplied with factors");
+  KeyFragments keys[Factors ? 1 : Map::kSumsOfBlocks && Map::kRows == 32 ? 2 : Map::kKeysAhead];
   KeyCodes<Map> codes[Map::kKeyCodesAhead + 1];
   for_each_constant<Map::kKeyCodesAhead>([&](auto number) {
     constexpr int kGroup = decltype(number)::value;
@@ -244,23 +255,23 @@ __device__ __forceinline__ void multiply_raw(KeySums<Map, Blocks>& sums, uint64_
   };
   for_each_constant<Map::kKeyGroups>(group);
   if constexpr (Map::kFloatScaled && kRopeCounts<T>)
-    multiply_rope<T, Map>(sums[Blocks ? 4 : 0], q, at, !Blocks, rest);
+    multiply_rope<T, Map>(sums[Map::kSumsOfBlocks ? 4 : 0], q, at, !Map::kSumsOfBlocks, rest);
   wgmma_wait<0>();
 }
 
 // Their sum: S^T.
 template <class Map>
-__device__ __forceinline__ void add_up(float (&s)[Map::kRows / 2], const KeySums<Map, false>& sums) {
+__device__ __forceinline__ void add_up(float (&s)[Map::kRows / 2], const KeySums<Map>& sums) {
 #pragma unroll
   for (int i = 0; i < Map::kRows / 2; ++i) {
     s[i] = sums[0][i];
-    if constexpr (kTurns<Map, false> > 1) s[i] += sums[1][i];
-    if constexpr (kTurns<Map, false> == 4) s[i] += sums[2][i] + sums[3][i];
+    if constexpr (kTurns<Map> > 1) s[i] += sums[1][i];
+    if constexpr (kTurns<Map> == 4) s[i] += sums[2][i] + sums[3][i];
   }
 }
 template <class T, class Map>
-__device__ __forceinline__ void add_up_blocks(float (&s)[Map::kRows / 2], const KeySums<Map, true>& sums,
-                                              const KeyPlace<Map, true>& at, bool fractions) {
+__device__ __forceinline__ void add_up_blocks(float (&s)[Map::kRows / 2], const KeySums<Map>& sums,
+                                              const KeyPlace<Map>& at, bool fractions) {
   using Layout = FewLayout<Map::kRows>;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -280,7 +291,7 @@ __device__ __forceinline__ void add_up_blocks(float (&s)[Map::kRows / 2], const 
 // `keys`: KeyPlace of a place.
 template <class T, class M, class Map, class Control, class Keys>
 __device__ __forceinline__ void multiply_raw_query(float (&s)[Map::kRows / 2], uint32_t smem, Control& control, RawPlace<Map> place,
-                                                   uint32_t scaled, const OwnUnits& units, int box_shift, Keys keys) {
+                                                   uint32_t scaled, const OwnUnits& units, Keys keys) {
   using Layout = FewLayout<Map::kRows>;
   const int place_at = place.at();
   const auto rest = [&] {
@@ -290,13 +301,13 @@ __device__ __forceinline__ void multiply_raw_query(float (&s)[Map::kRows / 2], u
   };
   auto at = keys(place_at);
   at.load_all_scales();
-  constexpr bool kBlocks = Map::kSumsOfBlocks, kFactors = Map::kFloatScaled && !kBlocks;
-  KeySums<Map, kBlocks> sums;  // the same of both ways: registers
+  constexpr bool kFactors = Map::kFloatScaled && !Map::kSumsOfBlocks;
+  KeySums<Map> sums;  // the same of both ways: registers
   if (kFactors && (scaled & kFractions))
     multiply_raw<T, M, Map, kFactors>(sums, query_descriptor<Map>(smem), at, rest);
   else
     multiply_raw<T, M, Map, false>(sums, query_descriptor<Map>(smem), at, rest);
-  if constexpr (kBlocks)
+  if constexpr (Map::kSumsOfBlocks)
     add_up_blocks<T, Map>(s, sums, at, scaled & kFractions);
   else
     add_up<Map>(s, sums);
@@ -308,7 +319,7 @@ __device__ __forceinline__ void multiply_raw_query(float (&s)[Map::kRows / 2], u
       for (int h = 0; h < 2; ++h) s[Layout::value(c, h)] *= units.of[h] * (kRopeApart ? common_unit<Map>() : 1.f);
   }
   if constexpr (kRopeApart) {
-    const KeyPlace<Map, false> at(smem, place_at, box_shift);
+    const RopePlace<Map> at(smem, place_at);
     multiply_rope<T, Map>(s, smem_descriptor(smem + Map::kQueryOffset, 0, kAtomBytes), at, true, rest);
     wgmma_wait<0>();
   }

@@ -45,7 +45,7 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
                                             Control& control) {
   const auto own = [] { return (unsigned)block_thread() / 128 - 1; };  // read anew each time: registers are short
   const auto lane = [] { return (unsigned)block_thread() % 32; };
-  const auto keys_of = places<Map>([&](int place) { return KeyPlace<Map, Map::kSumsOfBlocks>(smem, place, p.box_shift); });
+  const auto keys_of = places<Map>([&](int place) { return KeyPlace<Map>(smem, place, p.box_shift); });
   RawPlace<Map> place;  // of the tile whose scores are next
   for_each_row_block<Map>(p, first, [&](int item, const RowBlock& range) {
     RawState<Map> state;
@@ -64,7 +64,7 @@ __device__ __forceinline__ void compute_raw(const FmDecodeParams& p, const First
         const uint32_t scaled = Map::kBare ? 0 : control.scaled_tile(at);
         units = load_own_units<Map>(smem, at, scaled);
         const bool masked = i >= first_shared || control.present[at] != ~0ull;
-        multiply_raw_query<T, M, Map>(s, smem, control, place, scaled, units, p.box_shift, keys_of);
+        multiply_raw_query<T, M, Map>(s, smem, control, place, scaled, units, keys_of);
         if (masked) mask_raw_tile<Map>(s, p, item, i, first_shared, smem, control, at, own);
       }
       if (i > 0) {
@@ -110,7 +110,7 @@ __device__ __forceinline__ void compute_few_raw(const FmDecodeParams& p, const F
   const auto own = [&] { return thread / 128 - 1; };
   const unsigned lane = thread % 32;
   const auto values_of = places<Map>([&](int place) { return ValuePlace<Map>(smem, place, own(), p.box_shift); });
-  const auto keys_of = places<Map>([&](int place) { return KeyPlace<Map, Map::kSumsOfBlocks>(smem, place, p.box_shift); });
+  const auto keys_of = places<Map>([&](int place) { return KeyPlace<Map>(smem, place, p.box_shift); });
   RawPlace<Map> place;  // of the item's first tile
   uint32_t parts_parity = 0;
   for_each_row_block<Map>(p, first, [&](int item, const RowBlock& range) {
@@ -128,7 +128,7 @@ __device__ __forceinline__ void compute_few_raw(const FmDecodeParams& p, const F
       const uint32_t scaled = control.scaled_tile(at);
       units = load_own_units<Map>(smem, at, scaled);
       const bool masked = i >= first_shared || control.present[at] != ~0ull;
-      multiply_raw_query<T, M, Map>(s, smem, control, of_tile, scaled, units, p.box_shift, keys_of);
+      multiply_raw_query<T, M, Map>(s, smem, control, of_tile, scaled, units, keys_of);
       if (masked) mask_raw_tile<Map>(s, p, item, i, first_shared, smem, control, at, own);
     };
     const auto multiply_values = [&](RawPlace<Map> of_tile, bool mine) {
