@@ -211,23 +211,25 @@ __device__ __forceinline__ void decode_raw(const CUtensorMap& rows_map, const CU
                                            uint8_t* shared) {
   constexpr bool kBare = L == Loader::Bare;
   using Map = RawMap<Rows, QkDim, kBare, L == Loader::Fine, Cluster>;
-  using Control = std::conditional_t<Map::kIndependent, IndependentControl<Rows>, RawControl<Rows>>;
+  constexpr int kPreparing = Map::kPreparingWarps;
+  using Control = std::conditional_t<Map::kIndependent, IndependentControl<Rows, kPreparing>, RawControl<Rows, kPreparing>>;
   static_assert(Map::kControlOffset + sizeof(Control) <= FM_DECODE_SMEM_BYTES);
-  constexpr int kCompute = 232, kLoader = 40;  // registers, of 168 that the launch gives
+  // Registers: with one loading warpgroup they add up to 504, 168 of which the launch gives each, with two to 512.
+  constexpr int kLoader = Map::kFine && Rows == 32 ? 48 : 40, kCompute = Map::kLoaders == 2 ? 256 - kLoader : 232;
   // In a register: the compiler finds the address anew otherwise, wherever it is used, and waits for it each time. That made `fp8` with
   // 16 rows, which loads limit, 1 to 2 % slower.
   const uint32_t smem = Rows == 16 && kBare ? shared_address(shared) : opaque(shared_address(shared));
   Control& control = *reinterpret_cast<Control*>(__cvta_shared_to_generic(smem + Map::kControlOffset));
   const FirstItem first = load_first_item<Map>(p);
   if (threadIdx.x == 0) {
-    init_barriers(control, kBare ? kAskingWarps : kPreparingWarps, Map::kFewRows ? 1 : p.multicast, 4, Map::kIndependent ? 4 : 8);
-    if constexpr (!kBare) init_raw_barriers(control);
+    init_barriers(control, kBare ? Map::kAskingWarps : kPreparing, Map::kFewRows ? 1 : p.multicast, 4, Map::kIndependent ? 4 : 8);
+    if constexpr (!kBare) init_raw_barriers<Map>(control);
     if constexpr (kSharesTiles<Map>) init_part_barriers<Map>(control);
     mbarrier_init_fence();
   }
   publish_barriers<Map>();
   const int warpgroup = threadIdx.x / 128;
-  if (warpgroup == 0) {
+  if (warpgroup == 0 || warpgroup == 3) {
     registers_shrink<kLoader>();
     load_raw_tiles<T, QkDim, Map>(p, {&rows_map, &tails_map}, first, smem, control);
   } else {
@@ -242,9 +244,9 @@ __device__ __forceinline__ void decode_raw(const CUtensorMap& rows_map, const CU
   }
 }
 
-template <Loader L, int Rows>
+template <int QkDim, Loader L, int Rows>
 constexpr int decode_threads() {
-  if (kKeepsRows<L>) return FM_DECODE_THREADS_RAW;
+  if (kKeepsRows<L>) return L != Loader::Bare && Rows != kTileRows && QkDim == kLatent ? FM_DECODE_THREADS : FM_DECODE_THREADS_RAW;
   return L == Loader::Codes && Rows != kTileRows ? FM_DECODE_THREADS_2_LOADERS : FM_DECODE_THREADS;
 }
 
@@ -261,7 +263,7 @@ __device__ __forceinline__ void decode(const CUtensorMap& latent_map, const CUte
 
 // CLUSTER: CTAs that share the tiles of an item. STEPS: whether parts have steps.
 #define FM_DECODE_KERNEL_OF(CLUSTER, STEPS, NAME, TYPE, QK_DIM, LOADER, ROWS)                            \
-  extern "C" __global__ void __launch_bounds__((fm::decode_threads<fm::Loader::LOADER, ROWS>()), 1)      \
+  extern "C" __global__ void __launch_bounds__((fm::decode_threads<QK_DIM, fm::Loader::LOADER, ROWS>()), 1)      \
       NAME(const __grid_constant__ CUtensorMap latent_map, const __grid_constant__ CUtensorMap rope_map, \
            const __grid_constant__ FmDecodeParams params) {                                              \
     fm::decode<TYPE, QK_DIM, fm::Loader::LOADER, ROWS, CLUSTER, STEPS>(latent_map, rope_map, params);    \

@@ -84,8 +84,8 @@ __device__ __forceinline__ void bulk_multicast(uint32_t destination, const void*
 
 // Four of them, to places `step` apart, by one lane of a whole warp. Operands are the same for all lanes, which the compiler
 // has to see: else it makes a loop over the lanes of each copy.
-__device__ __forceinline__ void bulk_load_four(uint32_t to, uint32_t step, const uint64_t (&from)[4], uint32_t bytes,
-                                               uint32_t barrier) {
+template <uint32_t Bytes>
+__device__ __forceinline__ void bulk_load_four(uint32_t to, uint32_t step, const uint64_t (&from)[4], uint32_t barrier) {
   asm volatile(
       "{\n"
       ".reg .pred one;\n"
@@ -96,7 +96,7 @@ __device__ __forceinline__ void bulk_load_four(uint32_t to, uint32_t step, const
       "@one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%3], [%7], %8, [%9];\n"
       "}" ::"r"(to),
       "r"(to + step), "r"(to + 2 * step), "r"(to + 3 * step), "l"(from[0]), "l"(from[1]), "l"(from[2]), "l"(from[3]),
-      "r"(bytes), "r"(barrier)
+      "n"(Bytes), "r"(barrier)
       : "memory");
 }
 

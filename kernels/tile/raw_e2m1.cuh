@@ -27,30 +27,33 @@ __device__ __forceinline__ uint2 e2m1_scales(uint32_t codes) {
   return make_uint2(multiply_halves(v.x, kTwoTo6), multiply_halves(v.y, kTwoTo6));
 }
 
-// The row at `row`, by one thread; its scales to `scales`, one after another.
-__device__ __forceinline__ void expand_e2m1_row(uint32_t row, uint32_t scales) {
+// The row at `row`, by as many lanes of a warp as have it, of which this one is number `share`; its scales to `scales`, one after another.
+// The lanes are in step.
+template <int Lanes>
+__device__ __forceinline__ void expand_e2m1_row(uint32_t row, uint32_t scales, int share) {
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const uint4 v = load_shared_4(row + kE2m1Scales + 16 * i);
+  for (int i = 0; i < 2 / Lanes; ++i) {
+    const uint32_t at = (share + i) * 16;
+    const uint4 v = load_shared_4(row + kE2m1Scales + at);
     const uint2 a = e2m1_scales(v.x), b = e2m1_scales(v.y), c = e2m1_scales(v.z), d = e2m1_scales(v.w);
-    store_shared(scales + 32 * i, make_uint4(a.x, a.y, b.x, b.y));
-    store_shared(scales + 32 * i + 16, make_uint4(c.x, c.y, d.x, d.y));
+    store_shared(scales + 2 * at, make_uint4(a.x, a.y, b.x, b.y));
+    store_shared(scales + 2 * at + 16, make_uint4(c.x, c.y, d.x, d.y));
   }
-  // From the end: what is written lies behind what is still to be read. The next codes are on their way meanwhile.
-  constexpr int kPieces = kE2m1Scales / 16, kAhead = 2;
-  uint4 codes[kAhead];
-#pragma unroll
-  for (int j = 0; j < kAhead; ++j) codes[j] = load_shared_4(row + 16 * (kPieces - 1 - j));
+  // From the end, lanes in turn and two pieces at a time: what is written lies behind what is still to be read.
+  constexpr int kPieces = kE2m1Scales / 16;
 #pragma unroll 1
-  for (int i = kPieces - 1; i >= 0; i -= kAhead)
+  for (int i = kPieces - 1 - share; i >= 0; i -= 2 * Lanes) {
+    uint4 codes[2];
 #pragma unroll
-    for (int j = 0; j < kAhead; ++j) {
-      const uint4 v = codes[j];
-      codes[j] = load_shared_4(row + 16 * max(i - j - kAhead, 0));
-      const uint2 a = e2m1_to_e4m3(v.x), b = e2m1_to_e4m3(v.y), c = e2m1_to_e4m3(v.z), d = e2m1_to_e4m3(v.w);
-      store_shared(row + 32 * (i - j), make_uint4(a.x, a.y, b.x, b.y));
-      store_shared(row + 32 * (i - j) + 16, make_uint4(c.x, c.y, d.x, d.y));
+    for (int j = 0; j < 2; ++j) codes[j] = load_shared_4(row + 16 * (i - j * Lanes));
+    if (Lanes > 1) __syncwarp();
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const uint2 a = e2m1_to_e4m3(codes[j].x), b = e2m1_to_e4m3(codes[j].y), c = e2m1_to_e4m3(codes[j].z), d = e2m1_to_e4m3(codes[j].w);
+      store_shared(row + 32 * (i - j * Lanes), make_uint4(a.x, a.y, b.x, b.y));
+      store_shared(row + 32 * (i - j * Lanes) + 16, make_uint4(c.x, c.y, d.x, d.y));
     }
+  }
 }
 
 }  // namespace fm

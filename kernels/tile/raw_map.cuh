@@ -57,12 +57,17 @@ struct RawMap {
   // With 32 rows and scales that is as fast or slower (docs/tried-sparse.md, "Whole tiles"); without scales registers are tight.
   static constexpr bool kIndependent = Rows == 16 || (Rows == 32 && Bare), kTight = Rows == 32 && kIndependent;
   static constexpr bool kHasRope = QkDim > kLatent;
+  // Warps that ask for rows, and that prepare them (raw_rows.cuh): of one warpgroup or, where computing leaves registers for it, of two.
+  static constexpr bool kMoreLoad = kFewRows && !kHasRope;
+  static constexpr int kAskingWarps = kFewRows && (Bare || kMoreLoad) ? 4 : 2, kPreparingWarps = Bare ? 0 : kMoreLoad && Fine ? 4 : 2;
+  static constexpr int kLoaders = kAskingWarps + kPreparingWarps > 4 ? 2 : 1;
   static constexpr bool kFloatScaled = kHasRope && !kBare;  // by blocks of 128 columns
   // Whether P is multiplied with the scales of V, once for each block, instead of V: fewer instructions with few query rows, but P takes four
   // times the memory. With 32 rows that costs a place of rows, or two of P (docs/tried-loop.md, "Scales by way of P").
   static constexpr bool kScaledWeights = kFloatScaled && Rows == 16, kScaledValues = !kBare && !kScaledWeights;
   static constexpr int kWeightCopies = kScaledWeights ? 4 : 1;
   static constexpr bool kSwizzled = kBare && Rows == FM_SWIZZLED_ROWS;  // rows that come in boxes; RowLayout
+  static constexpr bool kBoxes = kHasRope || kBare;  // dense caches may come in boxes
   static constexpr bool kMayBePlain = !kHasRope && !kBare && !kFine;  // the last columns of V may be halves
   // Whether it is found while a cluster's parts are waited for where rows go: worth 4 % for few requests, and 1 % for `fp8` with
   // 16 rows.
@@ -196,17 +201,24 @@ struct RowLayout {
 };
 
 // What warpgroups tell each other besides. Independent ones have rows of their own.
-template <int Rows, bool Independent = false>
+// Preparing: warps that prepare rows.
+template <int Rows, int Preparing, bool Independent = false>
 struct alignas(16) RawControl : std::conditional<Rows == kTileRows, DecodeControl, FewControl>::type {
   alignas(16) float2 row[Rows];  // what the row's scores are multiplied with, base 2; minus its reference
   static constexpr int kKept = Independent ? 1 : Rows;
   float warp_top[4][kKept];      // what each warp found for a row
   float warp_peak[4][kKept];     // and its highest score so far
-  uint64_t landed[kTiles][2];   // copies -> preparing warps: 32 rows each
-  uint32_t scaled[kTiles][2];   // preparing warps -> scores, of 32 rows: kFractions, kUnits
+  static constexpr int kParts = Preparing > 0 ? Preparing : 1;  // of a tile
+  uint64_t landed[kTiles][kParts];  // copies -> preparing warps
+  uint32_t scaled[kTiles][kParts];  // preparing warps -> scores, of their rows: kFractions, kUnits
   int32_t format[kTiles];       // asking warps -> others
 
-  __device__ __forceinline__ uint32_t scaled_tile(int place) const { return scaled[place][0] | scaled[place][1]; }
+  __device__ __forceinline__ uint32_t scaled_tile(int place) const {
+    uint32_t all = 0;
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) all |= scaled[place][i];
+    return all;
+  }
 
   // Preparing warps -> scores: the scales of V, and what of a tile's rows is not codes. The barrier of a block elsewhere.
   __device__ __forceinline__ uint64_t& rest_full(int place) { return this->block_full[place]; }
@@ -226,8 +238,8 @@ struct alignas(16) OwnRows {
   float warp_top[4][Rows], warp_peak[4][Rows];
   float factor[1][Rows];  // of its accumulators, where references have moved
 };
-template <int Rows>
-struct IndependentControl : RawControl<Rows, true> {
+template <int Rows, int Preparing>
+struct IndependentControl : RawControl<Rows, Preparing, true> {
   OwnRows<Rows> own[2];
 
   __device__ __forceinline__ void begin_row(int of, float scale) {

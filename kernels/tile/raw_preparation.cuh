@@ -23,12 +23,16 @@
 
 namespace fm {
 
+// Of a warp. Where these are 16, two lanes have one: each knows all of it, and does half of what takes long.
+template <class Map>
+constexpr int kPreparedRows = kTileTokens / Map::kPreparingWarps;
+
 // Rows of a preparing warp that are absent become zeros: few of them one after another, by all lanes, many by a lane each.
 template <class Map>
 __device__ __forceinline__ void clear_absent_rows(uint32_t smem, int place, int warp, uint32_t present) {
   if (present == ~0u) return;
   const auto clear = [&](int token, uint32_t i) {
-    if (i < Map::kRowBytes) store_shared(Map::row(smem, place, 32 * warp + token) + i, make_uint4(0, 0, 0, 0));
+    if (i < Map::kRowBytes) store_shared(Map::row(smem, place, kPreparedRows<Map> * warp + token) + i, make_uint4(0, 0, 0, 0));
   };
   if (__popc(present) < 20) {
     const int lane = TokenWarps<Map>::lane();
@@ -44,14 +48,26 @@ __device__ __forceinline__ void clear_absent_rows(uint32_t smem, int place, int 
   __syncwarp();
 }
 
+template <int Rows>
+__device__ __forceinline__ uint32_t load_present(const uint64_t& tile, int part) {
+  if constexpr (Rows == 32) return reinterpret_cast<const uint32_t*>(&tile)[part];
+  return reinterpret_cast<const uint16_t*>(&tile)[part] | ~0u << 16;
+}
+
 // A lane's row when it has come: what it counts in, its scales, what of it is not codes.
 template <class Map>
 struct RowPreparation {
-  // Scales of a row of e4m3 codes, two to a word.
-  static constexpr int kPairs = Map::kFine ? 8 : Map::kGroups / 2;
+  // Lanes that have a row, and scales of e4m3 codes that each sees to, two to a word.
+  static constexpr int kLanes = 32 / kPreparedRows<Map>, kPairs = (Map::kFine ? 8 : Map::kGroups / 2) / kLanes;
   uint32_t row, scales;  // shared addresses
   int token;
   bool present;
+  // Which of these lanes this is.
+  static __device__ __forceinline__ int lane_share() { return kLanes == 1 ? 0 : TokenWarps<Map>::lane() / kPreparedRows<Map>; }
+  // Of what the row's lanes have found, the largest.
+  static __device__ __forceinline__ uint32_t largest_of_lanes(uint32_t v) {
+    return kLanes == 1 ? v : max(v, __shfl_xor_sync(~0u, v, 32 / kLanes));
+  }
 
   __device__ __forceinline__ void leave_unit(RowUnit unit) const {
     store_shared(scales + offsetof(typename Map::Scales, unit) + token * 4, present ? unit.over(Map::kUnitLog2).unit() : 0.f);
@@ -62,22 +78,22 @@ struct RowPreparation {
     const uint32_t to = scales + token * Map::Scales::kTokenBytes;
     if constexpr (Map::kFine) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
+      for (int i = 0; i < kPairs / 2; ++i) {
         const auto twice = [&](int j) { return __byte_perm(halves[2 * i + j / 2], 0, j % 2 ? 0x3232 : 0x1010); };
-        store_shared(to + 16 * i, make_uint4(twice(0), twice(1), twice(2), twice(3)));
+        store_shared(to + 16 * (lane_share() * (kPairs / 2) + i), make_uint4(twice(0), twice(1), twice(2), twice(3)));
       }
     } else if constexpr (Map::kGroups == 4) {
       store_shared(to, make_uint2(halves[0], halves[1]));
     } else {
 #pragma unroll
-      for (int i = 0; i < Map::kGroups / 8; ++i) {
+      for (int i = 0; i < kPairs / 4; ++i) {
         const uint32_t* v = halves + 4 * i;
         if constexpr (Map::kTwice) {
           const auto twice = [&](int j) { return Alike ? v[j / 2] : __byte_perm(v[j / 2], 0, j % 2 ? 0x3232 : 0x1010); };
           store_shared(to + 32 * i, make_uint4(twice(0), twice(1), twice(2), twice(3)));
           store_shared(to + 32 * i + 16, make_uint4(twice(4), twice(5), twice(6), twice(7)));
         } else {
-          store_shared(to + 16 * i, make_uint4(v[0], v[1], v[2], v[3]));
+          store_shared(to + 16 * (lane_share() * (kPairs / 4) + i), make_uint4(v[0], v[1], v[2], v[3]));
         }
       }
     }
@@ -89,16 +105,18 @@ struct RowPreparation {
       store_shared_bytes<2>(to + group * (kTileTokens * 2), present ? half & 0xFFFF : 0);
     };
     if constexpr (Map::kFine) {  // those that leave_of_token has left
+      constexpr int kShare = Map::kGroups / kLanes;
 #pragma unroll 1
-      for (int i = 0; i < Map::kGroups; i += 8) {
+      for (int j = 0; j < kShare; j += 8) {
+        const int i = lane_share() * kShare + j;
         const uint4 v = load_shared_4(scales + token * Map::Scales::kTokenBytes + i * 2);
         const uint32_t words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-        for (int j = 0; j < 8; ++j) store(i + j, words[j / 2] >> j % 2 * 16);
+        for (int k = 0; k < 8; ++k) store(i + k, words[k / 2] >> k % 2 * 16);
       }
     } else {
 #pragma unroll
-      for (int i = 0; i < Map::kGroups; ++i) store(i, halves[i / 2] >> i % 2 * 16);
+      for (int i = 0; i < 2 * kPairs; ++i) store(lane_share() * (2 * kPairs) + i, halves[i / 2] >> i % 2 * 16);
     }
   }
 
@@ -202,34 +220,42 @@ struct RowPreparation {
   __device__ __forceinline__ void prepare_latent(int format, RowUnit& unit, uint32_t (&pairs)[kPairs]) const {
     unit = RowUnit::power(Map::kUnitLog2);
     if (Map::kFine && format == FM_KV_FP4_V41) {  // of which halves hold all products
-      expand_e2m1_row(row, scales + token * Map::Scales::kTokenBytes);
+      expand_e2m1_row<kLanes>(row, scales + token * Map::Scales::kTokenBytes, lane_share());
     } else if (format == FM_KV_FP8) {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) pairs[i] = 0x3C003C00u;
+      for (int i = 0; i < kPairs; ++i) pairs[i] = 0x3C003C00u;
       leave_of_token(pairs);
     } else if (Map::kMayBePlain && format == FM_KV_FP8_V4) {  // seven scales, of two groups each
-      const float2 v = load_shared_2(row + Map::kScalesAfterPlain);
-      const uint32_t words[2] = {__float_as_uint(v.x), __float_as_uint(v.y)};
-      const uint32_t beyond = RowUnit::bytes_beyond(words[0]) | (RowUnit::bytes_beyond(words[1]) & 0xFFFFFFu);
+      uint32_t words[2 / kLanes], beyond = 0;
+#pragma unroll
+      for (int i = 0; i < 2 / kLanes; ++i) {
+        words[i] = load_shared_word(row + Map::kScalesAfterPlain + 4 * (lane_share() + i));
+        beyond |= RowUnit::bytes_beyond(words[i]) & (lane_share() + i == 1 ? 0xFFFFFFu : ~0u);
+      }
       if (__any_sync(~0u, present & ((beyond != 0) | !plain_in_range()))) {
         scales_with_plain(words, unit, pairs);
       } else {
 #pragma unroll
-        for (int i = 0; i < 7; ++i) pairs[i] = common_scales(__byte_perm(words[i / 4], 0, 0x4040 + i % 4 * 0x0101));
+        for (int i = 0; i < min(kPairs, 7); ++i) pairs[i] = common_scales(__byte_perm(words[i / 4], 0, 0x4040 + i % 4 * 0x0101));
       }
-      pairs[7] = 0;
+      if (lane_share() == kLanes - 1) pairs[kPairs - 1] = 0;
       leave_of_token<true>(pairs);
     } else {
-      const uint4 v = load_shared_4(row + Map::kScales);
-      const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-      uint32_t beyond = 0;
+      uint32_t words[4 / kLanes], beyond = 0;
+      if constexpr (kLanes == 1) {
+        const uint4 v = load_shared_4(row + Map::kScales);
+        words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+      } else {
+        const float2 v = load_shared_2(row + Map::kScales + 8 * lane_share());
+        words[0] = __float_as_uint(v.x), words[1] = __float_as_uint(v.y);
+      }
 #pragma unroll
-      for (int i = 0; i < 4; ++i) beyond |= RowUnit::bytes_beyond(words[i]);
+      for (int i = 0; i < 4 / kLanes; ++i) beyond |= RowUnit::bytes_beyond(words[i]);
       if (__any_sync(~0u, present && beyond != 0)) {
         scales_of_groups(words, unit, pairs);
       } else {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) pairs[i] = common_scales(__byte_perm(words[i / 2], 0, i % 2 ? 0x4342 : 0x4140));
+        for (int i = 0; i < kPairs; ++i) pairs[i] = common_scales(__byte_perm(words[i / 2], 0, i % 2 ? 0x4342 : 0x4140));
       }
       leave_of_token(pairs);
     }
@@ -242,10 +268,10 @@ struct RowPreparation {
   __device__ __forceinline__ bool plain_in_range() const {
     uint32_t squares[2] = {0, 0};
 #pragma unroll
-    for (int i = 0; i < 8; i += 4) {
+    for (int i = 0; i < 8 / kLanes; i += 4) {
       uint4 piece[4];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) piece[j] = load_shared_4(row + Map::kPlain + 16 * (i + j));
+      for (int j = 0; j < 4; ++j) piece[j] = load_shared_4(row + Map::kPlain + 16 * (lane_share() * (8 / kLanes) + i + j));
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         squares[0] = add_square_bf16(add_square_bf16(squares[0], piece[j].x), piece[j].y);
@@ -253,7 +279,8 @@ struct RowPreparation {
       }
     }
     const float2 a = unpack(__nv_bfloat16(), squares[0]), b = unpack(__nv_bfloat16(), squares[1]);
-    const float sum = (a.x + a.y) + (b.x + b.y);
+    float sum = (a.x + a.y) + (b.x + b.y);
+    if (kLanes == 2) sum += __shfl_xor_sync(~0u, sum, 16);
     return sum >= 0x1p-6f && sum <= 0x1p28f;
   }
   static __device__ __forceinline__ uint32_t scale_byte(uint32_t word, int i) { return word >> i % 4 * 8 & 0xFF; }
@@ -265,34 +292,35 @@ struct RowPreparation {
     return pair;
   }
   // A warp's rows of which some do not count in one: what this one counts in and its scales relative to that.
-  __device__ __forceinline__ void scales_with_plain(const uint32_t (&words)[2], RowUnit& unit, uint32_t (&pairs)[kPairs]) const {
+  __device__ __forceinline__ void scales_with_plain(const uint32_t (&words)[2 / kLanes], RowUnit& unit, uint32_t (&pairs)[kPairs]) const {
     uint32_t top = 0, largest = 0;
 #pragma unroll 1
     for (int i = 0; i < 8; ++i) largest = max(largest, largest_bf16(load_shared_4(row + Map::kPlain + 16 * i)));
 #pragma unroll
-    for (int i = 0; i < 7; ++i) top = max(top, scale_byte(words[i / 4], i));
-    unit = RowUnit(max(largest, RowUnit::of_largest_code(ue8m0_bits(top) & 0x7F800000u)));
+    for (int i = 0; i < min(kPairs, 7); ++i)
+      if (kLanes == 1 || i < 7 - 4 * lane_share()) top = max(top, scale_byte(words[i / 4], i));
+    unit = RowUnit(max(largest, RowUnit::of_largest_code(ue8m0_bits(largest_of_lanes(top)) & 0x7F800000u)));
     uint32_t inverse = __float_as_uint(unit.inverse());
 #pragma unroll
-    for (int i = 0; i < 7; ++i) {
+    for (int i = 0; i < min(kPairs, 7); ++i) {
       const uint32_t byte = scale_byte(words[i / 4], i);
       pairs[i] = scales_over(inverse, byte, byte);
     }
   }
-  __device__ __forceinline__ void scales_of_groups(const uint32_t (&words)[4], RowUnit& unit, uint32_t (&pairs)[kPairs]) const {
+  __device__ __forceinline__ void scales_of_groups(const uint32_t (&words)[4 / kLanes], RowUnit& unit, uint32_t (&pairs)[kPairs]) const {
     uint32_t top = 0;
 #pragma unroll
-    for (int i = 0; i < 16; ++i) top = max(top, scale_byte(words[i / 4], i));
-    unit = RowUnit(RowUnit::of_largest_code(ue8m0_bits(top) & 0x7F800000u));
+    for (int i = 0; i < 2 * kPairs; ++i) top = max(top, scale_byte(words[i / 4], i));
+    unit = RowUnit(RowUnit::of_largest_code(ue8m0_bits(largest_of_lanes(top)) & 0x7F800000u));
     uint32_t inverse = __float_as_uint(unit.inverse());
 #pragma unroll
-    for (int i = 0; i < 8; ++i) pairs[i] = scales_over(inverse, scale_byte(words[i / 2], 2 * i), scale_byte(words[i / 2], 2 * i + 1));
+    for (int i = 0; i < kPairs; ++i) pairs[i] = scales_over(inverse, scale_byte(words[i / 2], 2 * i), scale_byte(words[i / 2], 2 * i + 1));
   }
   // Their last columns, where these are not codes. `units`: some row of the warp's does not count in one.
   __device__ __forceinline__ void prepare_plain(RowUnit unit, bool units) const {
 #pragma unroll 1
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t at = row + Map::kPlain + 32 * i;
+    for (int i = 0; i < 4 / kLanes; ++i) {
+      const uint32_t at = row + Map::kPlain + 32 * (lane_share() * (4 / kLanes) + i);
       uint4 a = load_shared_4(at), b = load_shared_4(at + 16);
       if (units) a = bf16_times(a, unit.inverse_pair()), b = bf16_times(b, unit.inverse_pair());
       const uint2 even[2] = {even_bf16_to_half(a), even_bf16_to_half(b)}, odd[2] = {odd_bf16_to_half(a), odd_bf16_to_half(b)};
@@ -315,16 +343,17 @@ __device__ __forceinline__ int count_tiles(const FmDecodeParams& p, const FirstI
 template <class T, class Map, class Control>
 __device__ __forceinline__ void prepare_rows(const FmDecodeParams& p, const FirstItem& first, uint32_t smem,
                                              Control& control) {
-  const int warp = TokenWarps<Map>::warp(), lane = TokenWarps<Map>::lane();
+  constexpr int kRows = kPreparedRows<Map>;
+  const int warp = (unsigned)block_thread() / 32 % Map::kPreparingWarps, lane = TokenWarps<Map>::lane();
   wait_for_earlier_launches();
   RawPlace<Map> place;
   const auto prepare_next = [&] {
     const int at = place.at();
     mbarrier_wait(shared_address(&control.landed[at][warp]), place.parity());
-    const int format = control.format[at], token = 32 * warp + lane;
-    const uint32_t& all = reinterpret_cast<const uint32_t*>(&control.present[at])[warp];
+    const int format = control.format[at], token = kRows * warp + (kRows == 32 ? lane : lane % kRows);
+    const uint32_t all = load_present<kRows>(control.present[at], warp);
     clear_absent_rows<Map>(smem, at, warp, all);
-    const bool present = all >> TokenWarps<Map>::lane() & 1;
+    const bool present = all >> (kRows == 32 ? TokenWarps<Map>::lane() : TokenWarps<Map>::lane() % kRows) & 1;
     const RowPreparation<Map> row = {Map::row(smem, at, token), Map::scales(smem, at), token, present};
     RowUnit unit(0);
     const auto leave_scaled = [&](bool fractions) {

@@ -62,7 +62,7 @@ __device__ __forceinline__ float place_query_row(const FmDecodeParams& p, const 
 
 // Whether there are registers for Q of the next item while an item ends.
 template <class T, class Map>
-constexpr bool kQueryAhead = Map::kRows == 16 && Map::kHasRope && (kRopeCounts<T> || !Map::kScaledWeights);
+constexpr bool kQueryAhead = Map::kRows == 16 && !Map::kBare && (Map::kHasRope || !kSharesTiles<Map>) && (kRopeCounts<T> || !Map::kScaledWeights);
 
 // Q of an item, as it is, on its way to registers while the item before ends, where there are some.
 template <class T, int QkDim, class Map, bool Ahead = kQueryAhead<T, Map>>

@@ -8,6 +8,8 @@
 #include <cuda.h>
 #include <stdint.h>
 
+#include <type_traits>
+
 #include "../params.h"
 #include "../ptx/control.cuh"
 #include "../ptx/copy.cuh"
@@ -24,23 +26,43 @@
 
 namespace fm {
 
-constexpr int kAskingWarps = 2, kPreparingWarps = 2;
-
 // By one thread. Not of bare rows.
-template <class Control>
+template <class Map, class Control>
 __device__ __forceinline__ void init_raw_barriers(Control& control) {
 #pragma unroll
   for (int i = 0; i < kTiles; ++i)
 #pragma unroll
-    for (int h = 0; h < 2; ++h) mbarrier_init(shared_address(&control.landed[i][h]), 1 + 32);
+    for (int h = 0; h < Map::kPreparingWarps; ++h)
+      mbarrier_init(shared_address(&control.landed[i][h]), Map::kAskingWarps / Map::kPreparingWarps * (1 + 32));
 }
 
-// Bytes of a row that one copy brings.
-template <class Map>
-__device__ __forceinline__ uint32_t raw_bytes(int format) {
-  if (Map::kHasRope) return format == FM_KV_FP8 ? 576 : 656;
-  if (Map::kFine && format == FM_KV_FP4_V41) return kE2m1RowBytes;
-  return format == FM_KV_FP8_V4 ? 576 : format == FM_KV_FP8_V41 ? 528 : 512;
+template <uint32_t N>
+using Bytes = std::integral_constant<uint32_t, N>;
+
+// Calls f with the bytes of a row that one copy brings, a constant, for which copies take fewer instructions.
+template <class Map, class F>
+__device__ __forceinline__ void with_raw_bytes(int format, F f) {
+  if constexpr (Map::kBare)
+    f(Bytes<Map::kKeyGroups * 32>());
+  else if (Map::kHasRope && format != FM_KV_FP8)
+    f(Bytes<656>());
+  else if (Map::kHasRope || (Map::kMayBePlain && format == FM_KV_FP8_V4))
+    f(Bytes<576>());
+  else if (Map::kFine && format == FM_KV_FP4_V41)
+    f(Bytes<kE2m1RowBytes>());
+  else if (format == FM_KV_FP8_V41)
+    f(Bytes<528>());
+  else
+    f(Bytes<512>());
+}
+
+// Of a part of a tile's rows.
+template <int Rows>
+__device__ __forceinline__ void store_present(uint64_t& tile, int part, uint32_t present) {
+  if constexpr (Rows == 32)
+    reinterpret_cast<uint32_t*>(&tile)[part] = present;
+  else
+    reinterpret_cast<uint16_t*>(&tile)[part] = present;
 }
 
 // Scales that lie apart from their row, to the row.
@@ -57,14 +79,14 @@ __device__ __forceinline__ const uint8_t* row_at(const FmKvCache& kv, TokenPlace
 }
 
 // Bulk copies of each lane's row, to places `step` apart.
-__device__ __forceinline__ void ask_for_32_rows(uint32_t to, uint32_t step, const uint8_t* from, uint32_t bytes,
-                                                uint32_t barrier) {
+template <int Rows, uint32_t RowBytes>
+__device__ __forceinline__ void ask_for_all_rows(uint32_t to, uint32_t step, const uint8_t* from, uint32_t barrier) {
 #pragma unroll 1
-  for (int row = 0; row < 32; row += 4) {
+  for (int row = 0; row < Rows; row += 4) {
     uint64_t four[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) four[i] = __shfl_sync(~0u, reinterpret_cast<uint64_t>(from), row + i);
-    bulk_load_four(to + row * step, step, four, bytes, barrier);
+    bulk_load_four<RowBytes>(to + row * step, step, four, barrier);
   }
 }
 
@@ -78,7 +100,10 @@ struct RowMaps {
 template <int QkDim, class Map, class Control>
 __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const RowMaps& maps, const FirstItem& first_item,
                                              uint32_t smem, Control& control) {
-  const int warp = TokenWarps<Map>::warp(), lane = TokenWarps<Map>::lane();
+  using Warps = TokenWarps<Map>;
+  constexpr int kRows = Warps::kRows;
+  constexpr uint32_t kAll = ~0u >> (32 - kRows);
+  const int warp = Warps::warp(), lane = Warps::lane();
   const bool shared = !Map::kFewRows && p.multicast > 1;
   constexpr uint16_t kBoth = 3;
   const auto policy = [&] { return opaque(p.reads_once) ? kEvictFirst : kEvictNormal; };  // of boxes; registers are short
@@ -92,11 +117,13 @@ __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const RowM
   while (!cursor.done()) {
     const FmKvCache& kv = p.kv[cursor.cache];
     TokenPlace token = cursor.place(p);
+    if (kRows < 32 && lane >= kRows) token.page = -1;  // another lane's
     cursor.advance(p);
     const int at = place.at(), format = kv.format;
     // Copies whose operands the compiler does not see to be uniform have turns, a lane after another.
-    const uint32_t barrier = uniform(shared_address(Map::kBare ? &control.tile_full[at] : &control.landed[at][warp]));
-    const uint32_t to = Map::row(smem, at, 32 * warp + lane);
+    const uint32_t barrier = uniform(shared_address(
+        Map::kBare ? &control.tile_full[at] : &control.landed[at][warp * Map::kPreparingWarps / Map::kAskingWarps]));
+    const uint32_t to = Map::row(smem, at, kRows * warp + lane);
     const uint32_t present = __ballot_sync(~0u, token.page >= 0);
     const uint8_t* from = nullptr;
     if constexpr (Map::kFewRows) {  // found while the place is waited for
@@ -105,13 +132,13 @@ __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const RowM
     }
     mbarrier_wait(shared_address(&control.tile_empty[at]), place.parity() ^ 1);
     if (lane == 0) {
-      reinterpret_cast<uint32_t*>(&control.present[at])[warp] = present;
+      store_present<kRows>(control.present[at], warp, present);
       control.format[at] = format;
     }
-    if (p.box_shift >= 0) {
-      static_assert(FM_RAW_BOX_ROWS <= 32, "boxes of a warp's rows");
+    if (Map::kBoxes && p.box_shift >= 0) {
+      static_assert(!Map::kBoxes || Map::kPreparingWarps <= kTileTokens / FM_RAW_BOX_ROWS, "a box is prepared by one warp");
       const int rows = 1 << p.box_shift;
-      const bool first = lane % rows == 0 && token.page >= 0;
+      const bool first = (kRows * warp + lane) % rows == 0 && token.page >= 0;
       const int boxes = __popc(__ballot_sync(~0u, first));
       if (lane == 0) mbarrier_arrive_expect(barrier, boxes * rows * (Map::kSwizzled ? QkDim : Map::kRowBytes));
       __syncwarp();
@@ -119,30 +146,35 @@ __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const RowM
         const RowLayout<Map> layout = {p.box_shift};
         const uint32_t tile = Map::row(smem, at, 0);
         if (first) {
-          tma_load_4d(tile + layout.row(32 * warp + lane), maps.rows, barrier, 0, token.offset, 0, token.page, policy());
+          tma_load_4d(tile + layout.row(kRows * warp + lane), maps.rows, barrier, 0, token.offset, 0, token.page, policy());
           if (Map::kHasRope)
-            tma_load_3d(tile + layout.tail(32 * warp + lane), maps.tails, barrier, 0, token.offset, token.page, policy());
+            tma_load_3d(tile + layout.tail(kRows * warp + lane), maps.tails, barrier, 0, token.offset, token.page, policy());
         }
       } else if (!shared) {
         if (first) tma_load_3d(to, maps.rows, barrier, 0, token.offset, token.page, policy());
-      } else if (warp == (int)cluster_rank()) {
+      } else if (kRows * warp / (kTileTokens / 2) == (int)cluster_rank()) {
         if (first) tma_multicast_3d(to, maps.rows, barrier, kBoth, 0, token.offset, token.page, policy());
       }
     } else {
-      const uint32_t bytes = uniform(raw_bytes<Map>(Map::kBare ? FM_KV_FP8 : format));
+      uint32_t bytes = 0;
+      with_raw_bytes<Map>(format, [&](auto of_row) { bytes = decltype(of_row)::value; });
+      bytes = uniform(bytes);
       if (lane == 0) mbarrier_arrive_expect(barrier, __popc(present) * bytes);
       __syncwarp();
       if (!Map::kHasRope && !Map::kBare) {
         if (token.page >= 0) ask_for_scales<Map>(format, to, (Map::kFewRows ? from : row_at(kv, token)) + scales_after(kv, token.offset));
         if (!Map::kFewRows) asm volatile("" : "+r"(token.page), "+r"(token.offset));  // the row is found anew: registers
       }
-      const bool together = Map::kFewRows && present == ~0u;
-      if (together) ask_for_32_rows(uniform(to), Map::kRowBytes, from, bytes, barrier);
+      const bool together = Map::kFewRows && present == kAll;
+      if (together)
+        with_raw_bytes<Map>(format, [&](auto of_row) {
+          ask_for_all_rows<kRows, decltype(of_row)::value>(uniform(to), Map::kRowBytes, from, barrier);
+        });
       if (token.page >= 0) {
         if (!Map::kFewRows) from = row_at(kv, token);
         if (!shared && !together)
           bulk_load(to, from, bytes, barrier);
-        else if (shared && lane / 16 == (int)cluster_rank())
+        else if (shared && lane / (kRows / 2) == (int)cluster_rank())
           bulk_multicast(to, from, bytes, barrier, kBoth);
       }
     }
@@ -157,7 +189,12 @@ __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const RowM
 template <class T, int QkDim, class Map, class Control>
 __device__ __forceinline__ void load_raw_tiles(const FmDecodeParams& p, const RowMaps& maps, const FirstItem& first,
                                                uint32_t smem, Control& control) {
-  const bool asks = TokenWarps<Map>::thread() < 64;
+  const unsigned thread = block_thread();
+  const bool asks = thread < 32 * Map::kAskingWarps;
+  if (Map::kLoaders == 2 && Map::kPreparingWarps < 4 && thread >= FM_DECODE_THREADS - 128 + 32 * Map::kPreparingWarps) {
+    wait_for_earlier_launches();  // every thread does
+    return;
+  }
   const auto ask = [&] { ask_for_rows<QkDim, Map>(p, maps, first, smem, control); };
   const auto prepare = [&] {
     if constexpr (Map::kBare)

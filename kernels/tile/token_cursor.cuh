@@ -12,7 +12,10 @@ namespace fm {
 template <class Map>
 struct TokenWarps {
   // To convert codes as many as registers allow.
-  static constexpr int kWarps = Map::kRaw ? 2 : Map::kCodes && Map::kRows < kTileRows ? 8 : 4;
+  static constexpr int kWarps = [] {
+    if constexpr (Map::kRaw) return Map::kAskingWarps;
+    return Map::kCodes && Map::kRows < kTileRows ? 8 : 4;
+  }();
   static constexpr int kArrivals = kWarps * 32;       // at a barrier: one of each lane
   static constexpr int kRows = kTileTokens / kWarps;  // of a warp; a lane knows one
   static_assert(kRows <= 32);

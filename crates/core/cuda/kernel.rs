@@ -270,7 +270,7 @@ impl Kernel {
     /// Threads of a decode CTA.
     pub const fn decode_threads(self) -> u32 {
         match self {
-            Self::Decode { variant, .. } => variant.threads() as u32,
+            Self::Decode { variant, rope, .. } => variant.threads(rope) as u32,
             _ => FM_DECODE_THREADS as u32,
         }
     }
@@ -351,20 +351,27 @@ mod tests {
 
     #[test]
     fn ctas_have_the_threads_of_their_roles() {
-        let threads = |variant| {
-            let kernel = Kernel::Decode {
-                fp16: false,
-                rope: false,
-                variant,
-                walk: Walk::Single,
-            };
-            kernel.decode_threads()
+        let threads = |rope| {
+            Variant::ALL.map(|variant| {
+                let kernel = Kernel::Decode {
+                    fp16: false,
+                    rope,
+                    variant,
+                    walk: Walk::Single,
+                };
+                kernel.decode_threads()
+            })
         };
-        let expected = [
-            512, 512, 384, 384, 512, 512, 384, 384, 512, 512, 384, 384, 512, 640, 384, 384, 384,
+        let of_576 = [
+            512, 512, 384, 384, 512, 512, 384, 384, 512, 512, 384, 384, 512, 640, 384, 512, 512,
             512, 512, 512, 512,
         ];
-        assert_eq!(Variant::ALL.map(threads), expected);
+        let mut of_512 = of_576;
+        for few in [Variant::Raw32, Variant::Raw16] {
+            let at = Variant::ALL.iter().position(|&variant| variant == few);
+            of_512[at.unwrap()] = 512;
+        }
+        assert_eq!([threads(true), threads(false)], [of_576, of_512]);
     }
 
     #[test]

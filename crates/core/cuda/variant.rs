@@ -246,8 +246,10 @@ impl Variant {
             )
     }
 
-    pub const fn threads(self) -> i32 {
+    /// Of a CTA. `rope`: keys of 576 columns.
+    pub const fn threads(self, rope: bool) -> i32 {
         match self {
+            Self::Raw32 | Self::Raw16 if rope => FM_DECODE_THREADS_RAW,
             Self::Tma64
             | Self::Gather64
             | Self::Codes64
@@ -258,17 +260,13 @@ impl Variant {
             | Self::Tma32
             | Self::Gather32
             | Self::Tma16
-            | Self::Gather16 => FM_DECODE_THREADS,
-            Self::Codes16 => FM_DECODE_THREADS_2_LOADERS,
-            Self::Raw64
+            | Self::Gather16
             | Self::Raw32
             | Self::Raw16
-            | Self::Bare64
-            | Self::Bare32
-            | Self::Bare16
-            | Self::Fine64
             | Self::Fine32
-            | Self::Fine16 => FM_DECODE_THREADS_RAW,
+            | Self::Fine16 => FM_DECODE_THREADS,
+            Self::Codes16 => FM_DECODE_THREADS_2_LOADERS,
+            Self::Raw64 | Self::Bare64 | Self::Bare32 | Self::Bare16 | Self::Fine64 => FM_DECODE_THREADS_RAW,
         }
     }
 }

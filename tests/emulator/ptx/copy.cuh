@@ -32,10 +32,11 @@ inline void bulk_load(uint32_t destination, const void* source, uint32_t bytes, 
 inline void bulk_multicast(uint32_t destination, const void* source, uint32_t bytes, uint32_t barrier, uint16_t ctas) {
   emulation::copy_bytes(destination, source, bytes, barrier, ctas);
 }
-inline void bulk_load_four(uint32_t to, uint32_t step, const uint64_t (&from)[4], uint32_t bytes, uint32_t barrier) {
+template <uint32_t Bytes>
+inline void bulk_load_four(uint32_t to, uint32_t step, const uint64_t (&from)[4], uint32_t barrier) {
   __syncwarp();
   if (emulation::self->lane != 0) return;
-  for (int i = 0; i < 4; ++i) bulk_load(to + i * step, reinterpret_cast<const void*>(from[i]), bytes, barrier);
+  for (int i = 0; i < 4; ++i) bulk_load(to + i * step, reinterpret_cast<const void*>(from[i]), Bytes, barrier);
 }
 
 inline void prefetch_l2(const void*) {}
