@@ -24,6 +24,7 @@
 // Caches of e4m3 codes have CTAs of another kind (decode_raw):
 //
 //   warpgroup 0      loader: rows as they lie in the cache                             tile/raw_rows.cuh
+//                    few rows of 512 columns: and warpgroup 3
 //   warpgroups 1, 2  scores of every other tile, values of all, half of the columns    tile/raw_together.cuh
 //                    with 16 rows, and 32 of fp8: both of every other tile             tile/raw_independent.cuh
 //
@@ -246,7 +247,7 @@ __device__ __forceinline__ void decode_raw(const CUtensorMap& rows_map, const CU
 
 template <int QkDim, Loader L, int Rows>
 constexpr int decode_threads() {
-  if (kKeepsRows<L>) return L != Loader::Bare && Rows != kTileRows && QkDim == kLatent ? FM_DECODE_THREADS : FM_DECODE_THREADS_RAW;
+  if (kKeepsRows<L>) return RawMap<Rows, QkDim, L == Loader::Bare, L == Loader::Fine, 1>::kLoaders == 2 ? FM_DECODE_THREADS : FM_DECODE_THREADS_RAW;
   return L == Loader::Codes && Rows != kTileRows ? FM_DECODE_THREADS_2_LOADERS : FM_DECODE_THREADS;
 }
 

@@ -8,7 +8,7 @@
 
 #define FM_DECODE_THREADS 512
 #define FM_DECODE_THREADS_2_LOADERS 640 /* with another warpgroup that loads: 16 rows of Codes */
-#define FM_DECODE_THREADS_RAW 384 /* rows of codes as they are: a loading and two computing warpgroups */
+#define FM_DECODE_THREADS_RAW 384 /* rows of codes as they are: a loading and two computing warpgroups; some have two that load (RawMap) */
 /* Quantised rows in shared memory, as they lie in the cache: bytes from one to the next, odd multiples of 16 for ldmatrix;
    and the most of them in a TMA box. */
 #define FM_RAW_ROW_BYTES_576 656

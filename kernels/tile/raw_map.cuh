@@ -57,9 +57,9 @@ struct RawMap {
   // With 32 rows and scales that is as fast or slower (docs/tried-sparse.md, "Whole tiles"); without scales registers are tight.
   static constexpr bool kIndependent = Rows == 16 || (Rows == 32 && Bare), kTight = Rows == 32 && kIndependent;
   static constexpr bool kHasRope = QkDim > kLatent;
-  // Warps that ask for rows, and that prepare them (raw_rows.cuh): of one warpgroup or, where computing leaves registers for it, of two.
-  static constexpr bool kMoreLoad = kFewRows && !kHasRope;
-  static constexpr int kAskingWarps = kFewRows && (Bare || kMoreLoad) ? 4 : 2, kPreparingWarps = Bare ? 0 : kMoreLoad && Fine ? 4 : 2;
+  // Warps that ask for rows, and that prepare them (raw_rows.cuh): of one warpgroup or, where computing leaves registers for it, of two, the
+  // second of which prepares. What few rows take is the way of a tile through all of these (docs/tried-loop.md, "More warps that load").
+  static constexpr int kAskingWarps = kFewRows && (Bare || !kHasRope) ? 4 : 2, kPreparingWarps = Bare ? 0 : kFewRows && Fine ? 4 : 2;
   static constexpr int kLoaders = kAskingWarps + kPreparingWarps > 4 ? 2 : 1;
   static constexpr bool kFloatScaled = kHasRope && !kBare;  // by blocks of 128 columns
   // Whether P is multiplied with the scales of V, once for each block, instead of V: fewer instructions with few query rows, but P takes four

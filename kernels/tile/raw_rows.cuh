@@ -1,6 +1,6 @@
-// The loader of raw rows. Of its four warps two ask for rows, 32 of each tile: for boxes of whole pages by tensor map where
-// there is one, else for each row by a bulk copy. Two prepare what has come (raw_preparation.cuh), but of bare rows: a tile of those is full
-// when it has come, and who masks scores sees to rows that are absent (raw_scores.cuh).
+// The loader of raw rows. Two or four warps ask for rows, 32 or 16 of each tile: for boxes of whole pages by tensor map where there is one,
+// else for each row by a bulk copy. Others prepare what has come (raw_preparation.cuh), but of bare rows: a tile of those is full when it has
+// come, and who masks scores sees to rows that are absent (raw_scores.cuh).
 //
 // fp8 and fp8_v32 (576 columns); fp8, fp8_v4, fp8_v41 and fp8_v41_split (512); fp4_v41 beside these but fp8_v4 (RawMap::kFine). Bare rows
 // are of fp8 alone.
