@@ -266,7 +266,9 @@ impl Variant {
             | Self::Fine32
             | Self::Fine16 => FM_DECODE_THREADS,
             Self::Codes16 => FM_DECODE_THREADS_2_LOADERS,
-            Self::Raw64 | Self::Bare64 | Self::Bare32 | Self::Bare16 | Self::Fine64 => FM_DECODE_THREADS_RAW,
+            Self::Raw64 | Self::Bare64 | Self::Bare32 | Self::Bare16 | Self::Fine64 => {
+                FM_DECODE_THREADS_RAW
+            }
         }
     }
 }
