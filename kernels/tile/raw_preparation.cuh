@@ -23,7 +23,7 @@
 
 namespace fm {
 
-// Of a warp. Where these are 16, two lanes have one: each knows all of it, and does half of what takes long.
+// Of a warp. Where these are 16, which only rows beside e2m1 codes have, two lanes share one.
 template <class Map>
 constexpr int kPreparedRows = kTileTokens / Map::kPreparingWarps;
 
@@ -59,6 +59,7 @@ template <class Map>
 struct RowPreparation {
   // Lanes that have a row, and scales of e4m3 codes that each sees to, two to a word.
   static constexpr int kLanes = 32 / kPreparedRows<Map>, kPairs = (Map::kFine ? 8 : Map::kGroups / 2) / kLanes;
+  static_assert(kLanes == 1 || Map::kFine);
   uint32_t row, scales;  // shared addresses
   int token;
   bool present;
@@ -86,14 +87,14 @@ struct RowPreparation {
       store_shared(to, make_uint2(halves[0], halves[1]));
     } else {
 #pragma unroll
-      for (int i = 0; i < kPairs / 4; ++i) {
+      for (int i = 0; i < Map::kGroups / 8; ++i) {
         const uint32_t* v = halves + 4 * i;
         if constexpr (Map::kTwice) {
           const auto twice = [&](int j) { return Alike ? v[j / 2] : __byte_perm(v[j / 2], 0, j % 2 ? 0x3232 : 0x1010); };
           store_shared(to + 32 * i, make_uint4(twice(0), twice(1), twice(2), twice(3)));
           store_shared(to + 32 * i + 16, make_uint4(twice(4), twice(5), twice(6), twice(7)));
         } else {
-          store_shared(to + 16 * (lane_share() * (kPairs / 4) + i), make_uint4(v[0], v[1], v[2], v[3]));
+          store_shared(to + 16 * i, make_uint4(v[0], v[1], v[2], v[3]));
         }
       }
     }
@@ -116,7 +117,7 @@ struct RowPreparation {
       }
     } else {
 #pragma unroll
-      for (int i = 0; i < 2 * kPairs; ++i) store(lane_share() * (2 * kPairs) + i, halves[i / 2] >> i % 2 * 16);
+      for (int i = 0; i < Map::kGroups; ++i) store(i, halves[i / 2] >> i % 2 * 16);
     }
   }
 
@@ -226,19 +227,16 @@ struct RowPreparation {
       for (int i = 0; i < kPairs; ++i) pairs[i] = 0x3C003C00u;
       leave_of_token(pairs);
     } else if (Map::kMayBePlain && format == FM_KV_FP8_V4) {  // seven scales, of two groups each
-      uint32_t words[2 / kLanes], beyond = 0;
-#pragma unroll
-      for (int i = 0; i < 2 / kLanes; ++i) {
-        words[i] = load_shared_word(row + Map::kScalesAfterPlain + 4 * (lane_share() + i));
-        beyond |= RowUnit::bytes_beyond(words[i]) & (lane_share() + i == 1 ? 0xFFFFFFu : ~0u);
-      }
+      const float2 v = load_shared_2(row + Map::kScalesAfterPlain);
+      const uint32_t words[2] = {__float_as_uint(v.x), __float_as_uint(v.y)};
+      const uint32_t beyond = RowUnit::bytes_beyond(words[0]) | (RowUnit::bytes_beyond(words[1]) & 0xFFFFFFu);
       if (__any_sync(~0u, present & ((beyond != 0) | !plain_in_range()))) {
         scales_with_plain(words, unit, pairs);
       } else {
 #pragma unroll
-        for (int i = 0; i < min(kPairs, 7); ++i) pairs[i] = common_scales(__byte_perm(words[i / 4], 0, 0x4040 + i % 4 * 0x0101));
+        for (int i = 0; i < kPairs - 1; ++i) pairs[i] = common_scales(__byte_perm(words[i / 4], 0, 0x4040 + i % 4 * 0x0101));
       }
-      if (lane_share() == kLanes - 1) pairs[kPairs - 1] = 0;
+      pairs[kPairs - 1] = 0;
       leave_of_token<true>(pairs);
     } else {
       uint32_t words[4 / kLanes], beyond = 0;
@@ -268,10 +266,10 @@ struct RowPreparation {
   __device__ __forceinline__ bool plain_in_range() const {
     uint32_t squares[2] = {0, 0};
 #pragma unroll
-    for (int i = 0; i < 8 / kLanes; i += 4) {
+    for (int i = 0; i < 8; i += 4) {
       uint4 piece[4];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) piece[j] = load_shared_4(row + Map::kPlain + 16 * (lane_share() * (8 / kLanes) + i + j));
+      for (int j = 0; j < 4; ++j) piece[j] = load_shared_4(row + Map::kPlain + 16 * (i + j));
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         squares[0] = add_square_bf16(add_square_bf16(squares[0], piece[j].x), piece[j].y);
@@ -279,8 +277,7 @@ struct RowPreparation {
       }
     }
     const float2 a = unpack(__nv_bfloat16(), squares[0]), b = unpack(__nv_bfloat16(), squares[1]);
-    float sum = (a.x + a.y) + (b.x + b.y);
-    if (kLanes == 2) sum += __shfl_xor_sync(~0u, sum, 16);
+    const float sum = (a.x + a.y) + (b.x + b.y);
     return sum >= 0x1p-6f && sum <= 0x1p28f;
   }
   static __device__ __forceinline__ uint32_t scale_byte(uint32_t word, int i) { return word >> i % 4 * 8 & 0xFF; }
@@ -292,17 +289,16 @@ struct RowPreparation {
     return pair;
   }
   // A warp's rows of which some do not count in one: what this one counts in and its scales relative to that.
-  __device__ __forceinline__ void scales_with_plain(const uint32_t (&words)[2 / kLanes], RowUnit& unit, uint32_t (&pairs)[kPairs]) const {
+  __device__ __forceinline__ void scales_with_plain(const uint32_t (&words)[2], RowUnit& unit, uint32_t (&pairs)[kPairs]) const {
     uint32_t top = 0, largest = 0;
 #pragma unroll 1
     for (int i = 0; i < 8; ++i) largest = max(largest, largest_bf16(load_shared_4(row + Map::kPlain + 16 * i)));
 #pragma unroll
-    for (int i = 0; i < min(kPairs, 7); ++i)
-      if (kLanes == 1 || i < 7 - 4 * lane_share()) top = max(top, scale_byte(words[i / 4], i));
-    unit = RowUnit(max(largest, RowUnit::of_largest_code(ue8m0_bits(largest_of_lanes(top)) & 0x7F800000u)));
+    for (int i = 0; i < 7; ++i) top = max(top, scale_byte(words[i / 4], i));
+    unit = RowUnit(max(largest, RowUnit::of_largest_code(ue8m0_bits(top) & 0x7F800000u)));
     uint32_t inverse = __float_as_uint(unit.inverse());
 #pragma unroll
-    for (int i = 0; i < min(kPairs, 7); ++i) {
+    for (int i = 0; i < kPairs - 1; ++i) {
       const uint32_t byte = scale_byte(words[i / 4], i);
       pairs[i] = scales_over(inverse, byte, byte);
     }
@@ -319,8 +315,8 @@ struct RowPreparation {
   // Their last columns, where these are not codes. `units`: some row of the warp's does not count in one.
   __device__ __forceinline__ void prepare_plain(RowUnit unit, bool units) const {
 #pragma unroll 1
-    for (int i = 0; i < 4 / kLanes; ++i) {
-      const uint32_t at = row + Map::kPlain + 32 * (lane_share() * (4 / kLanes) + i);
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t at = row + Map::kPlain + 32 * i;
       uint4 a = load_shared_4(at), b = load_shared_4(at + 16);
       if (units) a = bf16_times(a, unit.inverse_pair()), b = bf16_times(b, unit.inverse_pair());
       const uint2 even[2] = {even_bf16_to_half(a), even_bf16_to_half(b)}, odd[2] = {odd_bf16_to_half(a), odd_bf16_to_half(b)};
