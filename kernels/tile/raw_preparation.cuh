@@ -229,7 +229,7 @@ struct RowPreparation {
     } else if (Map::kMayBePlain && format == FM_KV_FP8_V4) {  // seven scales, of two groups each
       const float2 v = load_shared_2(row + Map::kScalesAfterPlain);
       const uint32_t words[2] = {__float_as_uint(v.x), __float_as_uint(v.y)};
-      const uint32_t beyond = RowUnit::bytes_beyond(words[0]) | (RowUnit::bytes_beyond(words[1]) & 0xFFFFFFu);
+      const uint32_t beyond = (RowUnit::bytes_beyond(words[1]) & 0xFFFFFFu) | RowUnit::bytes_beyond(words[0]);
       if (__any_sync(~0u, present & ((beyond != 0) | !plain_in_range()))) {
         scales_with_plain(words, unit, pairs);
       } else {
