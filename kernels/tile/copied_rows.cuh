@@ -2,8 +2,6 @@
 #pragma once
 #include <stdint.h>
 
-#include <type_traits>
-
 #include "../ptx/control.cuh"
 #include "../ptx/copy.cuh"
 #include "shared_map.cuh"
@@ -31,11 +29,8 @@ __device__ __forceinline__ void copy_piece(uint32_t to, const uint8_t* row, int 
 // Says which of this warp's tokens are there, bit i of `present` being that of its row i.
 template <class Map>
 __device__ __forceinline__ void leave_present(DecodeControl& control, TilePlace<Map> place, uint32_t present) {
-  constexpr int kRows = TokenWarps<Map>::kRows;
-  static_assert(kRows == 16 || kRows == 8);
-  using Bits = typename std::conditional<kRows == 16, uint16_t, uint8_t>::type;  // of a warp's rows
   if (TokenWarps<Map>::lane() == 0)
-    reinterpret_cast<Bits*>(&control.present[place.rope()])[TokenWarps<Map>::warp()] = (Bits)present;
+    store_present<TokenWarps<Map>::kRows>(control.present[place.rope()], TokenWarps<Map>::warp(), present);
 }
 
 // Copies the rope parts of this warp's rows, of which a lane knows its own, to a block of [rows][128 bytes]. Eight lanes to a row.

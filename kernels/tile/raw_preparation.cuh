@@ -48,12 +48,6 @@ __device__ __forceinline__ void clear_absent_rows(uint32_t smem, int place, int 
   __syncwarp();
 }
 
-template <int Rows>
-__device__ __forceinline__ uint32_t load_present(const uint64_t& tile, int part) {
-  if constexpr (Rows == 32) return reinterpret_cast<const uint32_t*>(&tile)[part];
-  return reinterpret_cast<const uint16_t*>(&tile)[part] | ~0u << 16;
-}
-
 // A lane's row when it has come: what it counts in, its scales, what of it is not codes.
 template <class Map>
 struct RowPreparation {
@@ -347,7 +341,7 @@ __device__ __forceinline__ void prepare_rows(const FmDecodeParams& p, const Firs
     const int at = place.at();
     mbarrier_wait(shared_address(&control.landed[at][warp]), place.parity());
     const int format = control.format[at], token = kRows * warp + (kRows == 32 ? lane : lane % kRows);
-    const uint32_t all = load_present<kRows>(control.present[at], warp);
+    const uint32_t all = load_present<kRows>(control.present[at], warp) | (kRows == 32 ? 0 : ~0u << kRows % 32);  // lanes beyond: as if there
     clear_absent_rows<Map>(smem, at, warp, all);
     const bool present = all >> (kRows == 32 ? TokenWarps<Map>::lane() : TokenWarps<Map>::lane() % kRows) & 1;
     const RowPreparation<Map> row = {Map::row(smem, at, token), Map::scales(smem, at), token, present};

@@ -56,15 +56,6 @@ __device__ __forceinline__ void with_raw_bytes(int format, F f) {
     f(Bytes<512>());
 }
 
-// Of a part of a tile's rows.
-template <int Rows>
-__device__ __forceinline__ void store_present(uint64_t& tile, int part, uint32_t present) {
-  if constexpr (Rows == 32)
-    reinterpret_cast<uint32_t*>(&tile)[part] = present;
-  else
-    reinterpret_cast<uint16_t*>(&tile)[part] = present;
-}
-
 // Scales that lie apart from their row, to the row.
 template <class Map>
 __device__ __forceinline__ void ask_for_scales(int format, uint32_t to, const uint8_t* scales) {
@@ -136,6 +127,7 @@ __device__ __forceinline__ void ask_for_rows(const FmDecodeParams& p, const RowM
       control.format[at] = format;
     }
     if (Map::kBoxes && p.box_shift >= 0) {
+      static_assert(FM_RAW_BOX_ROWS <= 32, "boxes of half of a tile");
       static_assert(!Map::kBoxes || Map::kPreparingWarps <= kTileTokens / FM_RAW_BOX_ROWS, "a box is prepared by one warp");
       const int rows = 1 << p.box_shift;
       const bool first = (kRows * warp + lane) % rows == 0 && token.page >= 0;

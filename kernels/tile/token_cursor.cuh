@@ -1,5 +1,9 @@
 // The tiles that a loading warp fetches token by token: which warp has which rows, and where the tokens are.
 #pragma once
+#include <stdint.h>
+
+#include <type_traits>
+
 #include "../params.h"
 #include "../ptx/control.cuh"
 #include "../ptx/copy.cuh"
@@ -32,6 +36,19 @@ struct TokenWarps {
     return first_row() + (unsigned)block_thread() % kRows;
   }
 };
+
+// Which rows of a warp's, number `warp` of those that share a tile, are there: a bit each of the tile's.
+template <int Rows>
+using PresentBits = std::conditional_t<Rows == 32, uint32_t, std::conditional_t<Rows == 16, uint16_t, uint8_t>>;
+template <int Rows>
+__device__ __forceinline__ void store_present(uint64_t& tile, int warp, uint32_t present) {
+  static_assert(Rows == 32 || Rows == 16 || Rows == 8);
+  reinterpret_cast<PresentBits<Rows>*>(&tile)[warp] = (PresentBits<Rows>)present;
+}
+template <int Rows>
+__device__ __forceinline__ uint32_t load_present(const uint64_t& tile, int warp) {
+  return reinterpret_cast<const PresentBits<Rows>*>(&tile)[warp];
+}
 
 // Where a token is: its page (-1 when absent) and its offset in it.
 struct TokenPlace {
