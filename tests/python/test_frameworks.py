@@ -194,10 +194,13 @@ def test_gradients_are_refused_unless_switched_off():
 
 
 def test_lazily_negated_views_are_refused():
-    problem = problems.make(h=16, lens=[100, 0, 70])
-    problem.q = torch._neg_view(problem.q)
-    with pytest.raises(ferromla.InvalidArgument, match="resolve_neg"):
-        problem.run()
+    problem = problems.make(h=16, lens=[100, 0, 70], dtype=torch.float16)
+    arguments = (problem.cache, problem.table, problem.lens)
+    with pytest.raises(ferromla.InvalidArgument, match=r"q .*resolve_neg"):
+        ferromla.decode(torch._neg_view(problem.q), *arguments)
+    sink = torch.ones(16, dtype=torch.complex64, device=problem.q.device).conj().imag
+    with pytest.raises(ferromla.InvalidArgument, match=r"attn_sink .*resolve_neg"):
+        ferromla.decode(problem.q, *arguments, attn_sink=sink)
 
 
 def test_fake_tensors_are_refused():

@@ -57,19 +57,19 @@ fn of_pages<'a>(problem: &AttentionProblem, plan: &'a Plan) -> Result<Attention<
     let mut maps = [tensor_map::empty(); 2];
     let mut loader = Loader::of_tokens(&[problem.cache.format]);
     if let Some(raw) = tensor_map::raw_geometry(&problem.cache, plan.schedule.choice.rows) {
-        maps[0] = tensor_map::encode(&raw.rows, problem.dtype)?;
+        maps[0] = tensor_map::encoded(&raw.rows, problem.dtype)?;
         if let Some(tails) = &raw.tails {
-            maps[1] = tensor_map::encode(tails, problem.dtype)?;
+            maps[1] = tensor_map::encoded(tails, problem.dtype)?;
         }
         params.box_shift = raw.box_rows.trailing_zeros() as i32;
     }
     if let Some((nope, rope)) = &geometries {
         loader = Loader::Tma;
         params.box_shift = tensor_map::box_rows(problem.cache.page_size).trailing_zeros() as i32;
-        maps[0] = tensor_map::encode(nope, problem.dtype)?;
+        maps[0] = tensor_map::encoded(nope, problem.dtype)?;
         params.head_chunks_nope = nope.head_chunks;
         if let Some(rope) = rope {
-            maps[1] = tensor_map::encode(rope, problem.dtype)?;
+            maps[1] = tensor_map::encoded(rope, problem.dtype)?;
             params.head_chunks_rope = rope.head_chunks;
         }
     }

@@ -309,11 +309,10 @@ fn producer_refused(object: &Bound<'_, PyAny>, error: PyErr) -> Refusal {
 
 /// What the exchange table passes on though its memory does not tell the whole tensor.
 fn check_torch(tensor: &Tensor<'_>) -> Result<(), Refusal> {
-    let floating = matches!(
-        tensor.view.dtype(),
-        DType::Bf16 | DType::Fp16 | DType::F32 | DType::F64 | DType::F8E4M3
-    );
-    if !floating {
+    let dtype = tensor.view.dtype();
+    // The parts of complex numbers, which may be lazily negated, have these types.
+    let of_complex = matches!(dtype, DType::Fp16 | DType::F32 | DType::F64);
+    if !of_complex && !matches!(dtype, DType::Bf16 | DType::F8E4M3) {
         return Ok(());
     }
     let (py, object) = (tensor.object.py(), &tensor.object);
@@ -323,7 +322,7 @@ fn check_torch(tensor: &Tensor<'_>) -> Result<(), Refusal> {
             "has no gradient here: pass tensor.detach() or call under torch.no_grad()",
         ));
     }
-    if object.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
+    if of_complex && object.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
         return Err(Refusal::new(
             "a lazily negated view",
             "must hold its values: pass tensor.resolve_neg()",
