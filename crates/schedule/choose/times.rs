@@ -3,7 +3,7 @@
 //!
 //! A launch takes what it takes to begin and to end, more where parts are added up, and so much for each tile of the CTA
 //! that has most; a tile takes longer the more CTAs are at work. It was fitted to thousands of plans on an H200, each shape with each layout
-//! (`docs/tried-equal-units.md`, "Times of layouts" and "Times of pages"): the root mean square error is 4 to 10 % for layouts that are nearly
+//! (`docs/tried-equal-units.md`, "Times of layouts", "Times of pages" and "Times of lists"): the root mean square error is 4 to 10 % for layouts that are nearly
 //! the best. Some numbers have been moved since, until choices were best.
 
 use super::{
@@ -91,16 +91,23 @@ const PAGES_OF_SCALED_CODES: TimesOfRows = [
 /// Of codes in a list.
 #[rustfmt::skip]
 const LISTED_CODES: TimesOfRows = [
-    times([540, 665, 687, 733, 882], [307, 372, 0, 6, 682], [129, 28, 125]),
-    times([600, 789, 860, 954, 1222], [395, 500, 0, 1, 877], [159, 22, 125]),
-    times([678, NONE, NONE, NONE, NONE], [579, 424, 0, 10, 1252], [199, 33, 125]),
+    times([510, 548, 588, 624, 700], [222, 265, 12, 4, 485], [61, 57, 129]),
+    times([604, 799, 819, 830, 1053], [384, 570, 10, 6, 801], [101, 32, 141]),
+    times([802, NONE, NONE, NONE, NONE], [517, 370, 2, 0, 1252], [126, 65, 151]),
+];
+/// Of codes with scales in a list.
+#[rustfmt::skip]
+const LISTED_SCALED_CODES: TimesOfRows = [
+    times([620, 645, 689, 736, 816], [225, 200, 36, 3, 587], [68, 73, 162]),
+    times([677, 841, 868, 984, 1167], [363, 352, 43, 2, 653], [83, 100, 143]),
+    times([771, NONE, NONE, NONE, NONE], [585, 217, 240, 6, 1639], [147, 71, 113]),
 ];
 /// Of codes in lists of two caches.
 #[rustfmt::skip]
 const TWICE_LISTED_CODES: TimesOfRows = [
-    times([731, 789, 766, 831, 905], [109, 267, 0, 5, 970], [154, 29, 110]),
-    times([869, 1053, 1035, 1110, 1276], [202, 470, 0, 10, 1586], [165, 38, 110]),
-    times([950, NONE, NONE, NONE, NONE], [466, 460, 0, 10, 2487], [179, 46, 110]),
+    times([542, 591, 636, 678, 827], [206, 284, 81, 0, 763], [125, 49, 104]),
+    times([568, 748, 811, 934, 1310], [402, 444, 128, 0, 1051], [160, 35, 101]),
+    times([825, NONE, NONE, NONE, NONE], [498, 184, 168, 34, 1800], [161, 59, 122]),
 ];
 /// Of rows of 16-bit numbers in pages of other sizes.
 #[rustfmt::skip]
@@ -253,9 +260,8 @@ impl Problem {
         Some(match (self.keys, self.queries) {
             (Keys::Mixed, _) => return None,
             (Keys::Pages, _) => &PAGES,
-            (Keys::Codes | Keys::ScaledCodes, Queries::Sparse { extra_topk: 0, .. }) => {
-                &LISTED_CODES
-            }
+            (Keys::Codes, Queries::Sparse { extra_topk: 0, .. }) => &LISTED_CODES,
+            (Keys::ScaledCodes, Queries::Sparse { extra_topk: 0, .. }) => &LISTED_SCALED_CODES,
             (Keys::Codes | Keys::ScaledCodes, Queries::Sparse { .. }) => &TWICE_LISTED_CODES,
             (Keys::Codes, _) => &PAGES_OF_CODES,
             (Keys::ScaledCodes, _) => &PAGES_OF_SCALED_CODES,
