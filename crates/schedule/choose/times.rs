@@ -77,7 +77,7 @@ const PAGES: TimesOfRows = [
 /// Of pages of codes.
 #[rustfmt::skip]
 const PAGES_OF_CODES: TimesOfRows = [
-    times([610, 711, 745, 810, 898], [292, 401, 0, 5, 895], [93, 0, 85]),
+    times([610, 711, 656, 770, 903], [292, 401, 0, 5, 895], [93, 0, 85]),
     times([738, 891, 955, 1081, 1269], [285, 475, 0, 12, 1151], [105, 0, 110]),
     times([801, NONE, NONE, NONE, NONE], [476, 395, 20, 8, 1582], [159, 7, 110]),
 ];

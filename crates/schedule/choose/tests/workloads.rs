@@ -251,7 +251,7 @@ pub(super) const KNOWN_TIMES: &[(&str, Keys, Batch, i32, Layout)] = &[
     ("of codes", Keys::Codes, (8, 16, all(4096)), 512, (64, 2, 1, 66, 519)),
     ("8 chunks of 32 codes, known to be all", Keys::Codes, (8, 16, up_to(32, 256)), 1 << 20, (64, 1, 1, 132, 70)),
     ("a chunk of any length, few rows", Keys::Pages, (1, 16, all(7)), 1 << 20, (64, 2, 1, 66, 1)),
-    ("drafts of 1 to 4, few heads", Keys::Codes, (4, 16, all(10)), 512, (16, 1, 8, 10, 10)),
+    ("drafts of 1 to 4, few heads", Keys::Codes, (4, 16, all(10)), 512, (16, 1, 4, 10, 10)),
     ("the same with scales, 32 requests", Keys::ScaledCodes, (32, 16, all(80)), 1024, (64, 1, 1, 132, 44)),
     ("drafts of 1 to 4, one-token pages", Keys::Rows, (8, 16, all(20)), 512, (16, 1, 4, 20, 20)),
     ("24 requests of any length", Keys::Codes, (24, 16, each(1)), 8193, (16, 1, 1, 132, 24)),
