@@ -193,6 +193,7 @@ def test_gradients_are_refused_unless_switched_off():
     assert type(out) is torch.Tensor
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
 def test_lazily_negated_views_are_refused():
     problem = problems.make(h=16, lens=[100, 0, 70], dtype=torch.float16)
     arguments = (problem.cache, problem.table, problem.lens)
@@ -201,6 +202,12 @@ def test_lazily_negated_views_are_refused():
     sink = torch.ones(16, dtype=torch.complex64, device=problem.q.device).conj().imag
     with pytest.raises(ferromla.InvalidArgument, match=r"attn_sink .*resolve_neg"):
         ferromla.decode(problem.q, *arguments, attn_sink=sink)
+    # Nothing of another type can be such a view, so nothing else is asked.
+    halves = torch.ones(16, dtype=torch.complex32, device=problem.q.device).conj().imag
+    assert halves.is_neg()
+    for other in (torch.bfloat16, torch.int16):
+        with pytest.raises(RuntimeError, match="negative bit"):
+            halves.view(other)
 
 
 def test_fake_tensors_are_refused():

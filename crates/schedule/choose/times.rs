@@ -3,8 +3,8 @@
 //!
 //! A launch takes what it takes to begin and to end, more where parts are added up, and so much for each tile of the CTA
 //! that has most; a tile takes longer the more CTAs are at work. It was fitted to thousands of plans on an H200, each shape with each layout
-//! (`docs/tried-equal-units.md`, "Times of layouts", "Times of pages" and "Times of lists"): the root mean square error is 4 to 10 % for layouts that are nearly
-//! the best. Some numbers have been moved since, until choices were best.
+//! (`docs/tried-equal-units.md`, "Times of layouts", "Times of pages" and "Times of lists"): the root mean square error is 3 to 10 % for
+//! layouts that are nearly the best. Some numbers have been moved since, until choices were best.
 
 use super::{
     COSTS_OF_FEW_ROWS, Choice, Costs, Keys, MAX_CLUSTER, Problem, Queries, SMS_OF_SPEEDS, Split,
