@@ -3,7 +3,7 @@
 //!
 //! A launch takes what it takes to begin and to end, more where parts are added up, and so much for each tile of the CTA
 //! that has most; a tile takes longer the more CTAs are at work. It was fitted to thousands of plans on an H200, each shape with each layout
-//! (`docs/tried-equal-units.md`, "Times of layouts", "Times of pages" and "Times of lists"): the root mean square error is 3 to 10 % for
+//! (`docs/tried-equal-units.md`, "Times of layouts", "of pages", "of lists" and "of pages of codes"): the root mean square error is 3 to 10 % for
 //! layouts that are nearly the best. Some numbers have been moved since, until choices were best.
 
 use super::{
@@ -77,16 +77,16 @@ const PAGES: TimesOfRows = [
 /// Of pages of codes.
 #[rustfmt::skip]
 const PAGES_OF_CODES: TimesOfRows = [
-    times([610, 711, 656, 770, 903], [292, 401, 0, 5, 895], [93, 0, 85]),
-    times([738, 891, 955, 1081, 1269], [285, 475, 0, 12, 1151], [105, 0, 110]),
-    times([801, NONE, NONE, NONE, NONE], [476, 395, 20, 8, 1582], [159, 7, 110]),
+    times([513, 650, 609, 658, 673], [309, 225, 169, 1, 774], [86, 14, 114]),
+    times([699, 942, 949, 959, 1127], [618, 426, 161, 0, 886], [85, 27, 116]),
+    times([832, NONE, NONE, NONE, NONE], [548, 372, 210, 3, 1453], [143, 22, 110]),
 ];
 /// Of pages of codes with scales.
 #[rustfmt::skip]
 const PAGES_OF_SCALED_CODES: TimesOfRows = [
-    times([589, 700, 704, 798, 943], [292, 401, 0, 5, 895], [93, 32, 125]),
-    times([754, 911, 975, 1081, 1269], [365, 475, 0, 2, 1151], [119, 17, 130]),
-    times([829, NONE, NONE, NONE, NONE], [596, 383, 0, 10, 1582], [165, 22, 110]),
+    times([522, 597, 648, 697, 841], [288, 278, 111, 2, 433], [78, 40, 133]),
+    times([574, 869, 855, 985, 1159], [515, 431, 215, 0, 408], [116, 28, 116]),
+    times([796, NONE, NONE, NONE, NONE], [628, 392, 53, 10, 1351], [144, 50, 77]),
 ];
 /// Of codes in a list.
 #[rustfmt::skip]
