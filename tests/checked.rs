@@ -365,6 +365,77 @@ fn stale_plans_are_refused() {
     }
 }
 
+/// A plan for lists that had other lengths, of either cache.
+fn stale_plans_for_lists_are_refused() {
+    let (plan_memory, workspace) = (Array::workspace(), Array::workspace());
+    let args = PlanArgs {
+        queries: Queries::Sparse {
+            q_len: 2,
+            topk: 80,
+            extra_topk: 3,
+        },
+        ..PlanArgs::new(ferromla::Device::Cpu, 2, 1)
+    };
+    let arrays = |lens: [[i32; 4]; 2]| lens.map(|lens| of(DType::I32, &[2, 2], &lens));
+    let made = arrays([[80, 64, 0, 5], [0, 3, 2, 1]]);
+    // SAFETY: the arrays outlive the plan.
+    let plan = unsafe {
+        Plan::new_sparse(
+            &args,
+            Some(&made[0].view()),
+            Some(&made[1].view()),
+            plan_memory.view(),
+            Stream::default(),
+        )
+        .unwrap()
+    };
+    let sparse = |lens: [[i32; 4]; 2]| {
+        let q = Array::zeros(DType::Bf16, &[2, 2, 1, 576]);
+        let cache = Array::zeros(DType::Bf16, &[4, 16, 576]);
+        let indices = [80, 3].map(|topk| Array::zeros(DType::I32, &[2, 2, topk]));
+        let (out, lse) = (
+            Array::zeros(DType::Bf16, &[2, 2, 1, 512]),
+            Array::zeros(DType::F32, &[2, 2, 1]),
+        );
+        let lens = arrays(lens);
+        let mut args = SparseDecodeArgs::new(
+            q.view().into(),
+            cache.view().into(),
+            indices[0].view(),
+            out.view(),
+            lse.view(),
+        );
+        args.topk_lengths = Some(lens[0].view());
+        args.extra = Some(ExtraKeys {
+            kv_cache: cache.view().into(),
+            indices: indices[1].view(),
+            topk_lengths: Some(lens[1].view()),
+            kv_format: None,
+        });
+        args.plan = Some(&plan);
+        args.workspace = Some(workspace.view());
+        // SAFETY: the arrays are live.
+        unsafe { sparse_decode(&args) }
+    };
+    sparse([[80, 64, 0, 5], [0, 3, 2, 1]]).unwrap();
+    for (lens, rule) in [
+        (
+            [[80, 65, 0, 5], [0, 3, 2, 1]],
+            "made for topk_lengths[0, 1] = 64: 65, as in this call",
+        ),
+        (
+            [[80, 64, 0, 5], [1, 3, 2, 1]],
+            "made for extra_topk_lengths[0, 0] = 0: 1, as in this call",
+        ),
+        (
+            [[80, 64, 0, 5], [0, 3, 0, 1]],
+            "made for extra_topk_lengths[1, 0] = 2: 0, as in this call",
+        ),
+    ] {
+        assert_refused(rule, sparse(lens), &says("plan", rule));
+    }
+}
+
 #[test]
 fn the_first_offender_is_named() {
     // SAFETY: this binary has one test, and no other thread of it reads the environment.
@@ -397,6 +468,7 @@ fn the_first_offender_is_named() {
     lists_of_a_prefill_are_checked();
     positions_and_windows_are_checked();
     stale_plans_are_refused();
+    stale_plans_for_lists_are_refused();
 
     let args = PlanArgs {
         max_seq_len: Some(32),

@@ -207,42 +207,41 @@ pub(crate) unsafe fn planned(plan: &Plan, lengths: &Lengths, stream: Stream) -> 
     let (args, shape) = (plan.args(), &plan.schedule.shape);
     let (source, lists) = (Source::new(args.device, stream), ListTokens::of(args));
     // SAFETY: the caller's promise.
-    let (words, lens): (Vec<i32>, Vec<i64>) = unsafe {
-        let words = source.read(plan.workspace.plan, plan.schedule.layout.words(), 1)?;
-        let lens = match lists {
-            Some(tokens) => {
-                let lens = &lengths.seq_lens;
-                let lens = source.list_lens("topk_lengths", lens, tokens, shape.topk.into())?;
-                lens.into_iter().map(|len| len as i64).collect()
-            }
-            None => {
-                let lens = lengths.seq_lens.unwrap_or(Strided::NONE).first();
-                let lens = source.lens(&lens, shape.batch, MAX_SEQ_LEN)?;
-                lens.into_iter().map(i64::from).collect()
-            }
-        };
-        (words, lens)
-    };
+    let words = unsafe { source.read(plan.workspace.plan, plan.schedule.layout.words(), 1)? };
     let plan = PlanView::new(shape, &words).map_err(plan_error)?;
-    let stale = |what: String, now: i64| {
-        let rule = format!("{now}, as in this call: the plan is updated before it is used");
-        Err(Error::invalid("plan", what, rule))
-    };
-    for item in plan.items() {
-        let (request, token) = (item.request as usize, item.q_begin as usize);
-        let (name, made, index) = match lists {
-            Some(of) => (
-                "topk_lengths",
-                item.main_len,
-                request * of.size()[1] + token,
-            ),
-            None => ("seq_lens", item.seq_len, request),
-        };
-        let now = lens[index].min(shape.max_seq_len.into());
-        if i64::from(made) != now {
-            let place = lists.map_or(vec![request], |of| of.place(request, token));
-            return stale(format!("made for {name}{place:?} = {made}"), now);
+    let stale = |name: &str, place: &[usize], made: i32, now: i32| match made == now {
+        true => Ok(()),
+        false => {
+            let what = format!("made for {name}{place:?} = {made}");
+            let rule = format!("{now}, as in this call: the plan is updated before it is used");
+            Err(Error::invalid("plan", what, rule))
         }
+    };
+    if let Some(of) = lists {
+        let (topk, extra_topk) = (shape.topk.into(), shape.extra_topk.into());
+        let (main, extra) = ("topk_lengths", "extra_topk_lengths");
+        // SAFETY: the caller's promise.
+        let (main_lens, extra_lens) = unsafe {
+            (
+                source.list_lens(main, &lengths.seq_lens, of, topk)?,
+                source.list_lens(extra, &lengths.extra_lens, of, extra_topk)?,
+            )
+        };
+        for item in plan.items() {
+            let (request, token) = (item.request as usize, item.q_begin as usize);
+            let (place, at) = (of.place(request, token), request * of.size()[1] + token);
+            stale(main, &place, item.main_len, main_lens[at] as i32)?;
+            stale(extra, &place, item.extra_len(), extra_lens[at] as i32)?;
+        }
+        return Ok(());
+    }
+    let seq_lens = lengths.seq_lens.unwrap_or(Strided::NONE).first();
+    // SAFETY: the caller's promise.
+    let lens = unsafe { source.lens(&seq_lens, shape.batch, MAX_SEQ_LEN)? };
+    for item in plan.items() {
+        let request = item.request as usize;
+        let now = lens[request].min(shape.max_seq_len);
+        stale("seq_lens", &[request], item.seq_len, now)?;
     }
     let Some(indptr) = lengths.qo_indptr else {
         return Ok(());
@@ -251,11 +250,8 @@ pub(crate) unsafe fn planned(plan: &Plan, lengths: &Lengths, stream: Stream) -> 
     let indptr: Vec<i32> =
         unsafe { source.read(indptr.ptr, shape.batch as usize + 1, indptr.strides[0])? };
     for item in plan.items() {
-        let begin = indptr[item.request as usize];
-        if item.q_begin != begin {
-            let made = format!("made for qo_indptr[{}] = {}", item.request, item.q_begin);
-            return stale(made, begin.into());
-        }
+        let request = item.request as usize;
+        stale("qo_indptr", &[request], item.q_begin, indptr[request])?;
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 use std::ops::RangeInclusive;
 
+use crate::algorithm::end_of_keys;
 use crate::plan_layout::{
     FM_PLAN_VERSION, FM_SLOTS_OF_WORKER, FM_TILE_TOKENS, FmMerge, FmPlanHeader, FmPlanLayout,
     FmPlanShape, FmWorkItem,
@@ -118,6 +119,17 @@ pub(crate) fn at_least_words(layout: &FmPlanLayout, len: usize) -> Result<(), Pl
             needed,
             rule: "at least",
         })
+    }
+}
+
+impl FmWorkItem {
+    /// Of a list: keys of the extra cache, which begin with the tile after the last of `main_len`.
+    pub fn extra_len(&self) -> i32 {
+        if self.seq_len == self.main_len {
+            return 0;
+        }
+        let before = end_of_keys(self.main_len, 1) as i32 - 1;
+        self.seq_len - before
     }
 }
 
