@@ -108,7 +108,8 @@ pub fn plan_into<'a>(
 /// let last = PlanView::new(&shape, &words)?.items()[header.items as usize - 1];
 /// assert_eq!((last.request, last.q_begin), (1, 2));
 /// // Two tiles of the main list, the second with one key, and two of the extra list.
-/// assert_eq!((last.main_len, last.seq_len, last.tile_end), (65, 128 + 128, 4));
+/// assert_eq!((last.main_len, last.extra_len()), (65, 128));
+/// assert_eq!((last.seq_len, last.tile_end), (128 + 128, 4));
 /// # Ok::<(), ferromla_schedule::PlanError>(())
 /// ```
 pub fn plan_sparse_into(
