@@ -133,6 +133,28 @@ impl Source {
         Ok(all)
     }
 
+    /// Lengths of the lists that a plan is for, of its cache and of the extra one.
+    ///
+    /// # Safety
+    /// As [`Source::read`].
+    unsafe fn lens_of_lists(
+        self,
+        lengths: &Lengths,
+        tokens: ListTokens,
+        plan: &Plan,
+    ) -> Result<[Vec<usize>; 2]> {
+        let shape = &plan.schedule.shape;
+        let (topk, extra_topk) = (shape.topk.into(), shape.extra_topk.into());
+        let (main, extra) = (&lengths.seq_lens, &lengths.extra_lens);
+        // SAFETY: the caller's promise.
+        unsafe {
+            Ok([
+                self.list_lens("topk_lengths", main, tokens, topk)?,
+                self.list_lens("extra_topk_lengths", extra, tokens, extra_topk)?,
+            ])
+        }
+    }
+
     /// `batch + 1` offsets that begin at 0, never fall and end at `tokens` or before: what is behind is padding.
     ///
     /// # Safety
@@ -174,19 +196,8 @@ pub(crate) unsafe fn plan_lengths(
     let args = plan.args();
     let (batch, capacity) = (args.batch as i32, args.max_seq_len.unwrap_or(MAX_SEQ_LEN));
     if let Some(tokens) = ListTokens::of(args) {
-        let shape = &plan.schedule.shape;
-        let (topk, extra_topk) = (shape.topk.into(), shape.extra_topk.into());
         // SAFETY: the caller's promise.
-        return unsafe {
-            source.list_lens("topk_lengths", &lengths.seq_lens, tokens, topk)?;
-            source.list_lens(
-                "extra_topk_lengths",
-                &lengths.extra_lens,
-                tokens,
-                extra_topk,
-            )?;
-            Ok(())
-        };
+        return unsafe { source.lens_of_lists(lengths, tokens, plan) }.map(drop);
     }
     let seq_lens = lengths.seq_lens.unwrap_or(Strided::NONE).first();
     // SAFETY: the caller's promise.
@@ -208,7 +219,7 @@ pub(crate) unsafe fn planned(plan: &Plan, lengths: &Lengths, stream: Stream) -> 
     let (source, lists) = (Source::new(args.device, stream), ListTokens::of(args));
     // SAFETY: the caller's promise.
     let words = unsafe { source.read(plan.workspace.plan, plan.schedule.layout.words(), 1)? };
-    let plan = PlanView::new(shape, &words).map_err(plan_error)?;
+    let view = PlanView::new(shape, &words).map_err(plan_error)?;
     let stale = |name: &str, place: &[usize], made: i32, now: i32| match made == now {
         true => Ok(()),
         false => {
@@ -218,27 +229,25 @@ pub(crate) unsafe fn planned(plan: &Plan, lengths: &Lengths, stream: Stream) -> 
         }
     };
     if let Some(of) = lists {
-        let (topk, extra_topk) = (shape.topk.into(), shape.extra_topk.into());
-        let (main, extra) = ("topk_lengths", "extra_topk_lengths");
         // SAFETY: the caller's promise.
-        let (main_lens, extra_lens) = unsafe {
-            (
-                source.list_lens(main, &lengths.seq_lens, of, topk)?,
-                source.list_lens(extra, &lengths.extra_lens, of, extra_topk)?,
-            )
-        };
-        for item in plan.items() {
+        let [main, extra] = unsafe { source.lens_of_lists(lengths, of, plan)? };
+        for item in view.items() {
             let (request, token) = (item.request as usize, item.q_begin as usize);
             let (place, at) = (of.place(request, token), request * of.size()[1] + token);
-            stale(main, &place, item.main_len, main_lens[at] as i32)?;
-            stale(extra, &place, item.extra_len(), extra_lens[at] as i32)?;
+            stale("topk_lengths", &place, item.main_len, main[at] as i32)?;
+            stale(
+                "extra_topk_lengths",
+                &place,
+                item.extra_len(),
+                extra[at] as i32,
+            )?;
         }
         return Ok(());
     }
     let seq_lens = lengths.seq_lens.unwrap_or(Strided::NONE).first();
     // SAFETY: the caller's promise.
     let lens = unsafe { source.lens(&seq_lens, shape.batch, MAX_SEQ_LEN)? };
-    for item in plan.items() {
+    for item in view.items() {
         let request = item.request as usize;
         let now = lens[request].min(shape.max_seq_len);
         stale("seq_lens", &[request], item.seq_len, now)?;
@@ -249,7 +258,7 @@ pub(crate) unsafe fn planned(plan: &Plan, lengths: &Lengths, stream: Stream) -> 
     // SAFETY: the caller's promise.
     let indptr: Vec<i32> =
         unsafe { source.read(indptr.ptr, shape.batch as usize + 1, indptr.strides[0])? };
-    for item in plan.items() {
+    for item in view.items() {
         let request = item.request as usize;
         stale("qo_indptr", &[request], item.q_begin, indptr[request])?;
     }
